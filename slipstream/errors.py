@@ -1,0 +1,58 @@
+"""Every error Slipstream raises on purpose.
+
+SlipstreamError
+├── ConfigError          an option or parameter that cannot be used as given
+│   └── ParamsError      a SamplingParams field out of range
+├── LoadError            a file that cannot be used: names the file and what was expected
+│   ├── CorruptFile      truncated, damaged, or not the format its name claims
+│   ├── UnknownModel     an architecture, tensor type or tokenizer we do not have
+│   ├── MissingTensor    the checkpoint lacks a tensor the model needs, or it has the wrong shape
+│   └── HeadError        an MTP head that does not fit: the model runs without drafting and says so
+├── DownloadError        a model that could not be fetched, or whose digest is wrong
+├── RequestError         a request that can never run: empty, too long, not text
+└── EngineDead           the engine thread ended; carries what ended it
+"""
+
+
+class SlipstreamError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(SlipstreamError):
+    """An option or parameter that cannot be used as given."""
+
+
+class ParamsError(ConfigError):
+    """A sampling parameter out of range."""
+
+
+class LoadError(SlipstreamError):
+    """A file that cannot be used."""
+
+
+class CorruptFile(LoadError):
+    """Truncated, damaged, or not the format its name claims."""
+
+
+class UnknownModel(LoadError):
+    """An architecture, tensor type or tokenizer we do not have."""
+
+
+class MissingTensor(LoadError):
+    """A tensor is absent or has the wrong shape."""
+
+
+class HeadError(LoadError):
+    """An MTP head that does not fit its trunk."""
+
+
+class DownloadError(SlipstreamError):
+    """A model that could not be fetched, or whose digest is wrong."""
+
+
+class RequestError(SlipstreamError):
+    """A request that can never run."""
+
+
+class EngineDead(SlipstreamError):
+    """The engine thread ended."""
