@@ -1,0 +1,67 @@
+"""What the operator chose: frozen, validated once, handed down in small pieces.
+
+Knows no command line and no file; the command line fills these in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.errors import ConfigError
+from slipstream.sampling.params import MAX_DEPTH, DraftSetting, check_draft
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine shares one runner among its streams."""
+
+    max_streams: int = 16  # streams that run at once
+    max_step_tokens: int = 512  # tokens one step feeds at most, all rows together
+    min_chunk: int = 32  # of those, kept for prompts while there is one to read
+    draft: DraftSetting = "adaptive"
+    max_depth: int = 4
+    p_min: float = 0.0
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        self._check_int("max_streams", 1, 1 << 16)
+        self._check_int("max_step_tokens", 1, 1 << 24)
+        self._check_int("min_chunk", 1, 1 << 24)
+        self._check_int("max_depth", 0, MAX_DEPTH)
+        self._check_int("block_size", 1, 1 << 16)
+        check_draft(self.draft)
+        if not isinstance(self.p_min, (int, float)) or not 0.0 <= self.p_min <= 1.0:
+            raise ConfigError(f"p_min must be a number from 0 to 1, not {self.p_min!r}")
+        needed = self.max_streams + self.min_chunk
+        if self.max_step_tokens < needed:
+            raise ConfigError(
+                f"max_step_tokens must be at least max_streams + min_chunk = {needed}, not {self.max_step_tokens}"
+            )
+
+    def _check_int(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Where and in what format a model is held."""
+
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1", ...
+    dtype: str = "auto"  # "auto", or how matrices are stored: see DTYPES
+    kv_memory: int | None = None  # bytes for KV and recurrent state; None: chosen from what is free
+    max_context: int | None = None  # None: the model's own
+    draft_vocab: int | None = None  # the head drafts among the first n tokens; 0: all; None: chosen by size
+    kernels: bool = True  # False: plain PyTorch operations even where we have our own kernels
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        for name in ("kv_memory", "max_context", "draft_vocab"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise ConfigError(f"{name} must be a whole number, not {value!r}")
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8")

@@ -1,0 +1,61 @@
+"""What a stream leaves behind on the device: paged KV, and for recurrent layers one committed state and a tape.
+
+Buffers are allocated once and never move. A KV write beyond a row's cursor is harmless: it is overwritten before it is
+read. A recurrent layer cannot forget, so its state stands after the last *certain* token and the raw inputs of the
+drafts behind it lie on a tape; the next step replays those that were accepted. Knows slots, not requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.load.spec import GdnSpec, ModelSpec
+from slipstream.runners.torch.ops import LayerKv
+
+
+class PagedKv:
+    """One buffer for all attention layers, the draft head's layer included."""
+
+    def __init__(
+        self, spec: ModelSpec, num_layers: int, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = (num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        # Filled, not merely reserved: the memory plan is true from the first second, and no masked value is NaN.
+        self.buffer = torch.empty(shape, device=device, dtype=dtype).zero_()
+        self.layers = [LayerKv(k=layer[0], v=layer[1]) for layer in self.buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class GdnLayerCache:
+    state: Tensor  # [slots, v heads, k dim, v dim], float32: after the last certain token
+    window: Tensor  # [slots, conv kernel - 1, channels]: conv inputs before the next token
+    tape_conv: Tensor  # [slots, max depth, channels]: raw conv inputs of the last step's drafts
+    tape_gates: Tensor  # [slots, max depth, 2, v heads], float32: their decay and beta
+
+    def reset(self, slot: int) -> None:
+        self.state[slot].zero_()
+        self.window[slot].zero_()
+
+
+class GdnCache:
+    def __init__(
+        self, gdn: GdnSpec, num_layers: int, num_slots: int, max_depth: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        wide = torch.promote_types(dtype, torch.float32)
+        depth = max(1, max_depth)
+        self.layers = [
+            GdnLayerCache(
+                state=torch.zeros(num_slots, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=wide),
+                window=torch.zeros(num_slots, gdn.conv_kernel - 1, gdn.conv_channels, device=device, dtype=dtype),
+                tape_conv=torch.zeros(num_slots, depth, gdn.conv_channels, device=device, dtype=dtype),
+                tape_gates=torch.zeros(num_slots, depth, 2, gdn.num_v_heads, device=device, dtype=wide),
+            )
+            for _ in range(num_layers)
+        ]
+
+    def reset(self, slot: int) -> None:
+        for layer in self.layers:
+            layer.reset(slot)

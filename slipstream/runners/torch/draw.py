@@ -1,0 +1,84 @@
+"""The target's own draw at every position, and how many drafts equal it.
+
+A draft is accepted while it equals the draw, and a draw's randomness is (seed, position): so the output with
+speculation is the output without it. Everything stays on the device; the host reads the verdict once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.runners.torch.batch import RowSpan
+from slipstream.runners.torch.ops import Ops
+from slipstream.runners.torch.processors import History
+from slipstream.runners.torch.rows import Row, RowDraw
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """For the rows that draw, in their order."""
+
+    draws: Tensor  # int64 [drawing positions]
+    accepted: Tensor  # int64 [rows]: drafts accepted
+    drawn: Tensor  # int64 [rows]: the row's own draw behind them
+
+
+def choose(ops: Ops, logits: Tensor, draws: Sequence[RowDraw], positions: Tensor) -> Tensor:
+    """One token per row of logits, greedy or with the noise of (seed, position). int64 [rows]"""
+    noisy = [i for i, draw in enumerate(draws) if not draw.greedy]
+    if not noisy:
+        return ops.argmax(logits)
+    device = logits.device
+    inv_temperature = torch.tensor([draws[i].inv_temperature for i in noisy]).to(device, non_blocking=True)
+    seeds = torch.tensor([draws[i].seed for i in noisy]).to(device, non_blocking=True)
+    if len(noisy) == len(draws):
+        return ops.gumbel_argmax(logits, inv_temperature, seeds, positions)
+    index = torch.tensor(noisy).to(device, non_blocking=True)
+    chosen = ops.argmax(logits)
+    chosen[index] = ops.gumbel_argmax(logits[index], inv_temperature, seeds, positions[index])
+    return chosen
+
+
+def process(logits: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan]) -> None:
+    """Apply each row's processors at each of its positions, with the history of that position."""
+    at = 0
+    for row, span in zip(rows, spans, strict=True):
+        if row.draw.processors:
+            _process_row(logits[at : at + span.num_drafts + 1], row, span)
+        at += span.num_drafts + 1
+
+
+def _process_row(logits: Tensor, row: Row, span: RowSpan) -> None:
+    history = torch.tensor(row.tokens + row.drafts[: span.num_drafts]).to(logits.device, non_blocking=True)
+    for i in range(span.num_drafts + 1):
+        seen = History(history[: len(row.tokens) + i], row.draw.num_prompt)
+        for processor in row.draw.processors:
+            processor(logits[i], seen)
+
+
+def verify(ops: Ops, logits: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verdict:
+    """logits: [drawing positions, vocab], each row's last known token and its drafts."""
+    process(logits, rows, spans)
+    draws = [row.draw for row, span in zip(rows, spans, strict=True) for _ in range(span.num_drafts + 1)]
+    # The index of the token being drawn. [drawing positions]
+    index = [len(row.tokens) + i for row, span in zip(rows, spans, strict=True) for i in range(span.num_drafts + 1)]
+    positions = torch.tensor(index).to(logits.device, non_blocking=True)
+    return accept(choose(ops, logits, draws, positions), rows, spans)
+
+
+def accept(draws: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verdict:
+    depth = max(span.num_drafts for span in spans)
+    places, drafts, at = [], [], 0
+    for row, span in zip(rows, spans, strict=True):
+        spare = depth - span.num_drafts
+        places.append([at + i for i in range(span.num_drafts + 1)] + [at] * spare)
+        drafts.append(row.drafts[: span.num_drafts] + [-1] * spare)  # no draw is -1: padding is never accepted
+        at += span.num_drafts + 1
+    grid = draws[torch.tensor(places).to(draws.device, non_blocking=True)]  # [rows, depth + 1]
+    expected = torch.tensor(drafts, dtype=torch.int64).to(draws.device, non_blocking=True)  # [rows, depth]
+    accepted = (grid[:, :depth] == expected).long().cumprod(1).sum(1)
+    return Verdict(draws, accepted, grid.gather(1, accepted[:, None])[:, 0])

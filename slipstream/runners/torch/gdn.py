@@ -1,0 +1,158 @@
+"""Gated DeltaNet on a ragged batch: causal conv, gated delta rule, replay of accepted drafts from the tape.
+
+Each row's inputs are laid out as [window | replayed + certain | drafts] with all rows' commit points in one column, so
+that the committed state and window are stored once. Short rows step token by token, in the same order and precision
+whether a token is fed, replayed or drafted; long prefill rows use the chunked form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream.load.spec import GdnSpec
+from slipstream.runners.torch.batch import RaggedBatch, RowSpan
+from slipstream.runners.torch.caches import GdnLayerCache
+
+SEQUENTIAL_LIMIT = 16  # certain tokens a row may have and still be stepped one by one
+CHUNK = 64
+
+
+def gdn_mix(
+    conv_in: Tensor,  # [tokens, channels]: raw q, k, v before the conv
+    gates: Tensor,  # [tokens, 2, v heads]: log decay and beta, wide
+    conv_weight: Tensor,  # [kernel, channels]
+    gdn: GdnSpec,
+    cache: GdnLayerCache,
+    batch: RaggedBatch,
+) -> Tensor:
+    """The recurrence's output [tokens, v heads * v dim]; commits the state up to each row's last certain token."""
+    out = torch.empty(conv_in.shape[0], gdn.num_v_heads * gdn.v_dim, device=conv_in.device, dtype=conv_in.dtype)
+    short = [row for row in batch.rows if row.num_certain <= SEQUENTIAL_LIMIT]
+    groups = [short] if short else []
+    groups += [[row] for row in batch.rows if row.num_certain > SEQUENTIAL_LIMIT]
+    for rows in groups:
+        _mix_group(rows, conv_in, gates, conv_weight, gdn, cache, out)
+    return out
+
+
+class _Layout:
+    """Index lists that place a group's tokens in a padded [rows, before + after] grid."""
+
+    def __init__(self, rows: Sequence[RowSpan], device: torch.device) -> None:
+        self.before = max(row.num_replay + row.num_certain for row in rows)
+        self.after = max(row.num_drafts for row in rows)
+        self.slots = torch.tensor([row.slot for row in rows], device=device)
+        # Column of each row's first real token.
+        first = [self.before - row.num_certain - row.num_replay for row in rows]
+        self.first = torch.tensor(first, device=device)
+        fed = [(i, self.before - r.num_certain + j, r.offset + j) for i, r in enumerate(rows) for j in range(r.num_fed)]
+        self.fed = torch.tensor(fed, device=device).T  # [3, fed]: row, column, flat index
+        taped = [(i, first[i] + j, r.slot, j) for i, r in enumerate(rows) for j in range(r.num_replay)]
+        self.taped = torch.tensor(taped, dtype=torch.int64, device=device).reshape(-1, 4).T  # [4, taped]: row, column, slot, tape index
+        ahead = [(r.slot, j, r.offset + r.num_certain + j) for r in rows for j in range(r.num_drafts)]
+        self.ahead = torch.tensor(ahead, dtype=torch.int64, device=device).reshape(-1, 3).T  # [3, drafts]: slot, tape index, flat index
+
+    def grid(self, flat: Tensor, tape: Tensor) -> Tensor:
+        """[rows, before + after, ...] of fed and replayed values, zero elsewhere."""
+        grid = flat.new_zeros(self.slots.shape[0], self.before + self.after, *flat.shape[1:])
+        grid[self.taped[0], self.taped[1]] = tape[self.taped[2], self.taped[3]]
+        grid[self.fed[0], self.fed[1]] = flat[self.fed[2]]
+        return grid
+
+
+def _mix_group(
+    rows: Sequence[RowSpan],
+    conv_in: Tensor,
+    gates: Tensor,
+    conv_weight: Tensor,
+    gdn: GdnSpec,
+    cache: GdnLayerCache,
+    out: Tensor,
+) -> None:
+    at = _Layout(rows, conv_in.device)
+    decay, beta = at.grid(gates, cache.tape_gates).unbind(2)  # [rows, columns, v heads]
+    q, k, v = _split_heads(_conv(at, conv_in, conv_weight, cache), gdn)
+    state = cache.state[at.slots]
+    step = _steps if len(rows) > 1 or at.before <= SEQUENTIAL_LIMIT else _chunks
+    mixed, state = step(state, q, k, v, decay, beta, slice(0, at.before))
+    cache.state[at.slots] = state
+    ahead, _ = _steps(state, q, k, v, decay, beta, slice(at.before, at.before + at.after))
+    grid = torch.cat([mixed, ahead], dim=1).flatten(2)
+    out[at.fed[2]] = grid[at.fed[0], at.fed[1]].to(out.dtype)
+    cache.tape_conv[at.ahead[0], at.ahead[1]] = conv_in[at.ahead[2]]
+    cache.tape_gates[at.ahead[0], at.ahead[1]] = gates[at.ahead[2]]
+
+
+def _conv(at: _Layout, conv_in: Tensor, weight: Tensor, cache: GdnLayerCache) -> Tensor:
+    """Causal depthwise conv and SiLU over the grid; commits the window. [rows, columns, channels]"""
+    kernel = weight.shape[0]
+    grid = at.grid(conv_in, cache.tape_conv)
+    padded = torch.cat([grid.new_zeros(grid.shape[0], kernel - 1, grid.shape[2]), grid], dim=1)
+    row = torch.arange(grid.shape[0], device=grid.device)
+    for j in range(kernel - 1):
+        padded[row, at.first + j] = cache.window[at.slots, j]
+    cache.window[at.slots] = padded[:, at.before : at.before + kernel - 1]
+    columns = grid.shape[1]
+    mixed = padded[:, :columns] * weight[0]
+    for j in range(1, kernel):
+        mixed = mixed + padded[:, j : j + columns] * weight[j]
+    return torch.nn.functional.silu(mixed)
+
+
+def _split_heads(mixed: Tensor, gdn: GdnSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k [rows, columns, v heads, k dim], normalised; v [rows, columns, v heads, v dim]; all wide."""
+    mixed = mixed.to(torch.promote_types(mixed.dtype, torch.float32))
+    width = gdn.num_k_heads * gdn.k_dim
+    q, k, v = mixed.split([width, width, gdn.num_v_heads * gdn.v_dim], dim=-1)
+    q, k = (_unit(x.unflatten(-1, (gdn.num_k_heads, gdn.k_dim))) for x in (q, k))
+    group = gdn.num_v_heads // gdn.num_k_heads
+    q, k = (x.repeat_interleave(group, dim=2) for x in (q * gdn.k_dim**-0.5, k))
+    return q, k, v.unflatten(-1, (gdn.num_v_heads, gdn.v_dim))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _steps(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, span: slice
+) -> tuple[Tensor, Tensor]:
+    """One token after the other. A padding column has decay 0 (in log) and beta 0: it leaves the state as it was."""
+    outputs = [v[:, span.start : span.start]]
+    for t in range(span.start, span.stop):
+        state = state * decay[:, t].exp()[..., None, None]
+        recalled = (state * k[:, t, :, :, None]).sum(-2)
+        delta = (v[:, t] - recalled) * beta[:, t, :, None]
+        state = state + k[:, t, :, :, None] * delta[:, :, None]
+        outputs.append((state * q[:, t, :, :, None]).sum(-2)[:, None])
+    return torch.cat(outputs, dim=1), state
+
+
+def _chunks(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, span: slice
+) -> tuple[Tensor, Tensor]:
+    """The same recurrence, CHUNK tokens at a time, as matrix products."""
+    outputs = []
+    for low in range(span.start, span.stop, CHUNK):
+        part = slice(low, min(low + CHUNK, span.stop))
+        # [rows, v heads, chunk, ...]
+        heads = (x[:, part].transpose(1, 2) for x in (q, k, v, decay, beta))
+        mixed, state = _chunk(state, *heads)
+        outputs.append(mixed.transpose(1, 2))
+    return torch.cat(outputs, dim=1), state
+
+
+def _chunk(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """With G = cumulative log decay: (1 + A) delta = beta (v - e^G k S), A[t,s<t] = beta_t e^(G_t - G_s) k_t.k_s."""
+    total = decay.cumsum(-1)
+    between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    fade = total.exp()[..., None]
+    lower = (beta[..., None] * between * (k @ k.mT)).tril(-1)
+    known = beta[..., None] * (v - fade * (k @ state))
+    delta = torch.linalg.solve_triangular(lower, known, upper=False, unitriangular=True)
+    out = fade * (q @ state) + ((q @ k.mT) * between) @ delta
+    kept = (total[..., -1:] - total).exp()[..., None]
+    return out, fade[..., -1:, :] * state + (k * kept).mT @ delta

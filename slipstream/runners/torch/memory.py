@@ -1,0 +1,163 @@
+"""How much memory a model takes, computed before anything is loaded, and how much of the rest its streams get.
+
+Arithmetic on shapes: what ``slipstream plan`` prints and what the caches are sized by are the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.errors import ConfigError
+from slipstream.load.spec import ModelSpec
+from slipstream.load.tensor import Checkpoint
+from slipstream.runners.torch.placement import Placement
+
+DEFAULT_TOKENS_PER_STREAM = 1024
+SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes, unless the name says otherwise."""
+
+    weights: int
+    head: int
+    kv_per_token: int
+    state_per_stream: int
+    workspace: int
+    process: int  # what the interpreter and its libraries hold already
+    num_slots: int
+    num_blocks: int
+    block_size: int
+    max_context: int  # tokens
+
+    @property
+    def kv_pool(self) -> int:
+        return self.num_blocks * self.block_size * self.kv_per_token
+
+    @property
+    def states(self) -> int:
+        return self.num_slots * self.state_per_stream
+
+    @property
+    def total(self) -> int:
+        return self.process + self.weights + self.head + self.kv_pool + self.states + self.workspace
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def streams_of(self, num_tokens: int) -> int:
+        """How many streams of that length fit at once."""
+        blocks = -(-num_tokens // self.block_size)
+        return min(self.num_slots, self.num_blocks // blocks)
+
+
+def plan_memory(
+    spec: ModelSpec,
+    trunk: Checkpoint,
+    head: Checkpoint | None,
+    placement: Placement,
+    engine: EngineConfig,
+    runner: RunnerConfig,
+) -> MemoryPlan:
+    max_depth = engine.max_depth if head is not None else 0
+    max_context = min(runner.max_context or spec.max_context, spec.max_context)
+    item = torch.empty(0, dtype=placement.ops.dtype).element_size()
+    num_kv_layers = spec.num_attention_layers + (1 if head is not None else 0)
+    kv_per_token = num_kv_layers * 2 * spec.num_kv_heads * spec.head_dim * item
+    state = _state_bytes(spec, max_depth, item)
+    fixed = MemoryPlan(
+        weights=_stored_bytes(trunk, (n for n in trunk.names() if not n.startswith("mtp.")), placement, spec),
+        head=0 if head is None else _stored_bytes(head, (n for n in head.names() if n.startswith("mtp.")), placement, spec),
+        kv_per_token=kv_per_token,
+        state_per_stream=state,
+        workspace=_workspace_bytes(spec, engine, max_depth, item) + _rotary_bytes(spec, max_context),
+        process=resident_bytes() if placement.device.type == "cpu" else 0,
+        num_slots=engine.max_streams,
+        num_blocks=0,
+        block_size=engine.block_size,
+        max_context=max_context,
+    )
+    num_blocks = _num_blocks(fixed, placement, runner.kv_memory)
+    values = {name: getattr(fixed, name) for name in fixed.__slots__}
+    return MemoryPlan(**{**values, "num_blocks": num_blocks})
+
+
+def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], placement: Placement, spec: ModelSpec) -> int:
+    total = 0
+    for name in names:
+        if spec.tied and name == "lm_head.weight":
+            continue
+        raw = checkpoint.get(name)
+        total += placement.form.stored_bytes(raw.dtype, raw.shape)
+    return total
+
+
+def _state_bytes(spec: ModelSpec, max_depth: int, item: int) -> int:
+    """Recurrent layers: committed state, conv window, tape."""
+    if spec.gdn is None:
+        return 0
+    gdn, depth = spec.gdn, max(1, max_depth)
+    state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * 4
+    rows = (gdn.conv_kernel - 1 + depth) * gdn.conv_channels * item
+    return spec.num_gdn_layers * (state + rows + depth * 2 * gdn.num_v_heads * 4)
+
+
+def _rotary_bytes(spec: ModelSpec, max_context: int) -> int:
+    return max_context * spec.rope.rotary_dim * 4
+
+
+def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, max_depth: int, item: int) -> int:
+    """Activations of the fullest step and the logits of its drawing positions."""
+    inner = spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
+    qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    per_token = (4 * spec.hidden_size + 2 * qkv + 3 * inner) * item
+    logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
+    return engine.max_step_tokens * per_token + logits
+
+
+def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None) -> int:
+    block = fixed.block_size * fixed.kv_per_token
+    one_stream = -(-fixed.max_context // fixed.block_size)
+    if kv_memory is not None:
+        budget = kv_memory - fixed.states
+    else:
+        free = free_bytes(placement.device) - fixed.weights - fixed.head - fixed.workspace - fixed.states
+        budget = int(free * SHARE_OF_FREE[placement.device.type])
+    wanted = max(one_stream, fixed.num_slots * -(-DEFAULT_TOKENS_PER_STREAM // fixed.block_size))
+    most = fixed.num_slots * one_stream
+    num_blocks = min(budget // block, most if kv_memory is not None or placement.device.type == "cuda" else wanted)
+    if num_blocks < 2:
+        raise ConfigError(
+            f"{_mb(max(budget, 0))} are left for KV, but one block of {fixed.block_size} tokens takes {_mb(block)}: "
+            "give more with kv_memory, or fewer max_streams"
+        )
+    return num_blocks
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 8 << 30
+
+
+def resident_bytes() -> int:
+    """What this process holds now."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,123 @@
+"""The parts that decoder families share: norms, attention, dense MLP, rotary tables.
+
+A layer takes and returns [tokens, hidden] and writes its own cache. It knows nothing of requests or acceptance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.load.spec import ModelSpec, RopeSpec
+from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.ops import HeadShape, LayerKv, Linear, Ops, Rotary
+from slipstream.runners.torch.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    weight: Tensor  # [hidden]
+    eps: float
+    ops: Ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+
+def load_norm(weights: Weights, name: str, spec: ModelSpec, size: int | None = None) -> RmsNorm:
+    weight = weights.vector(f"{name}.weight", size or spec.hidden_size)
+    return RmsNorm(weight + 1.0 if spec.norm_plus_one else weight, spec.norm_eps, weights.ops)
+
+
+class Mlp(Protocol):
+    def __call__(self, x: Tensor, add: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    gate_up: Linear
+    down: Linear
+    ops: Ops
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return self.down(self.ops.silu_mul(self.gate_up(x)), add)
+
+
+def load_mlp(weights: Weights, name: str, hidden: int, inner: int) -> DenseMlp:
+    gate_up = weights.linear([f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], hidden)
+    return DenseMlp(gate_up, weights.linear([f"{name}.down_proj"], [hidden], inner), weights.ops)
+
+
+class Mixer(Protocol):
+    """Attention or recurrence: mixes tokens of a row, adds the residual."""
+
+    def __call__(self, x: Tensor, batch: RaggedBatch, add: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    qkv: Linear  # rows: query heads, key heads, value heads, and the output gate's if there is one
+    out: Linear
+    heads: HeadShape
+    gated: bool
+    norms: tuple[Tensor, Tensor, float] | None
+    rotary: Rotary
+    kv: LayerKv
+    ops: Ops
+
+    def __call__(self, x: Tensor, batch: RaggedBatch, add: Tensor) -> Tensor:
+        mixed = self.qkv(x)
+        qkv = mixed[:, : self.heads.qkv_width] if self.gated else mixed
+        q = self.ops.rope_store(qkv, self.heads, self.rotary, self.kv, batch, self.norms)
+        y = self.ops.attend(q, self.heads, self.kv, batch)
+        if self.gated:
+            y = y * torch.sigmoid(mixed[:, self.heads.qkv_width :])
+        return self.out(y, add)
+
+
+def load_attention(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, kv: LayerKv) -> Attention:
+    heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    q_width, kv_width = heads.num_q * heads.dim, heads.num_kv * heads.dim
+    names = [f"{name}.{part}_proj" for part in ("q", "k", "v")]
+    if spec.gated_attention:
+        qkv = weights.gated_qkv(names, heads, spec.hidden_size)
+    else:
+        qkv = weights.linear(names, [q_width, kv_width, kv_width], spec.hidden_size, bias=spec.qkv_bias)
+    out = weights.linear([f"{name}.o_proj"], [spec.hidden_size], q_width, bias=spec.o_bias)
+    norms = None
+    if spec.qk_norm:
+        q_norm, k_norm = (load_norm(weights, f"{name}.{part}_norm", spec, heads.dim) for part in ("q", "k"))
+        norms = (q_norm.weight, k_norm.weight, spec.norm_eps)
+    return Attention(qkv, out, heads, spec.gated_attention, norms, rotary, kv, weights.ops)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    input_norm: RmsNorm
+    mixer: Mixer
+    post_norm: RmsNorm
+    mlp: Mlp
+
+    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
+        x = self.mixer(self.input_norm(x), batch, x)
+        return self.mlp(self.post_norm(x), x)
+
+
+def rotary_table(rope: RopeSpec, max_positions: int, device: torch.device) -> Rotary:
+    inv_freq = rope.theta ** -(torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim)
+    if rope.llama3_factor is not None:
+        inv_freq = _llama3_scaled(inv_freq, rope, rope.llama3_factor)
+    angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq.float()
+    return Rotary(angles.cos().to(device), angles.sin().to(device))
+
+
+def _llama3_scaled(inv_freq: Tensor, rope: RopeSpec, factor: float) -> Tensor:
+    """Llama 3.1: long wavelengths slowed by ``factor``, short ones kept, a linear blend between."""
+    wavelength = 2 * math.pi / inv_freq
+    low, high = rope.llama3_low_freq, rope.llama3_high_freq
+    blend = ((rope.llama3_original_context / wavelength - low) / (high - low)).clamp(0, 1)
+    return inv_freq / factor * (1 - blend) + inv_freq * blend

@@ -1,0 +1,42 @@
+"""The Qwen-style MTP head: one decoder layer of the trunk's own kind between an entry and a norm.
+
+x = fc(concat[norm_e(embed(token at p + 1)), norm_h(hidden at p)]), then the layer at position p with its own KV, then
+`mtp.norm`. It shares the trunk's embedding and output matrix. It drafts nothing itself: see drafter.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.models.layers import DecoderLayer, RmsNorm, load_norm
+from slipstream.runners.torch.ops import Linear
+from slipstream.runners.torch.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    norm_embedding: RmsNorm
+    norm_hidden: RmsNorm
+    fc: Linear
+    layer: DecoderLayer
+    norm: RmsNorm
+
+    def forward(self, embedded: Tensor, hidden: Tensor, batch: RaggedBatch) -> Tensor:
+        """[tokens, hidden] after `mtp.norm`: what the output matrix reads, and the next draft's hidden state."""
+        x = self.fc(torch.cat([self.norm_embedding(embedded), self.norm_hidden(hidden)], dim=-1))
+        return self.norm(self.layer(x, batch))
+
+
+def load_head(weights: Weights, spec: ModelSpec, layer: DecoderLayer) -> MtpHead:
+    return MtpHead(
+        load_norm(weights, "mtp.pre_fc_norm_embedding", spec),
+        load_norm(weights, "mtp.pre_fc_norm_hidden", spec),
+        weights.linear(["mtp.fc"], [spec.hidden_size], 2 * spec.hidden_size),
+        layer,
+        load_norm(weights, "mtp.norm", spec),
+    )

@@ -1,0 +1,84 @@
+"""Qwen3.5 dense: three Gated DeltaNet layers to one of gated attention, RMSNorm applied as 1 + w."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.load.spec import GdnSpec, ModelSpec
+from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.caches import GdnLayerCache
+from slipstream.runners.torch.gdn import gdn_mix
+from slipstream.runners.torch.models.layers import DecoderLayer, Mixer, load_attention, load_mlp, load_norm
+from slipstream.runners.torch.ops import LayerKv, Linear, Ops, Rotary, wide
+from slipstream.runners.torch.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    inputs: Linear  # rows: conv channels (q, k, v), z, b, a
+    out: Linear
+    conv: Tensor  # [kernel, channels]
+    decay_scale: Tensor  # [v heads]: -exp(A_log), float32
+    dt_bias: Tensor  # [v heads], float32
+    norm: Tensor  # [v dim]: plain weights, unlike the model's other norms
+    eps: float
+    gdn: GdnSpec
+    cache: GdnLayerCache
+    ops: Ops
+
+    def __call__(self, x: Tensor, batch: RaggedBatch, add: Tensor) -> Tensor:
+        gdn = self.gdn
+        widths = [gdn.conv_channels, gdn.num_v_heads * gdn.v_dim, gdn.num_v_heads, gdn.num_v_heads]
+        conv_in, z, b, a = self.inputs(x).split(widths, dim=-1)
+        decay = self.decay_scale * torch.nn.functional.softplus(wide(a) + self.dt_bias)
+        gates = torch.stack([decay, wide(b).sigmoid()], dim=1)
+        mixed = gdn_mix(conv_in, gates, self.conv, gdn, self.cache, batch)
+        return self.out(self._gated_norm(mixed, z), add)
+
+    def _gated_norm(self, mixed: Tensor, z: Tensor) -> Tensor:
+        heads = mixed.unflatten(-1, (self.gdn.num_v_heads, self.gdn.v_dim))
+        normed = wide(self.ops.rms_norm(heads, self.norm, self.eps)).flatten(1)
+        return (normed * torch.nn.functional.silu(wide(z))).to(mixed.dtype)
+
+
+def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache) -> GatedDeltaNet:
+    gdn = spec.gdn
+    assert gdn is not None
+    value = gdn.num_v_heads * gdn.v_dim
+    parts = [f"{name}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
+    outs = [gdn.conv_channels, value, gdn.num_v_heads, gdn.num_v_heads]
+    conv = weights.tensor(f"{name}.conv1d.weight", (gdn.conv_channels, 1, gdn.conv_kernel))
+    return GatedDeltaNet(
+        inputs=weights.linear(parts, outs, spec.hidden_size),
+        out=weights.linear([f"{name}.out_proj"], [spec.hidden_size], value),
+        conv=conv[:, 0].T.contiguous(),
+        decay_scale=-weights.vector(f"{name}.A_log", gdn.num_v_heads).exp(),
+        dt_bias=weights.vector(f"{name}.dt_bias", gdn.num_v_heads),
+        norm=weights.vector(f"{name}.norm.weight", gdn.v_dim),
+        eps=spec.norm_eps,
+        gdn=gdn,
+        cache=cache,
+        ops=weights.ops,
+    )
+
+
+def load_mixer(
+    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
+) -> Mixer:
+    if isinstance(cache, GdnLayerCache):
+        return load_gdn(weights, f"{name}.linear_attn", spec, cache)
+    return load_attention(weights, f"{name}.self_attn", spec, rotary, cache)
+
+
+def load_layer(
+    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
+) -> DecoderLayer:
+    return DecoderLayer(
+        load_norm(weights, f"{name}.input_layernorm", spec),
+        load_mixer(weights, name, spec, rotary, cache),
+        load_norm(weights, f"{name}.post_attention_layernorm", spec),
+        load_mlp(weights, f"{name}.mlp", spec.hidden_size, spec.intermediate_size),
+    )

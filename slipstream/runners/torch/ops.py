@@ -1,0 +1,197 @@
+"""The array operations a model is written in, in plain PyTorch: any device, any float type.
+
+This is the reference. `cpu/` offers the same interface in C for float32 activations; a test holds the two equal.
+Knows tensors only: no requests, no scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.noise import gumbel_noise
+
+
+class Linear(Protocol):
+    """y = x W^T (+ bias) (+ add), whatever the storage format of W."""
+
+    num_out: int
+    num_bytes: int
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor: ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows of W that ``ids`` name, as activations: an embedding."""
+        ...
+
+    def first(self, num_rows: int) -> Linear:
+        """The same matrix cut to its first rows; shares storage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None  # [out]
+
+    @property
+    def num_out(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.numel() * self.weight.element_size()
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        y = torch.nn.functional.linear(x, self.weight, self.bias)
+        return y if add is None else y + add
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+    def first(self, num_rows: int) -> DenseLinear:
+        assert self.bias is None
+        return DenseLinear(self.weight[:num_rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    cos: Tensor  # [max positions, rotary_dim / 2]
+    sin: Tensor  # [max positions, rotary_dim / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """How attention splits its channels."""
+
+    num_q: int
+    num_kv: int
+    dim: int
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.num_q + 2 * self.num_kv) * self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """One layer's share of the paged cache."""
+
+    k: Tensor  # [blocks, kv heads, block size, head dim]
+    v: Tensor  # [blocks, kv heads, block size, head dim]
+
+
+class Ops(Protocol):
+    device: torch.device
+    dtype: torch.dtype  # of activations and caches
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def rope_store(
+        self,
+        qkv: Tensor,  # [tokens, qkv_width]
+        heads: HeadShape,
+        rotary: Rotary,
+        kv: LayerKv,
+        batch: RaggedBatch,
+        norms: tuple[Tensor, Tensor, float] | None,
+    ) -> Tensor:
+        """Normalise (if asked) and rotate q and k, write k and v into the cache; returns q [tokens, q width]."""
+        ...
+
+    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch) -> Tensor: ...
+
+    def argmax(self, logits: Tensor) -> Tensor: ...
+
+    def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor: ...
+
+    def confidence(self, logits: Tensor) -> Tensor:
+        """The largest probability of each row. [rows]"""
+        ...
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32, for sums that need it."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+class TorchOps:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = wide(x)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+        return (y * wide(weight)).to(x.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        heads: HeadShape,
+        rotary: Rotary,
+        kv: LayerKv,
+        batch: RaggedBatch,
+        norms: tuple[Tensor, Tensor, float] | None,
+    ) -> Tensor:
+        num_tokens = qkv.shape[0]
+        widths = [heads.num_q * heads.dim, heads.num_kv * heads.dim, heads.num_kv * heads.dim]
+        q, k, v = (part.view(num_tokens, -1, heads.dim) for part in qkv.split(widths, dim=-1))
+        if norms is not None:
+            q, k = self.rms_norm(q, norms[0], norms[2]), self.rms_norm(k, norms[1], norms[2])
+        positions = batch.positions.long()
+        q, k = _rotate(q, rotary, positions), _rotate(k, rotary, positions)
+        block_size = kv.k.shape[2]
+        block = batch.block_table[batch.token_slots.long(), positions // block_size].long()  # [tokens]
+        kv.k[block, :, positions % block_size] = k
+        kv.v[block, :, positions % block_size] = v
+        return q.reshape(num_tokens, -1)
+
+    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch) -> Tensor:
+        out = torch.empty_like(q)
+        for row in batch.rows:
+            span = slice(row.offset, row.offset + row.num_fed)
+            blocks = batch.block_table[row.slot, : -(-(row.start + row.num_fed) // kv.k.shape[2])].long()
+            out[span] = self._attend_row(q[span], heads, kv, blocks, batch.positions[span])
+        return out
+
+    def _attend_row(self, q: Tensor, heads: HeadShape, kv: LayerKv, blocks: Tensor, positions: Tensor) -> Tensor:
+        num_new, end = q.shape[0], blocks.shape[0] * kv.k.shape[2]
+        # [kv heads, end, dim]
+        k = kv.k[blocks].transpose(0, 1).reshape(heads.num_kv, end, heads.dim)
+        v = kv.v[blocks].transpose(0, 1).reshape(heads.num_kv, end, heads.dim)
+        # [kv heads, group, new, dim]
+        grouped = q.view(num_new, heads.num_kv, -1, heads.dim).permute(1, 2, 0, 3)
+        scores = wide(grouped @ k[:, None].transpose(-1, -2)) * heads.dim**-0.5
+        ahead = torch.arange(end, device=q.device) > positions[:, None]  # [new, end]
+        weights = scores.masked_fill(ahead, float("-inf")).softmax(-1).to(q.dtype)
+        return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(num_new, -1)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return logits.argmax(-1)
+
+    def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        noise = gumbel_noise(seeds, positions, logits.shape[-1])
+        return (wide(logits) * inv_temperature[:, None] + noise).argmax(-1)
+
+    def confidence(self, logits: Tensor) -> Tensor:
+        return wide(logits).softmax(-1).amax(-1)
+
+
+def _rotate(x: Tensor, rotary: Rotary, positions: Tensor) -> Tensor:
+    """Half-split rotary on the first 2 * cos.shape[1] channels of each head. x: [tokens, heads, dim]"""
+    half = rotary.cos.shape[1]
+    cos, sin = rotary.cos[positions][:, None], rotary.sin[positions][:, None]
+    low, high = wide(x[..., :half]), wide(x[..., half : 2 * half])
+    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+    return torch.cat([turned, x[..., 2 * half :]], dim=-1)

@@ -1,0 +1,160 @@
+"""PyTorch behind the runner protocol: one ragged forward a step for all rows, one host sync, then the commit.
+
+gather rows -> forward -> verify -> propose -> read the verdict -> commit. Nothing on the host changes before the
+verdict is read, so a step that dies commits nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.plan import RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.torch.batch import RaggedBatch, RowSpan, make_batch
+from slipstream.runners.torch.caches import GdnCache, PagedKv
+from slipstream.runners.torch.draw import Verdict, verify
+from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
+from slipstream.runners.torch.models.decoder import Decoder
+from slipstream.runners.torch.ops import Ops
+from slipstream.runners.torch.rows import Row, RowTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """The rows of a step that draw, and where."""
+
+    index: list[int]  # in the plan's rows
+    rows: list[Row]
+    spans: list[RowSpan]
+    flat: Tensor  # int64 [drawing positions]: in the flat batch
+    last_certain: Tensor  # int64 [rows]: flat index of each row's last known token
+    cursor_certain: Tensor  # int64 [rows]: its position + 1
+
+
+class TorchRunner:
+    def __init__(
+        self, info: RunnerInfo, decoder: Decoder, drafter: Drafter, ops: Ops, table: RowTable, kv: PagedKv, gdn: GdnCache | None
+    ) -> None:
+        self.info = info
+        self.kv = kv
+        self.gdn = gdn
+        self.drafter = drafter
+        self.num_forwards = 0
+        self.decoder = decoder
+        self._ops = ops
+        self.table = table
+        self._done: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        for slot in plan.leaves:
+            self.table.leave(slot)
+        for join in plan.joins:
+            self.table.join(join)
+            if self.gdn is not None:
+                self.gdn.reset(join.slot)
+        for step in plan.rows:
+            self.table.grow(step)
+        with torch.inference_mode():
+            self._done.append(self._step(plan) if plan.rows else StepResult(plan.step, ()))
+
+    def collect(self) -> StepResult:
+        return self._done.popleft()
+
+    def close(self) -> None:
+        self._done.clear()
+
+    def _step(self, plan: StepPlan) -> StepResult:
+        began = time.perf_counter()
+        rows = [self.table[step.slot] for step in plan.rows]
+        spans = self._spans(rows, [step.feed for step in plan.rows])
+        batch = make_batch(spans, [t for row, span in zip(rows, spans) for t in row.fed_tokens(span)], self.table.block_table)
+        hidden = self._forward(batch)
+        drawing = self._drawing(rows, spans)
+        verdict = self._verify(hidden, drawing)
+        fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
+        proposing = time.perf_counter()
+        proposal = self._propose(fed, drawing, verdict, [plan.rows[i].propose for i in drawing.index])
+        told = _read(verdict, proposal)
+        ended = time.perf_counter()
+        results = self._commit(rows, spans, drawing, told)
+        return StepResult(plan.step, results, proposing - began, ended - proposing)
+
+    def _spans(self, rows: Sequence[Row], feeds: Sequence[int]) -> tuple[RowSpan, ...]:
+        spans: list[RowSpan] = []
+        offset = 0
+        for row, feed in zip(rows, feeds, strict=True):
+            span = row.span(feed, offset)
+            assert span.num_fed > 0, f"slot {row.slot} was planned with nothing to feed"
+            spans.append(span)
+            offset += span.num_fed
+        return tuple(spans)
+
+    def _forward(self, batch: RaggedBatch) -> Tensor:
+        self.num_forwards += 1
+        return self.decoder.forward(batch)
+
+    def _drawing(self, rows: Sequence[Row], spans: Sequence[RowSpan]) -> _Drawing:
+        index = [i for i, (row, span) in enumerate(zip(rows, spans, strict=True)) if row.draws(span)]
+        chosen = [spans[i] for i in index]
+        lasts = [span.offset + span.num_certain - 1 for span in chosen]
+        flat = [last + j for last, span in zip(lasts, chosen, strict=True) for j in range(span.num_drafts + 1)]
+        ends = [span.start + span.num_certain for span in chosen]
+        packed = torch.tensor([*flat, *lasts, *ends], dtype=torch.int64).to(self._ops.device, non_blocking=True)
+        parts = packed.split([len(flat), len(lasts), len(ends)])
+        return _Drawing(index, [rows[i] for i in index], chosen, *parts)
+
+    def _verify(self, hidden: Tensor, drawing: _Drawing) -> Verdict:
+        if not drawing.index:
+            nothing = drawing.flat
+            return Verdict(nothing, nothing, nothing)
+        logits = self.decoder.unembed(hidden[drawing.flat])
+        return verify(self._ops, logits, drawing.rows, drawing.spans)
+
+    def _next_tokens(
+        self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, verdict: Verdict
+    ) -> Tensor:
+        """The token behind each fed one: the next known token, or the target's draw. int64 [tokens]"""
+        known: list[int] = []
+        for row, span in zip(rows, spans, strict=True):
+            ahead = row.tokens[span.start + 1 : span.start + span.num_fed + 1]
+            known += ahead + [0] * (span.num_fed - len(ahead))
+        tokens = torch.tensor(known).to(self._ops.device, non_blocking=True)
+        tokens[drawing.flat] = verdict.draws
+        return tokens
+
+    def _propose(self, fed: Tensor, drawing: _Drawing, verdict: Verdict, propose: list[int]) -> Proposal:
+        last = drawing.last_certain + verdict.accepted
+        cursors = drawing.cursor_certain + verdict.accepted
+        allowed = [min(n, self.drafter.max_depth) for n in propose]
+        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors))
+
+    def _commit(
+        self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, told: list[tuple[int, int, list[int]]]
+    ) -> tuple[RowResult, ...]:
+        verdicts = dict(zip(drawing.index, told, strict=True))
+        results = []
+        for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
+            accepted, drawn, drafts = verdicts.get(i, (0, None, []))
+            tokens = row.commit(span, accepted, drawn, drafts)
+            results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts)))
+        return tuple(results)
+
+    def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
+        assert len(self.table) == 0, "calibration needs an idle runner"
+        from slipstream.runners.torch.calibrate import measure
+
+        with torch.inference_mode():
+            return measure(self.decoder, self.drafter, self._ops, self.table, self.info, num_tokens, num_rows)
+
+
+def _read(verdict: Verdict, proposal: Proposal) -> list[tuple[int, int, list[int]]]:
+    """The step's one host sync: (accepted, own draw, new drafts) for each drawing row."""
+    table = torch.cat(
+        [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts], dim=1
+    )
+    return [(accepted, drawn, drafts[:length]) for accepted, drawn, length, *drafts in table.tolist()]

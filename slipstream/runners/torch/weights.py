@@ -1,0 +1,99 @@
+"""From a checkpoint's raw tensors to what models multiply with: merged, converted once, checked for shape.
+
+Owns the choice of storage format. Knows names and shapes, not what a layer does with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.errors import MissingTensor
+from slipstream.load.dequantize import dequantize
+from slipstream.load.tensor import Checkpoint, RawTensor
+from slipstream.runners.torch.ops import DenseLinear, HeadShape, Linear, Ops
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def as_tensor(raw: RawTensor) -> Tensor:
+    """The tensor in its own float type; block types dequantised to float32."""
+    if raw.dtype not in _PLAIN:
+        return torch.from_numpy(dequantize(raw)).view(raw.shape)
+    data = np.array(raw.data, copy=True)  # off the memory map, writable, contiguous
+    tensor = torch.from_numpy(data.view(np.int16) if raw.dtype == "BF16" else data)
+    return tensor.view(_PLAIN[raw.dtype]).view(raw.shape)
+
+
+class LinearFormat(Protocol):
+    """How matrices are stored on this device."""
+
+    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        """One matrix of all parts, stacked along the output."""
+        ...
+
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        """What a tensor of that type and shape will take once loaded."""
+        ...
+
+
+class DenseFormat:
+    """Every matrix in the activations' own type."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+
+    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        matrices = [as_tensor(part).to(self.ops.device, self.ops.dtype) for part in parts]
+        return DenseLinear(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
+
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * torch.empty(0, dtype=self.ops.dtype).element_size()
+
+
+class Weights:
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, form: LinearFormat, progress: Callable[[int], None]) -> None:
+        self.checkpoint = checkpoint
+        self.ops = ops
+        self.form = form
+        self._progress = progress
+
+    def raw(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        raw = self.checkpoint.get(name)
+        if raw.shape != shape:
+            raise MissingTensor(
+                f"{self.checkpoint.path}: {name} is {list(raw.shape)}, but this model's config asks for {list(shape)}"
+            )
+        self._progress(self.checkpoint.num_bytes(name))
+        return raw
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return as_tensor(self.raw(name, shape)).to(self.ops.device, dtype or self.ops.dtype)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """Norm weights and the like: at least float32."""
+        return self.tensor(name, (size,), torch.promote_types(self.ops.dtype, torch.float32))
+
+    def linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, *, bias: bool = False) -> Linear:
+        parts = [self.raw(f"{n}.weight", (out, num_in)) for n, out in zip(names, outs, strict=True)]
+        biases = [self.tensor(f"{n}.bias", (out,)) for n, out in zip(names, outs, strict=True)] if bias else []
+        return self.form.linear(parts, torch.cat(biases) if biases else None)
+
+    def gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
+        """q_proj holds query and gate alternating by head: brought into the order q, k, v, gate."""
+        q_rows, kv_rows = heads.num_q * heads.dim, heads.num_kv * heads.dim
+        mixed = self.raw(f"{names[0]}.weight", (2 * q_rows, num_in))
+        k, v = (self.raw(f"{n}.weight", (kv_rows, num_in)) for n in names[1:])
+        split = mixed.data.reshape(heads.num_q, 2, heads.dim, -1)
+        query, gate = (
+            RawTensor(mixed.name, mixed.dtype, (q_rows, num_in), split[:, i].reshape(q_rows, -1)) for i in (0, 1)
+        )
+        return self.form.linear([query, k, v, gate], None)
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, device=self.ops.device, dtype=self.ops.dtype)

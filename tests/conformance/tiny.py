@@ -1,0 +1,132 @@
+"""Tiny random float32 checkpoints of every supported shape, written once per test run by `transformers` itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 97
+
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_HYBRID = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+def _llama(heads: int, kv_heads: int, tied: bool, **more: object) -> PreTrainedModel:
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return LlamaForCausalLM(LlamaConfig(**{**_COMMON, **sizes, "tie_word_embeddings": tied, **more}))
+
+
+def _hybrid(**more: object) -> PreTrainedModel:
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**_HYBRID, **more}))
+
+
+def _moe(**more: object) -> PreTrainedModel:
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    }
+    return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**{**_HYBRID, **experts, **more}))
+
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+MODELS = {
+    "llama-mha-untied": lambda: _llama(4, 4, tied=False),
+    "llama-gqa-tied": lambda: _llama(4, 2, tied=True),
+    "llama-mqa-tied": lambda: _llama(4, 1, tied=True),
+    "llama3-rope": lambda: _llama(4, 2, tied=False, rope_parameters=_LLAMA3_ROPE),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{**_COMMON, **_SMALL})),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**_COMMON, **_SMALL, "head_dim": 32})),
+    "qwen3_5": lambda: _hybrid(),
+    "qwen3_5-tied-equal-heads": lambda: _hybrid(tie_word_embeddings=True, linear_num_key_heads=4),
+    "qwen3_5-one-key-head": lambda: _hybrid(linear_num_key_heads=1, full_attention_interval=2),
+    "qwen3_5_moe": lambda: _moe(),
+}
+
+
+def build(kind: str, seed: int = 0) -> PreTrainedModel:
+    """Weights large enough that logits differ clearly between tokens."""
+    torch.manual_seed(seed)
+    model = MODELS[kind]().float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0, weight.shape[-1] ** -0.5)
+            elif name.endswith("A_log"):
+                # Slow decay: with a state that forgets at once the gated norm divides by next to nothing, and
+                # two float32 implementations of the same formula drift apart.
+                weight.normal_(-2, 0.5)
+            elif "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.1)
+            elif name.endswith("bias") and "dt_bias" not in name:
+                weight.normal_(0, 0.2)
+    return model
+
+
+def head_tensors(model: PreTrainedModel, seed: int = 1) -> dict[str, torch.Tensor]:
+    """A random MTP head of the model's own layer shape (its last layer is full attention in every family)."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = model.config.hidden_size
+    last = f"model.layers.{model.config.num_hidden_layers - 1}."
+    tensors = {"mtp.fc.weight": torch.randn(hidden, 2 * hidden, generator=generator) * (2 * hidden) ** -0.5}
+    for name, weight in model.state_dict().items():
+        if name.startswith(last):
+            noise = torch.randn(weight.shape, generator=generator) * 0.02
+            tensors["mtp.layers.0." + name.removeprefix(last)] = weight + noise
+    plain = 0.0 if model.config.model_type.startswith("qwen3_5") else 1.0
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{norm}.weight"] = plain + torch.randn(hidden, generator=generator) * 0.1
+    return {name: weight.contiguous() for name, weight in tensors.items()}
+
+
+def save(model: PreTrainedModel, folder: Path, *, head: bool = False) -> Path:
+    model.save_pretrained(folder)
+    if head:
+        grafted = {name: weight.contiguous() for name, weight in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            del grafted["lm_head.weight"]
+        save_file({**grafted, **head_tensors(model)}, folder / "model.safetensors", {"format": "pt"})
+    return folder
