@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.plan import Runner, StepCosts, StepPlan, StepResult
+from slipstream.engine.policies import make_policy
+from slipstream.engine.request import Request, TokenEvent
+from slipstream.engine.scheduler import Scheduler
+from slipstream.load import OpenedModel
 from slipstream.load.hf import open_hf
 from slipstream.runners.torch.batch import RowSpan, make_batch
-from slipstream.runners.torch.loading import Source, load_runner
+from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.runner import TorchRunner
+from slipstream.sampling import SamplingParams
 
 
 def open_runner(
@@ -27,7 +35,8 @@ def open_runner(
     checkpoint = open_hf(folder)
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
-    return load_runner(Source(checkpoint, checkpoint if head else None, "no head"), engine, config)
+    model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
+    return load_runner(model, engine, config)
 
 
 def trunk_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot: int = 1) -> torch.Tensor:
@@ -43,3 +52,80 @@ def trunk_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot:
             pieces.append(runner.decoder.unembed(runner.decoder.forward(batch)))
             start += feed
     return torch.cat(pieces)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One stream of a test's traffic."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrival: int = 0  # step before which it is added
+    abort_at: int | None = None  # step before which it is aborted
+
+
+class LateRunner:
+    """The runner's own results, handed over one step late: what a GPU does, for any runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.info = replace(runner.info, lag=1)
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def collect(self) -> StepResult:
+        return self._runner.collect()
+
+
+@dataclass
+class Traffic:
+    """Runs asks through a scheduler and a runner, step by step, and keeps what each stream got."""
+
+    runner: Runner
+    config: EngineConfig
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    finished: dict[str, TokenEvent] = field(default_factory=dict)
+
+    def run(self, asks: Sequence[Ask]) -> list[list[int]]:
+        scheduler = Scheduler(self.runner.info, make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.config)
+        self.tokens = {str(i): [] for i in range(len(asks))}
+        self.finished = {}
+        step = 0
+        while scheduler.has_work or step <= max(ask.arrival for ask in asks):
+            self._arrivals(scheduler, asks, step)
+            plan = scheduler.schedule()
+            if plan is not None:
+                self.runner.submit(plan)
+            if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight > self.runner.info.lag):
+                self._take(scheduler.apply(self.runner.collect()))
+            scheduler.check_integrity()
+            step += 1
+            assert step < 5000, "the traffic never ends"
+        assert scheduler.snapshot().num_free_blocks == self.runner.info.num_blocks
+        self.snapshot = scheduler.snapshot()
+        return list(self.tokens.values())
+
+    def _arrivals(self, scheduler: Scheduler, asks: Sequence[Ask], step: int) -> None:
+        for i, ask in enumerate(asks):
+            if ask.arrival == step:
+                seed = ask.params.seed
+                assert seed is not None
+                ends = frozenset(ask.params.stop_token_ids)
+                scheduler.add(Request(str(i), ask.prompt, ask.params, seed, ask.params.p_min or 0.0, ends))
+            if ask.abort_at == step:
+                event = scheduler.abort(str(i))
+                self._take([event] if event else [])
+
+    def _take(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            self.tokens[event.request_id] += event.tokens
+            if event.finish_reason is not None:
+                assert event.request_id not in self.finished, "two final events"
+                self.finished[event.request_id] = event
+
+
+def alone(runner: Runner, ask: Ask) -> list[int]:
+    """The same request by itself, without drafting, never disturbed."""
+    params = replace(ask.params, draft="off")
+    return Traffic(runner, EngineConfig(max_streams=runner.info.num_slots)).run([Ask(ask.prompt, params)])[0]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.plan import RunnerInfo
+from slipstream.load import OpenedModel
 from slipstream.load.spec import Family, ModelSpec
-from slipstream.load.tensor import Checkpoint
 from slipstream.runners.torch.caches import GdnCache, GdnLayerCache, PagedKv
 from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
@@ -36,52 +35,39 @@ _FAMILIES: dict[Family, LoadLayer] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The files a runner is made of."""
-
-    trunk: Checkpoint
-    head: Checkpoint | None
-    why_no_head: str = ""
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.trunk.spec
-
-
 def ignore_progress(num_bytes: int) -> None:
     """Nobody watches."""
 
 
-def memory_of(source: Source, engine: EngineConfig, config: RunnerConfig) -> MemoryPlan:
-    return plan_memory(source.spec, source.trunk, source.head, place(config), engine, config)
+def memory_of(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> MemoryPlan:
+    return plan_memory(model, place(config), engine, config)
 
 
 def load_runner(
-    source: Source, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
+    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
 ) -> TorchRunner:
     placement = place(config)
-    memory = plan_memory(source.spec, source.trunk, source.head, placement, engine, config)
-    return _Loader(source, engine, config, placement, memory, progress).load()
+    memory = plan_memory(model, placement, engine, config)
+    return _Loader(model, engine, config, placement, memory, progress).load()
 
 
 class _Loader:
     def __init__(
         self,
-        source: Source,
+        model: OpenedModel,
         engine: EngineConfig,
         config: RunnerConfig,
         placement: Placement,
         memory: MemoryPlan,
         progress: Progress,
     ) -> None:
-        self.source, self.spec = source, source.spec
+        self.model, self.spec = model, model.spec
         self.ops, self.form = placement.ops, placement.form
         self.config, self.memory, self.progress = config, memory, progress
-        self.max_depth = engine.max_depth if source.head is not None else 0
+        self.max_depth = engine.max_depth if model.head is not None else 0
         # Drafts may be fed up to max_depth positions past the last one that counts.
         self.rotary = rotary_table(self.spec.rope, memory.max_context + self.max_depth, self.ops.device)
-        num_kv = self.spec.num_attention_layers + (1 if source.head is not None else 0)
+        num_kv = self.spec.num_attention_layers + (1 if model.head is not None else 0)
         self.kv = PagedKv(self.spec, num_kv, memory.num_blocks, memory.block_size, self.ops.device, self.ops.dtype)
         self.gdn = self._gdn()
         blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
@@ -105,7 +91,7 @@ class _Loader:
         )
 
     def _decoder(self) -> Decoder:
-        weights = Weights(self.source.trunk, self.ops, self.form, self.progress)
+        weights = Weights(self.model.checkpoint, self.ops, self.form, self.progress)
         load_layer = _FAMILIES[self.spec.family]
         kv = iter(self.kv.layers)
         gdn = iter(self.gdn.layers if self.gdn else ())
@@ -116,9 +102,9 @@ class _Loader:
         return load_decoder(weights, self.spec, layers)
 
     def _drafter(self, decoder: Decoder) -> Drafter:
-        if self.source.head is None or self.max_depth == 0:
+        if self.model.head is None or self.max_depth == 0:
             return NoDrafter()
-        weights = Weights(self.source.head, self.ops, self.form, self.progress)
+        weights = Weights(self.model.head, self.ops, self.form, self.progress)
         layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, layer)
         output = decoder.output.first(self._draft_vocab())
@@ -138,5 +124,5 @@ class _Loader:
             max_context=self.memory.max_context,
             vocab_size=self.spec.vocab_size,
             max_depth=drafter.max_depth,
-            why_no_draft="" if drafter.max_depth else (self.source.why_no_head or "max_depth is 0"),
+            why_no_draft="" if drafter.max_depth else (self.model.head_reason or "max_depth is 0"),
         )

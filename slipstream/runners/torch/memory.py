@@ -13,6 +13,7 @@ import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
+from slipstream.load import OpenedModel
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.torch.placement import Placement
@@ -59,13 +60,9 @@ class MemoryPlan:
 
 
 def plan_memory(
-    spec: ModelSpec,
-    trunk: Checkpoint,
-    head: Checkpoint | None,
-    placement: Placement,
-    engine: EngineConfig,
-    runner: RunnerConfig,
+    model: OpenedModel, placement: Placement, engine: EngineConfig, runner: RunnerConfig
 ) -> MemoryPlan:
+    spec, trunk, head = model.spec, model.checkpoint, model.head
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
     item = torch.empty(0, dtype=placement.ops.dtype).element_size()
