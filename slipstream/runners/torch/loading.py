@@ -40,13 +40,13 @@ def ignore_progress(num_bytes: int) -> None:
 
 
 def memory_of(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> MemoryPlan:
-    return plan_memory(model, place(config), engine, config)
+    return plan_memory(model, place(config, model.spec), engine, config)
 
 
 def load_runner(
     model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
 ) -> TorchRunner:
-    placement = place(config)
+    placement = place(config, model.spec)
     memory = plan_memory(model, placement, engine, config)
     return _Loader(model, engine, config, placement, memory, progress).load()
 
@@ -62,7 +62,7 @@ class _Loader:
         progress: Progress,
     ) -> None:
         self.model, self.spec = model, model.spec
-        self.ops, self.form = placement.ops, placement.form
+        self.ops, self.placement = placement.ops, placement
         self.config, self.memory, self.progress = config, memory, progress
         self.max_depth = engine.max_depth if model.head is not None else 0
         # Drafts may be fed up to max_depth positions past the last one that counts.
@@ -91,7 +91,7 @@ class _Loader:
         )
 
     def _decoder(self) -> Decoder:
-        weights = Weights(self.model.checkpoint, self.ops, self.form, self.progress)
+        weights = Weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
         load_layer = _FAMILIES[self.spec.family]
         kv = iter(self.kv.layers)
         gdn = iter(self.gdn.layers if self.gdn else ())
@@ -104,7 +104,7 @@ class _Loader:
     def _drafter(self, decoder: Decoder) -> Drafter:
         if self.model.head is None or self.max_depth == 0:
             return NoDrafter()
-        weights = Weights(self.model.head, self.ops, self.form, self.progress)
+        weights = Weights(self.model.head, self.ops, self.placement.head_form, self.progress)
         layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, layer)
         output = decoder.output.first(self._draft_vocab())

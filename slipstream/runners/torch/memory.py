@@ -17,6 +17,7 @@ from slipstream.load import OpenedModel
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.torch.placement import Placement
+from slipstream.runners.torch.weights import LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
@@ -70,8 +71,8 @@ def plan_memory(
     kv_per_token = num_kv_layers * 2 * spec.num_kv_heads * spec.head_dim * item
     state = _state_bytes(spec, max_depth, item)
     fixed = MemoryPlan(
-        weights=_stored_bytes(trunk, (n for n in trunk.names() if not n.startswith("mtp.")), placement, spec),
-        head=0 if head is None else _stored_bytes(head, (n for n in head.names() if n.startswith("mtp.")), placement, spec),
+        weights=_stored_bytes(trunk, (n for n in trunk.names() if not n.startswith("mtp.")), placement.form, spec),
+        head=0 if head is None else _head_bytes(head, placement, spec),
         kv_per_token=kv_per_token,
         state_per_stream=state,
         workspace=_workspace_bytes(spec, engine, max_depth, item) + _rotary_bytes(spec, max_context),
@@ -86,14 +87,18 @@ def plan_memory(
     return MemoryPlan(**{**values, "num_blocks": num_blocks})
 
 
-def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], placement: Placement, spec: ModelSpec) -> int:
+def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> int:
     total = 0
     for name in names:
         if spec.tied and name == "lm_head.weight":
             continue
         raw = checkpoint.get(name)
-        total += placement.form.stored_bytes(raw.dtype, raw.shape)
+        total += form.stored_bytes(raw.dtype, raw.shape)
     return total
+
+
+def _head_bytes(head: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
+    return _stored_bytes(head, (name for name in head.names() if name.startswith("mtp.")), placement.head_form, spec)
 
 
 def _state_bytes(spec: ModelSpec, max_depth: int, item: int) -> int:

@@ -8,6 +8,10 @@ import torch
 
 from slipstream.config import RunnerConfig
 from slipstream.errors import ConfigError
+from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.cpu.backend import CpuOps, PackedFormat
+from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.torch.cpu.ops import load as load_kernels
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
@@ -16,6 +20,7 @@ from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 class Placement:
     ops: Ops
     form: LinearFormat
+    head_form: LinearFormat
     note: str  # one line for people: what runs where
 
     @property
@@ -37,15 +42,35 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def place(config: RunnerConfig) -> Placement:
+def place(config: RunnerConfig, spec: ModelSpec) -> Placement:
     device = choose_device(config.device)
-    return _dense(device, config.dtype, "plain PyTorch")
+    if device.type != "cpu":
+        return _dense(device, config.dtype, "PyTorch operations")
+    kernels = _cpu_kernels(config, spec)
+    if isinstance(kernels, str):
+        return _dense(device, config.dtype, f"plain PyTorch operations: {kernels}")
+    stored = "matrices as stored" if config.dtype == "auto" else f"matrices in {config.dtype}"
+    note = f"cpu, {stored}, {kernels.isa} kernels on {kernels.num_threads} threads"
+    # The head decides nothing, so it may be rounded: 8 bits make a draft cheaper.
+    head = PackedFormat(kernels, "int8") if config.dtype == "auto" else PackedFormat(kernels, config.dtype)
+    return Placement(CpuOps(kernels), PackedFormat(kernels, config.dtype), head, note)
+
+
+def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:
+    if not config.kernels:
+        return "kernels are switched off"
+    if config.dtype not in ("auto", "float32", "bfloat16", "int8"):
+        return f"the kernels do not compute in {config.dtype}"
+    if spec.head_dim % 16 or spec.head_dim > 256:
+        return f"the kernels do not take heads of {spec.head_dim}"
+    return load_kernels()
 
 
 def _dense(device: torch.device, dtype: str, why: str) -> Placement:
     default = "float32" if device.type == "cpu" else "bfloat16"
     name = default if dtype == "auto" else dtype
     if name == "int8":
-        raise ConfigError("dtype int8 needs the CPU kernels")
+        raise ConfigError(f"dtype int8 needs the CPU kernels, but here there are only {why}")
     ops = TorchOps(device, getattr(torch, name))
-    return Placement(ops, DenseFormat(ops), f"{device.type}, {name}, {why}")
+    form = DenseFormat(ops)
+    return Placement(ops, form, form, f"{device.type}, {name}, {why}")

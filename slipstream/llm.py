@@ -1,0 +1,207 @@
+"""The offline way in: a model, prompts, answers. Puts loader, runner and engine together; the server does the same.
+
+Knows no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.engine import Engine
+from slipstream.engine.plan import Runner
+from slipstream.engine.request import FinishReason, TokenEvent
+from slipstream.engine.stats import RequestStats, StatsSnapshot
+from slipstream.errors import ConfigError, EngineDead, RequestError
+from slipstream.load import OpenedModel, StreamingDetokenizer, open_model
+from slipstream.sampling import DraftSetting, SamplingParams
+
+Prompt = str | Sequence[int]
+Progress = Callable[[int], None]
+RUNNERS = ("torch",)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # the end token included, if there was one
+    text: str  # without it
+    finish_reason: FinishReason
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """A piece of one stream."""
+
+    text: str
+    tokens: tuple[int, ...]
+    num_accepted: int
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None
+
+
+def make_engine(
+    model: OpenedModel,
+    engine: EngineConfig,
+    runner: RunnerConfig,
+    runner_name: str = "torch",
+    progress: Progress | None = None,
+    on_death: Callable[[Exception], None] | None = None,
+) -> Engine:
+    """An engine that is not started yet; its thread will load the model."""
+    if runner_name not in RUNNERS:
+        raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {runner_name!r}")
+
+    def load() -> Runner:
+        from slipstream.runners.torch.loading import ignore_progress, load_runner
+
+        return load_runner(model, engine, runner, progress or ignore_progress)
+
+    return Engine(load, engine, model.tokenizer.eos_token_ids, on_death)
+
+
+class LLM:
+    """A loaded model that answers lists of prompts. Use as a context manager, or call ``close``."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        runner: str = "torch",
+        device: str = "auto",
+        dtype: str = "auto",
+        mtp: str | None = None,
+        draft: DraftSetting = "adaptive",
+        max_streams: int = 16,
+        kv_memory: int | None = None,
+        max_context: int | None = None,
+        max_depth: int = 4,
+        p_min: float = 0.0,
+        draft_vocab: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
+        self.runner_config = RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab)
+        self.model = open_model(model, mtp)
+        self.tokenizer = self.model.tokenizer
+        self.engine = make_engine(self.model, self.engine_config, self.runner_config, runner, progress)
+        self.engine.start()
+
+    @property
+    def speculation(self) -> str:
+        """Whether and why drafting is on or off."""
+        return self.engine.snapshot().depth_reason
+
+    def snapshot(self) -> StatsSnapshot:
+        return self.engine.snapshot()
+
+    def tokens_of(self, prompt: Prompt) -> list[int]:
+        """Text is encoded as it is; token ids are taken as they are. ``chat`` applies the model's template."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def chat_tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return self.tokenizer.chat(messages)
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Output]:
+        """Answers in the order of the prompts, all of them running together."""
+        if isinstance(prompts, str):
+            raise RequestError("generate takes a list of prompts, not one string")
+        each = _one_each(params, len(prompts))
+        collectors = [_Collector() for _ in prompts]
+        encoded = [self.tokens_of(prompt) for prompt in prompts]
+        ids: list[str] = []
+        try:
+            for tokens, own, collector in zip(encoded, each, collectors, strict=True):
+                ids.append(self.engine.submit(tokens, own, collector))
+            events = [collector.wait() for collector in collectors]
+        except BaseException:
+            for request_id in ids:
+                self.engine.abort(request_id)
+            raise
+        return [
+            self._output(tokens, collector, event)
+            for tokens, collector, event in zip(encoded, collectors, events, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TextEvent]:
+        """One answer as it comes. Leaving the loop early aborts the request."""
+        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        request_id = self.engine.submit(self.tokens_of(prompt), params or SamplingParams(), events.put)
+        detokenizer = StreamingDetokenizer(self.tokenizer)
+        done = False
+        try:
+            while not done:
+                event = events.get()
+                done = event.finish_reason is not None
+                yield _text_event(event, detokenizer)
+        finally:
+            if not done:
+                self.engine.abort(request_id)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _output(self, prompt: list[int], collector: _Collector, last: TokenEvent) -> Output:
+        assert last.finish_reason is not None
+        assert last.stats is not None
+        text = self.tokenizer.decode(_visible(collector.tokens, last.finish_reason))
+        return Output(tuple(prompt), tuple(collector.tokens), text, last.finish_reason, last.stats)
+
+
+class _Collector:
+    """A sink that keeps everything and wakes one waiter at the end."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._last: TokenEvent | None = None
+        self._done = threading.Event()
+
+    def __call__(self, event: TokenEvent) -> None:
+        self.tokens += event.tokens
+        if event.finish_reason is not None:
+            self._last = event
+            self._done.set()
+
+    def wait(self) -> TokenEvent:
+        self._done.wait()
+        assert self._last is not None
+        if self._last.finish_reason == "error":
+            raise EngineDead(self._last.error)
+        return self._last
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{count} prompts need {count} SamplingParams or one for all, not {len(params)}")
+    return params
+
+
+def _visible(tokens: Sequence[int], reason: FinishReason | None) -> list[int]:
+    """The end token is part of the answer's tokens, not of its text."""
+    return list(tokens[:-1] if reason == "stop" else tokens)
+
+
+def _text_event(event: TokenEvent, detokenizer: StreamingDetokenizer) -> TextEvent:
+    if event.finish_reason == "error":
+        raise EngineDead(event.error)
+    text = detokenizer.push(_visible(event.tokens, event.finish_reason))
+    if event.finish_reason is not None:
+        text += detokenizer.finish()
+    return TextEvent(text, event.tokens, event.num_accepted, event.finish_reason, event.stats)

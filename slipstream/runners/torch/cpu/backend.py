@@ -1,0 +1,125 @@
+"""The runner's operations and matrices on the C kernels: float32 activations, weights in packed formats.
+
+Owns which packed format a stored type becomes. The kernels themselves are in ops.py and the C files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.load.tensor import RawTensor
+from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight, Weight
+from slipstream.runners.torch.ops import HeadShape, LayerKv, Linear, Rotary
+from slipstream.runners.torch.weights import as_tensor
+
+_AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
+_BY_DTYPE = {"float32": F32, "bfloat16": BF16, "int8": W8}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    kernels: Kernels
+    weight: Weight
+    bias: Tensor | None = None  # [out]
+
+    @property
+    def parts(self) -> tuple[PackedWeight, ...]:
+        return self.weight if isinstance(self.weight, tuple) else (self.weight,)
+
+    @property
+    def num_out(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return self.kernels.linear(x, self.weight, torch.empty(x.shape[0], self.num_out), self.bias, add)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        assert isinstance(self.weight, PackedWeight)
+        return self.kernels.embed(ids, self.weight)
+
+    def first(self, num_rows: int) -> PackedLinear:
+        assert isinstance(self.weight, PackedWeight)
+        assert self.bias is None
+        return PackedLinear(self.kernels, self.weight.slice_rows(num_rows))
+
+
+class PackedFormat:
+    """``dtype`` auto keeps what the file has where the kernels know it, 8-bit blocks where they do not."""
+
+    def __init__(self, kernels: Kernels, dtype: str) -> None:
+        self.kernels = kernels
+        self._dtype = dtype
+
+    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        return PackedLinear(self.kernels, self.kernels.concat([self._pack(part) for part in parts]), bias)
+
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if len(shape) != 2:
+            return math.prod(shape) * 4
+        return self.kernels.packed_bytes(self._format(dtype, shape[1]), shape[0], shape[1])
+
+    def _format(self, dtype: str, num_cols: int) -> int:
+        chosen = _AS_STORED.get(dtype, W8) if self._dtype == "auto" else _BY_DTYPE[self._dtype]
+        return BF16 if chosen == W8 and num_cols % 32 else chosen
+
+    def _pack(self, raw: RawTensor) -> PackedWeight:
+        form = self._format(raw.dtype, raw.shape[1])
+        if _AS_STORED.get(raw.dtype) == form and form in (W4, W4M, W8):
+            return self.kernels.pack_blocks(form, torch.from_numpy(raw.data.copy()), raw.shape[1])
+        matrix = as_tensor(raw)
+        if form == W8:
+            return self.kernels.quantize_w8(matrix)
+        return self.kernels.pack_float(matrix.to(torch.bfloat16 if form == BF16 else torch.float32))
+
+
+class CpuOps:
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        return self._kernels.rms_norm(flat, weight, eps, torch.empty_like(flat)).view(x.shape)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._kernels.silu_mul(gate_up, torch.empty(gate_up.shape[0], gate_up.shape[1] // 2))
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        heads: HeadShape,
+        rotary: Rotary,
+        kv: LayerKv,
+        batch: RaggedBatch,
+        norms: tuple[Tensor, Tensor, float] | None,
+    ) -> Tensor:
+        q = torch.empty(qkv.shape[0], heads.num_q * heads.dim)
+        where = (batch.positions, batch.token_slots, batch.block_table)
+        return self._kernels.rope_store(qkv, q, kv.k, kv.v, *where, rotary.cos, rotary.sin, *(norms or ()))
+
+    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch) -> Tensor:
+        where = (batch.positions, batch.token_slots, batch.block_table)
+        return self._kernels.attend(q, kv.k, kv.v, *where, heads.dim**-0.5, torch.empty_like(q))
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return self._kernels.argmax(logits)
+
+    def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        return self._kernels.gumbel_argmax(logits, inv_temperature, seeds, positions.contiguous())
+
+    def confidence(self, logits: Tensor) -> Tensor:
+        conf = torch.empty(logits.shape[0])
+        self._kernels.argmax(logits, conf)
+        return conf

@@ -1,0 +1,30 @@
+/* A stack of decoder layers in one call: norm, attention, norm, gated MLP, both added to the residual stream. */
+#ifndef SS_LAYERS_H
+#define SS_LAYERS_H
+
+#include <stdint.h>
+
+#include "weight.h"
+
+/* One layer; the same struct is declared in layers.py. */
+typedef struct {
+  const float *attention_norm, *mlp_norm; /* [hidden] */
+  const weight_t *qkv, *o, *gate_up, *down;
+  const float *qkv_bias, *o_bias; /* or NULL */
+  const float *q_norm, *k_norm; /* [dim], or NULL */
+  float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim] */
+} layer_t;
+
+/* What all layers share in a step. */
+typedef struct {
+  float *x; /* [num_tokens, hidden], in and out */
+  const int32_t *positions, *token_slot; /* [num_tokens] */
+  const int32_t *block_table; /* [slots, max_blocks] */
+  const float *cos, *sin; /* [max positions, rot / 2] */
+  int32_t num_tokens, num_heads, num_kv_heads, dim, rot, block_size, max_blocks;
+  float eps, scale;
+} layers_step;
+
+void ss_layers(const layer_t *layers, int num_layers, const layers_step *step);
+
+#endif

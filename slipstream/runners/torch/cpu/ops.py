@@ -1,0 +1,386 @@
+"""The C kernels as functions on torch tensors. Checks shapes by assert, allocates nothing but results.
+
+Calls release the GIL and must come from one thread at a time. Every result row has the same bits whatever rows stand
+beside it and however many threads compute it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.runners.torch.cpu.build import build
+
+Tensor = torch.Tensor
+
+W4, W4M, W8, BF16, F32 = range(5)  # as in weight.h
+FORMAT_NAMES = ("w4", "w4m", "w8", "bf16", "f32")
+RAW_BLOCK_BYTES = {W4: 18, W4M: 20, W8: 34}  # of a GGUF block of 32
+MAX_HEAD_DIM = 256
+MAX_GROUP = 64  # query heads of a KV head
+
+
+class _Weight(ctypes.Structure):
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("cols", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class _Rope(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "q_out", "k_cache", "v_cache", "positions", "token_slot")),
+        *((name, ctypes.c_void_p) for name in ("block_table", "cos", "sin", "q_norm", "k_norm")),
+        ("ldx", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim", "rot")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "per_chunk")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Attend(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k_cache", "v_cache", "positions", "token_slot", "block_table")),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks")),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix [rows, cols] in the kernels' layout. A slice shares ``data`` with the whole."""
+
+    format: int
+    rows: int
+    cols: int
+    data: Tensor  # uint8 [packed bytes]
+    struct: _Weight = field(repr=False)
+    address: int = field(repr=False)  # of struct
+
+    def slice_rows(self, num_rows: int) -> PackedWeight:
+        """The first ``num_rows`` output rows, nothing copied."""
+        assert 0 < num_rows <= self.rows
+        return _weight(self.format, num_rows, self.cols, self.data)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.numel()
+
+
+Weight = PackedWeight | tuple[PackedWeight, ...]  # a tuple: output rows of the parts, one after the other
+
+
+def _weight(format: int, rows: int, cols: int, data: Tensor) -> PackedWeight:
+    struct = _Weight(format, rows, cols, 0, data.data_ptr())
+    return PackedWeight(format, rows, cols, data, struct, ctypes.addressof(struct))
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, integer, long, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+    arguments = {
+        "ss_linear": (pointer, pointer, long, integer, pointer, long, pointer, pointer, long),
+        "ss_pack": (pointer, pointer, long, integer, integer),
+        "ss_append": (pointer, integer, pointer),
+        "ss_embed": (pointer, pointer, integer, pointer),
+        "ss_packed_bytes": (integer, integer, integer),
+        "ss_rms_norm": (pointer, pointer, real, integer, integer, pointer),
+        "ss_silu_mul": (pointer, integer, integer, pointer),
+        "ss_rope_store": (pointer,),
+        "ss_layers": (pointer, integer, pointer),
+        "ss_attend": (pointer,),
+        "ss_sample": (pointer, long, integer, integer, pointer, pointer, pointer, pointer, pointer),
+        "ss_set_threads": (integer,),
+        "ss_pool_probe": (pointer, integer, integer),
+        "ss_panel_rows": (),
+        "ss_isa": (),
+    }
+    for name, types in arguments.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    library.ss_packed_bytes.restype = long
+    library.ss_set_threads.restype = library.ss_panel_rows.restype = integer
+    library.ss_isa.restype = ctypes.c_char_p
+
+
+def available_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _rows(x: Tensor) -> None:
+    assert x.dtype == torch.float32, x.dtype
+    assert x.dim() == 2, x.shape
+    assert x.stride(1) == 1, x.stride()
+
+
+def _flat(x: Tensor, dtype: torch.dtype) -> int:
+    assert x.dtype == dtype, (x.dtype, dtype)
+    assert x.is_contiguous(), (x.shape, x.stride())
+    return x.data_ptr()
+
+
+class Kernels:
+    """One compiled library. There is normally one for the process: see ``load``."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int | None = None):
+        _declare(library)
+        self._c = library
+        self._linear, self._norm, self._silu = library.ss_linear, library.ss_rms_norm, library.ss_silu_mul
+        self.isa: str = library.ss_isa().decode()
+        self.panel_rows: int = library.ss_panel_rows()
+        self.num_threads = 0
+        self.set_threads(num_threads or available_threads())
+
+    def set_threads(self, num_threads: int) -> int:
+        """Use this many threads, the caller among them; returns how many there are now."""
+        self.num_threads = self._c.ss_set_threads(num_threads)
+        return self.num_threads
+
+    # ---- weights ----
+
+    def packed_bytes(self, format: int, rows: int, cols: int) -> int:
+        """What a matrix takes in the kernels' layout."""
+        return int(self._c.ss_packed_bytes(format, rows, cols))
+
+    def _empty(self, format: int, rows: int, cols: int) -> PackedWeight:
+        assert rows > 0
+        assert cols > 0
+        return _weight(format, rows, cols, torch.zeros(self.packed_bytes(format, rows, cols), dtype=torch.uint8))
+
+    def pack_blocks(self, format: int, raw: Tensor, cols: int) -> PackedWeight:
+        """raw: uint8 [rows, bytes per row], as in a GGUF file."""
+        assert cols % 32 == 0
+        assert raw.dim() == 2
+        assert raw.shape[1] == cols // 32 * RAW_BLOCK_BYTES[format]
+        weight = self._empty(format, raw.shape[0], cols)
+        self._c.ss_pack(weight.address, _flat(raw, torch.uint8), raw.shape[1], 0, raw.shape[0])
+        return weight
+
+    def pack_q4_0(self, raw: Tensor, cols: int) -> PackedWeight:
+        """raw: uint8 [rows, cols / 32 * 18], as in a GGUF file. Rows of several tensors may be stacked before."""
+        return self.pack_blocks(W4, raw, cols)
+
+    def pack_q4_1(self, raw: Tensor, cols: int) -> PackedWeight:
+        """raw: uint8 [rows, cols / 32 * 20]."""
+        return self.pack_blocks(W4M, raw, cols)
+
+    def pack_q8_0(self, raw: Tensor, cols: int) -> PackedWeight:
+        """raw: uint8 [rows, cols / 32 * 34]."""
+        return self.pack_blocks(W8, raw, cols)
+
+    def pack_float(self, matrix: Tensor) -> PackedWeight:
+        """matrix: [rows, cols], float32 or bfloat16, kept as it is."""
+        assert matrix.dim() == 2
+        assert matrix.dtype in (torch.float32, torch.bfloat16)
+        matrix = matrix.contiguous()
+        weight = self._empty(BF16 if matrix.dtype == torch.bfloat16 else F32, *matrix.shape)
+        stride = matrix.shape[1] * matrix.element_size()
+        self._c.ss_pack(weight.address, matrix.data_ptr(), stride, 0, matrix.shape[0])
+        return weight
+
+    def quantize_w8(self, matrix: Tensor) -> PackedWeight:
+        """Round a float matrix to 8 bits with one half-precision scale for 32 columns (GGUF's Q8_0)."""
+        rows, cols = matrix.shape
+        assert cols % 32 == 0
+        blocks = matrix.float().reshape(rows, cols // 32, 32)
+        scale = (blocks.abs().amax(2) / 127).half()  # [rows, blocks]
+        wide = scale.float().unsqueeze(2)
+        levels = torch.where(wide > 0, blocks / wide.clamp(min=1e-30), 0).round().clamp(-127, 127).to(torch.int8)
+        raw = torch.cat([scale.unsqueeze(2).view(torch.uint8), levels.view(torch.uint8)], 2)
+        return self.pack_blocks(W8, raw.reshape(rows, -1).contiguous(), cols)
+
+    def concat(self, parts: list[PackedWeight]) -> Weight:
+        """Stack output rows. Parts of different formats stay apart, as a tuple that ``linear`` takes as well."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        assert all(part.cols == first.cols for part in parts)
+        if any(part.format != first.format for part in parts):
+            return tuple(parts)
+        whole, at = self._empty(first.format, sum(part.rows for part in parts), first.cols), 0
+        for part in parts:
+            self._c.ss_append(whole.address, at, part.address)
+            at += part.rows
+        return whole
+
+    # ---- layers ----
+
+    def embed(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
+        """ids: int64 [T] -> rows of the matrix as float32 [T, cols]."""
+        if out is None:
+            out = torch.empty(ids.shape[0], weight.cols)
+        assert out.shape == (ids.shape[0], weight.cols)
+        self._c.ss_embed(weight.address, _flat(ids, torch.int64), ids.shape[0], _flat(out, torch.float32))
+        return out
+
+    def linear(
+        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None = None, add: Tensor | None = None
+    ) -> Tensor:
+        """out [M, rows] = x [M, cols] @ weight.T (+ bias [rows]) (+ add [M, rows]); ``add`` may be ``out``."""
+        if isinstance(weight, tuple):
+            return self._linear_parts(x, weight, out, bias, add)
+        _rows(x)
+        _rows(out)
+        assert x.shape[1] == weight.cols, (x.shape, weight)
+        assert out.shape == (x.shape[0], weight.rows), (x.shape, out.shape, weight)
+        bias_at = add_at = add_stride = None
+        if bias is not None:
+            assert bias.shape == (weight.rows,)
+            bias_at = _flat(bias, torch.float32)
+        if add is not None:
+            _rows(add)
+            assert add.shape == out.shape
+            add_at, add_stride = add.data_ptr(), add.stride(0)
+        self._linear(
+            weight.address, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), out.stride(0),
+            bias_at, add_at, add_stride or 0,
+        )  # fmt: skip
+        return out
+
+    def _linear_parts(
+        self, x: Tensor, parts: tuple[PackedWeight, ...], out: Tensor, bias: Tensor | None, add: Tensor | None
+    ) -> Tensor:
+        at = 0
+        for part in parts:
+            rows = slice(at, at + part.rows)
+            part_bias = None if bias is None else bias[rows]
+            self.linear(x, part, out[:, rows], part_bias, None if add is None else add[:, rows])
+            at += part.rows
+        assert at == out.shape[1]
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+        """x: [M, K], weight: [K]; ``out`` may be ``x``."""
+        rows, cols = x.shape
+        assert weight.shape == (cols,)
+        assert out.shape == x.shape
+        at = _flat(x, torch.float32), _flat(weight, torch.float32), _flat(out, torch.float32)
+        self._norm(at[0], at[1], eps, rows, cols, at[2])
+        return out
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        """gate_up: [M, 2 I] -> silu(gate) * up: [M, I]."""
+        rows, cols = out.shape
+        assert gate_up.shape == (rows, 2 * cols)
+        self._silu(_flat(gate_up, torch.float32), rows, cols, _flat(out, torch.float32))
+        return out
+
+    # ---- attention ----
+
+    def rope_store(
+        self,
+        qkv: Tensor,  # [T, (Hq + 2 Hkv) D]
+        q_out: Tensor,  # [T, Hq D]
+        k_cache: Tensor,  # [num_blocks, Hkv, block_size, D]
+        v_cache: Tensor,
+        positions: Tensor,  # int32 [T]
+        token_slot: Tensor,  # int32 [T]
+        block_table: Tensor,  # int32 [num_slots, max_blocks]
+        cos: Tensor,  # [max_pos, rot / 2]
+        sin: Tensor,
+        q_norm: Tensor | None = None,  # [D]
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        """Norm (if any) and rotate queries and keys, half-split pairing; write keys and values into their blocks."""
+        _, kv_heads, block_size, dim = k_cache.shape
+        num_tokens, heads, rot = qkv.shape[0], q_out.shape[1] // dim, 2 * cos.shape[1]
+        _rows(qkv)
+        assert qkv.shape[1] == (heads + 2 * kv_heads) * dim
+        assert q_out.shape == (num_tokens, heads * dim)
+        assert k_cache.shape == v_cache.shape
+        assert rot <= dim <= MAX_HEAD_DIM
+        assert positions.shape == (num_tokens,)
+        assert (q_norm is None) == (k_norm is None)
+        assert token_slot.shape == (num_tokens,)
+        assert cos.shape == sin.shape
+        norms = (None, None) if q_norm is None or k_norm is None else (_floats(q_norm), _floats(k_norm))
+        job = _Rope(
+            qkv.data_ptr(), _floats(q_out), _floats(k_cache), _floats(v_cache),
+            _flat(positions, torch.int32), _flat(token_slot, torch.int32), _flat(block_table, torch.int32),
+            _floats(cos), _floats(sin), *norms, qkv.stride(0),
+            num_tokens, heads, kv_heads, dim, rot, block_size, block_table.shape[1], 0, eps,
+        )  # fmt: skip
+        self._c.ss_rope_store(ctypes.addressof(job))
+        return q_out
+
+    def attend(
+        self,
+        q: Tensor,  # [T, Hq D]
+        k_cache: Tensor,  # [num_blocks, Hkv, block_size, D]
+        v_cache: Tensor,
+        positions: Tensor,  # int32 [T]
+        token_slot: Tensor,  # int32 [T]
+        block_table: Tensor,  # int32 [num_slots, max_blocks]
+        scale: float,
+        out: Tensor,  # [T, Hq D]
+    ) -> Tensor:
+        """Each token sees positions 0 .. its own of its slot."""
+        _, kv_heads, block_size, dim = k_cache.shape
+        num_tokens, heads = q.shape[0], q.shape[1] // dim
+        assert dim % 16 == 0
+        assert dim <= MAX_HEAD_DIM
+        assert heads % kv_heads == 0
+        assert heads // kv_heads <= MAX_GROUP
+        assert q.shape == out.shape
+        assert k_cache.shape == v_cache.shape
+        assert positions.shape == token_slot.shape == (num_tokens,)
+        job = _Attend(
+            _floats(q), _floats(k_cache), _floats(v_cache), _flat(positions, torch.int32),
+            _flat(token_slot, torch.int32), _flat(block_table, torch.int32), _floats(out),
+            num_tokens, heads, kv_heads, dim, block_size, block_table.shape[1], scale,
+        )  # fmt: skip
+        self._c.ss_attend(ctypes.addressof(job))
+        return out
+
+    def run_layers(self, layers: int, num_layers: int, step: int) -> None:
+        """Addresses of C structs: see layers.py."""
+        self._c.ss_layers(layers, num_layers, step)
+
+    # ---- sampling ----
+
+    def argmax(self, logits: Tensor, conf: Tensor | None = None) -> Tensor:
+        """logits: [S, V] -> ids int64 [S], ties to the lowest; ``conf`` [S] takes their softmax probability."""
+        _rows(logits)
+        ids = torch.empty(logits.shape[0], dtype=torch.int64)
+        assert conf is None or conf.shape == ids.shape
+        conf_at = None if conf is None else _floats(conf)
+        size = logits.stride(0), *logits.shape
+        self._c.ss_sample(logits.data_ptr(), *size, None, None, None, ids.data_ptr(), conf_at)
+        return ids
+
+    def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+        """argmax of logits * inv_temperature + noise(seed, position, id). seeds: int64 or uint64; positions: int64."""
+        _rows(logits)
+        ids = torch.empty(logits.shape[0], dtype=torch.int64)
+        assert inv_temperature.shape == seeds.shape == positions.shape == ids.shape
+        assert seeds.dtype in (torch.int64, torch.uint64)
+        assert seeds.is_contiguous()
+        size = logits.stride(0), *logits.shape
+        noise = _floats(inv_temperature), seeds.data_ptr(), _flat(positions, torch.int64)
+        self._c.ss_sample(logits.data_ptr(), *size, *noise, ids.data_ptr(), None)
+        return ids
+
+    def probe(self, out: Tensor, repeats: int) -> None:
+        """Run trivial jobs of ``len(out)`` chunks: what a call costs, and whether each chunk runs once."""
+        self._c.ss_pool_probe(_floats(out), out.shape[0], repeats)
+
+
+def _floats(x: Tensor) -> int:
+    assert x.dtype == torch.float32, x.dtype
+    assert x.is_contiguous(), (x.shape, x.stride())
+    return x.data_ptr()
+
+
+def load(num_threads: int | None = None) -> Kernels | str:
+    """The kernels for this machine, compiled if need be, or one sentence saying why there are none."""
+    built = build()
+    return Kernels(built.library, num_threads) if built.library is not None else built.why_not
