@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import settings
 
 settings.register_profile("slipstream", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("slipstream")
+
+# Tiny tensors gain nothing from a second thread, and waiting for it on a busy machine costs much.
+torch.set_num_threads(1)

@@ -9,6 +9,11 @@ Family = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe"]
 LayerKind = Literal["full_attention", "linear_attention"]
 
 
+def all_full_attention(num_layers: int) -> tuple[LayerKind, ...]:
+    kind: LayerKind = "full_attention"
+    return (kind,) * num_layers
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     theta: float

@@ -72,7 +72,9 @@ class Truncation:
         if 0 < self.top_k < logits.shape[0]:
             ranked[self.top_k :] = float("-inf")
         chance = (ranked * self.inv_temperature).softmax(-1)
-        drop = (chance.cumsum(-1) - chance >= self.top_p) | (chance < self.min_p * chance[0])
+        drop = chance < self.min_p * chance[0]
+        if self.top_p < 1.0:
+            drop |= chance.cumsum(-1) - chance >= self.top_p
         drop[0] = False
         logits[order] = ranked.masked_fill(drop, float("-inf"))
 

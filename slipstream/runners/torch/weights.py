@@ -95,5 +95,8 @@ class Weights:
         )
         return self.form.linear([query, k, v, gate], None)
 
-    def empty(self, *shape: int) -> Tensor:
-        return torch.empty(*shape, device=self.ops.device, dtype=self.ops.dtype)
+    def stack(self, name: str, shape: tuple[int, int, int]) -> list[Linear]:
+        """A tensor of several matrices, each on its own."""
+        raw = self.raw(name, shape)
+        rows = raw.data.reshape(shape[0], shape[1], -1)
+        return [self.form.linear([RawTensor(name, raw.dtype, shape[1:], part)], None) for part in rows]

@@ -64,9 +64,10 @@ class PackedFormat:
         return PackedLinear(self.kernels, self.kernels.concat([self._pack(part) for part in parts]), bias)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        if len(shape) != 2:
+        if len(shape) < 2 or shape[-2] == 1:  # a vector, or a conv's kernels
             return math.prod(shape) * 4
-        return self.kernels.packed_bytes(self._format(dtype, shape[1]), shape[0], shape[1])
+        *count, rows, cols = shape
+        return math.prod(count) * self.kernels.packed_bytes(self._format(dtype, cols), rows, cols)
 
     def _format(self, dtype: str, num_cols: int) -> int:
         chosen = _AS_STORED.get(dtype, W8) if self._dtype == "auto" else _BY_DTYPE[self._dtype]

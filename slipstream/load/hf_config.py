@@ -1,0 +1,201 @@
+"""config.json -> ModelSpec, for every family we have. Refuses, by name, what we would compute wrongly.
+
+Knows nothing of weights. Defaults are those the families' own configurations fall back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.errors import CorruptFile, UnknownModel
+from slipstream.load.config_fields import Fields
+from slipstream.load.spec import Family, GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec, all_full_attention
+
+FAMILIES: dict[str, Family] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+}
+HYBRID: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe")
+DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "qwen3_5": 256, "qwen3_5_moe": 256}
+
+
+def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
+    """`config` and `generation` are the parsed config.json and generation_config.json; `where` is for messages."""
+    outer = Fields(config, where)
+    text = outer.level("text_config") if outer.raw("text_config") is not None else outer
+    family = _family(outer)
+    _refuse_unsupported(outer, text, family)
+    heads = text.size("num_attention_heads")
+    head_dim = _head_dim(text, family, heads)
+    biased = text.flag("attention_bias")
+    hybrid = family in HYBRID
+    return ModelSpec(
+        family=family,
+        hidden_size=text.size("hidden_size"),
+        num_layers=text.layers("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=_kv_heads(text, heads),
+        head_dim=head_dim,
+        intermediate_size=0 if family == "qwen3_5_moe" else text.size("intermediate_size"),
+        vocab_size=text.size("vocab_size"),
+        max_context=text.size("max_position_embeddings", 2048 if family == "llama" else 32768),
+        norm_eps=text.number("rms_norm_eps", 1e-6),
+        rope=_rope(text, head_dim, 0.25 if hybrid else 1.0),
+        tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
+        layer_kinds=_layer_kinds(text, hybrid),
+        qkv_bias=biased or family == "qwen2",
+        o_bias=biased and family != "qwen2",
+        qk_norm=hybrid or family == "qwen3",
+        gated_attention=hybrid,
+        norm_plus_one=hybrid,
+        gdn=_gdn(text) if hybrid else None,
+        moe=_moe(text) if family == "qwen3_5_moe" else None,
+        num_mtp_layers=text.count("mtp_num_hidden_layers", 0),
+        eos_token_ids=_eos(Fields(generation, where), outer, text),
+        name=name,
+    )
+
+
+def _family(outer: Fields) -> Family:
+    model_type = outer.text("model_type")
+    if model_type not in FAMILIES:
+        raise UnknownModel(f"{outer.where}: model type {model_type!r} is not one of {', '.join(FAMILIES)}.")
+    return FAMILIES[model_type]
+
+
+def _refuse_unsupported(outer: Fields, text: Fields, family: Family) -> None:
+    for level in (outer, text):
+        if level.raw("quantization_config") is not None:
+            raise UnknownModel(f"{outer.where}: quantised Hugging Face checkpoints are not supported; use the GGUF.")
+    if (act := text.text("hidden_act", "silu")) != "silu":
+        raise UnknownModel(f"{outer.where}: the MLP's activation is {act!r}, only 'silu' is supported.")
+    if text.flag("mlp_bias"):
+        raise UnknownModel(f"{outer.where}: an MLP with biases (mlp_bias) is not supported.")
+    if family in HYBRID and not text.flag("attn_output_gate", True):
+        raise UnknownModel(f"{outer.where}: {family} without the attention's output gate is not supported.")
+    if _uses_window(outer, text):
+        raise UnknownModel(f"{outer.where}: the model uses sliding-window attention, which is not supported.")
+
+
+def _uses_window(outer: Fields, text: Fields) -> bool:
+    window = text.values.get("sliding_window", 4096)
+    if type(window) is int and window >= text.size("max_position_embeddings", 32768):
+        return False
+    if outer.raw("model_type") == "mistral":
+        return window is not None
+    if types := _layer_types(text):
+        return "sliding_attention" in types
+    beyond = text.count("max_window_layers", 28) < text.layers("num_hidden_layers")
+    return window is not None and beyond and text.flag("use_sliding_window")
+
+
+def _head_dim(text: Fields, family: Family, heads: int) -> int:
+    hidden = text.size("hidden_size")
+    default = DEFAULT_HEAD_DIM.get(family, hidden // heads)
+    if text.raw("head_dim") is None and family not in DEFAULT_HEAD_DIM and hidden % heads:
+        raise CorruptFile(f"{text.where}: hidden_size {hidden} does not divide into {heads} attention heads.")
+    return text.size("head_dim", default)
+
+
+def _kv_heads(text: Fields, heads: int) -> int:
+    kv_heads = text.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise CorruptFile(f"{text.where}: {heads} attention heads cannot share {kv_heads} key-value heads.")
+    return kv_heads
+
+
+def _rope(text: Fields, head_dim: int, default_part: float) -> RopeSpec:
+    key = "rope_parameters" if text.raw("rope_parameters") is not None else "rope_scaling"
+    rope = text.level(key)
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        raise UnknownModel(f"{rope.where}: rotary parameters that differ by layer are not supported.")
+    part = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", default_part))
+    theta = rope.number("rope_theta", text.number("rope_theta", 10000.0))
+    rotary_dim = int(head_dim * part)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise CorruptFile(f"{rope.where}: {part} of a head of {head_dim} is not an even number of rotary dimensions.")
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind == "llama3":
+        return _llama3_rope(rope, text, theta, rotary_dim)
+    if kind != "default":
+        raise UnknownModel(f"{rope.where}: rotary scaling of type {kind!r} is not supported.")
+    return RopeSpec(theta, rotary_dim)
+
+
+def _llama3_rope(rope: Fields, text: Fields, theta: float, rotary_dim: int) -> RopeSpec:
+    return RopeSpec(
+        theta,
+        rotary_dim,
+        llama3_factor=rope.number("factor"),
+        llama3_low_freq=rope.number("low_freq_factor"),
+        llama3_high_freq=rope.number("high_freq_factor"),
+        llama3_original_context=rope.size(
+            "original_max_position_embeddings", text.size("max_position_embeddings", 2048)
+        ),
+    )
+
+
+def _layer_types(text: Fields) -> list[str]:
+    types = text.raw("layer_types")
+    if types is None:
+        return []
+    if not isinstance(types, list) or len(types) != text.layers("num_hidden_layers"):
+        raise CorruptFile(f"{text.where}: layer_types should name the kind of each of the num_hidden_layers layers.")
+    return types
+
+
+def _layer_kinds(text: Fields, hybrid: bool) -> tuple[LayerKind, ...]:
+    num_layers = text.layers("num_hidden_layers")
+    types = _layer_types(text)
+    if not hybrid:
+        # A window that is as long as the context is no window.
+        for kind in types:
+            _layer_kind(text, kind, allowed=("full_attention", "sliding_attention"))
+        return all_full_attention(num_layers)
+    if types:
+        return tuple(_layer_kind(text, kind) for kind in types)
+    kinds = ("linear_attention", "full_attention")
+    interval = text.size("full_attention_interval", 4)
+    return tuple(_layer_kind(text, kinds[(i + 1) % interval == 0]) for i in range(num_layers))
+
+
+def _layer_kind(
+    text: Fields, kind: str, allowed: tuple[str, ...] = ("full_attention", "linear_attention")
+) -> LayerKind:
+    if kind not in allowed:
+        raise UnknownModel(f"{text.where}: layers of type {kind!r} are not supported in this family.")
+    return "linear_attention" if kind == "linear_attention" else "full_attention"
+
+
+def _gdn(text: Fields) -> GdnSpec:
+    gdn = GdnSpec(
+        num_k_heads=text.size("linear_num_key_heads", 16),
+        num_v_heads=text.size("linear_num_value_heads", 32),
+        k_dim=text.size("linear_key_head_dim", 128),
+        v_dim=text.size("linear_value_head_dim", 128),
+        conv_kernel=text.size("linear_conv_kernel_dim", 4),
+    )
+    if gdn.num_v_heads % gdn.num_k_heads:
+        raise CorruptFile(f"{text.where}: {gdn.num_v_heads} linear value heads cannot share {gdn.num_k_heads} keys.")
+    return gdn
+
+
+def _moe(text: Fields) -> MoeSpec:
+    return MoeSpec(
+        num_experts=text.size("num_experts", 256),
+        num_active=text.size("num_experts_per_tok", 8),
+        expert_size=text.size("moe_intermediate_size", 512),
+        shared_size=text.size("shared_expert_intermediate_size", 512),
+    )
+
+
+def _eos(generation: Fields, outer: Fields, text: Fields) -> tuple[int, ...]:
+    levels = (generation, outer, text)
+    return next((ids for level in levels if (ids := level.token_ids("eos_token_id"))), ())

@@ -1,0 +1,191 @@
+"""Memory-mapped safetensors: one file, or the shards an index names. Names are those of the file.
+
+Every offset is checked against the file's size when it is opened; no tensor is read before it is asked for.
+Knows no model: which names matter is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+
+from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
+from slipstream.load.json_file import parse_json, read_json
+from slipstream.load.tensor import RawTensor
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # bytes from the start of the file
+    stop: int
+
+
+class TensorStore(Protocol):
+    """Tensors under the names a file gives them."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def entry(self, name: str) -> Entry: ...
+
+    def get(self, name: str) -> RawTensor: ...
+
+
+class SafetensorsFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # [file size]
+        self._bytes = map_file(path)
+        self._entries = _read_header(path, self._bytes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def entry(self, name: str) -> Entry:
+        if name not in self._entries:
+            raise MissingTensor(f"{self.path} has no tensor {name!r}.")
+        return self._entries[name]
+
+    def get(self, name: str) -> RawTensor:
+        entry = self.entry(name)
+        if entry.dtype not in NUMPY_TYPES:
+            known = ", ".join(NUMPY_TYPES)
+            raise UnknownModel(f"{self.path}: tensor {name!r} is stored as {entry.dtype}, only {known} can be read.")
+        dtype = NUMPY_TYPES[entry.dtype]
+        # [bytes of the tensor]
+        raw = self._bytes[entry.start : entry.stop]
+        if entry.start % dtype.itemsize:
+            raw = raw.copy()
+        return RawTensor(name, entry.dtype, entry.shape, raw.view(dtype).reshape(entry.shape))
+
+
+class SafetensorsShards:
+    """The shards of one checkpoint as one store."""
+
+    def __init__(self, index: Path) -> None:
+        self.path = index.parent
+        self._home: dict[str, SafetensorsFile] = {}
+        wanted = _read_index(index)
+        for shard in sorted(set(wanted.values())):
+            self._add(_open_shard(index, shard), shard, wanted)
+        for name, shard in wanted.items():
+            if name not in self._home:
+                raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it.")
+
+    def _add(self, file: SafetensorsFile, shard: str, wanted: dict[str, str]) -> None:
+        for name in file:
+            if name in self._home or wanted.get(name, shard) != shard:
+                raise CorruptFile(f"{file.path} holds tensor {name!r}, which belongs to another shard of the index.")
+            self._home[name] = file
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._home
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._home:
+            raise MissingTensor(f"{self.path} has no tensor {name!r}.")
+        return self._home[name]
+
+    def entry(self, name: str) -> Entry:
+        return self._file(name).entry(name)
+
+    def get(self, name: str) -> RawTensor:
+        return self._file(name).get(name)
+
+
+def open_folder(folder: Path) -> TensorStore:
+    """The weights of a Hugging Face folder: the index's shards, or the only safetensors file there is."""
+    if (folder / SINGLE_NAME).exists():
+        return SafetensorsFile(folder / SINGLE_NAME)
+    if (folder / INDEX_NAME).exists():
+        return SafetensorsShards(folder / INDEX_NAME)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return SafetensorsFile(found[0])
+    if found:
+        raise LoadError(f"{folder} has {len(found)} safetensors files but no {INDEX_NAME} that says what they hold.")
+    raise LoadError(f"{folder} has no safetensors weights: expected {SINGLE_NAME} or {INDEX_NAME}.")
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The file's bytes as a read-only uint8 array, mapped and not read."""
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            raise CorruptFile(f"{path} is empty.")
+        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    except FileNotFoundError:
+        raise LoadError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _read_header(path: Path, data: np.ndarray) -> dict[str, Entry]:
+    if len(data) < 8:
+        raise CorruptFile(f"{path} is {len(data)} bytes long, too short for a safetensors file.")
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    if length > len(data) - 8:
+        raise CorruptFile(f"{path} claims a header of {length} bytes but has {len(data)} in all: truncated or damaged.")
+    header = parse_json(data[8 : 8 + length].tobytes(), f"The header of {path}")
+    header.pop("__metadata__", None)
+    return {name: _read_entry(path, name, value, 8 + length, len(data)) for name, value in header.items()}
+
+
+def _read_entry(path: Path, name: str, value: Any, base: int, size: int) -> Entry:
+    fields = value if isinstance(value, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
+        raise CorruptFile(f"{path}: the header entry of tensor {name!r} lacks a proper dtype, shape or data_offsets.")
+    entry = Entry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
+    if entry.start > entry.stop or entry.stop > size:
+        raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs up to byte {entry.stop}: it is truncated.")
+    if dtype in NUMPY_TYPES and entry.stop - entry.start != math.prod(shape) * NUMPY_TYPES[dtype].itemsize:
+        raise CorruptFile(f"{path}: tensor {name!r} of type {dtype} and shape {shape} has the wrong number of bytes.")
+    return entry
+
+
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptFile(f"{index} should have a 'weight_map' from tensor names to shards.")
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CorruptFile(f"{index} names a shard {shard!r}, which is not a file name.")
+    return weight_map
+
+
+def _open_shard(index: Path, shard: str) -> SafetensorsFile:
+    path = index.parent / shard
+    if not path.exists():
+        raise LoadError(f"{index} names the shard {shard}, which is missing from the folder.")
+    return SafetensorsFile(path)

@@ -1,0 +1,125 @@
+"""MTP heads: separate, grafted, absent, of another model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slipstream.errors import HeadError
+from slipstream.load.default_model import default_head_path
+from slipstream.load.gguf_file import open_gguf
+from slipstream.load.head import expert_layout, find_head, head_shapes, open_head
+from slipstream.load.hf import open_hf
+from slipstream.load.spec import ModelSpec, MoeSpec
+
+
+def head_tensors(spec: ModelSpec, layout="none"):
+    rng = np.random.default_rng(3)
+    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in head_shapes(spec, layout).items()}
+
+
+@pytest.fixture
+def trunk(tmp_path, build):
+    return open_hf(build.llama_folder(tmp_path / "trunk"))
+
+
+@pytest.fixture
+def write(tmp_path, build):
+    def write(tensors):
+        path = tmp_path / "head.safetensors"
+        path.write_bytes(build.safetensors_bytes({name: ("F32", array) for name, array in tensors.items()}))
+        return path
+
+    return write
+
+
+def test_separate_head(trunk, write):
+    tensors = head_tensors(trunk.spec)
+    assert len(tensors) == 13
+    head, reason = find_head(trunk, write(tensors))
+    assert reason == ""
+    np.testing.assert_array_equal(head.get("mtp.fc.weight").data, tensors["mtp.fc.weight"])
+
+
+def test_every_tensor_is_needed(trunk, write):
+    tensors = head_tensors(trunk.spec)
+    for name in tensors:
+        rest = {other: array for other, array in tensors.items() if other != name}
+        with pytest.raises(HeadError, match=f"'{name}' is missing"):
+            open_head(write(rest), trunk.spec)
+
+
+def test_every_shape_is_checked(trunk, write):
+    tensors = head_tensors(trunk.spec)
+    for name, array in tensors.items():
+        with pytest.raises(HeadError, match=f"{name} is "):
+            open_head(write(tensors | {name: array[:-1]}), trunk.spec)
+
+
+def test_head_of_another_model(trunk, write):
+    other = replace(trunk.spec, hidden_size=48)
+    path = write(head_tensors(other))
+    with pytest.raises(HeadError, match=r"fc\.weight is \[48, 96\], this model needs \[64, 128\]"):
+        open_head(path, trunk.spec)
+    head, reason = find_head(trunk, path)
+    assert head is None
+    assert reason.startswith("no MTP head: ")
+    assert "[48, 96]" in reason
+
+
+def test_damaged_head_is_a_reason(trunk, tmp_path):
+    (tmp_path / "head.safetensors").write_bytes(b"garbage")
+    head, reason = find_head(trunk, tmp_path / "head.safetensors")
+    assert head is None
+    assert "too short" in reason
+    with pytest.raises(HeadError, match="does not exist"):
+        open_head(tmp_path / "nowhere.safetensors", trunk.spec)
+
+
+def test_no_head(trunk):
+    head, reason = find_head(trunk, None)
+    assert head is None
+    assert reason == "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
+
+
+def test_grafted_head(tmp_path, build, trunk):
+    tensors = head_tensors(trunk.spec)
+    grafted = open_hf(build.llama_folder(tmp_path / "grafted", extra=tensors))
+    assert find_head(grafted, None) == (grafted, "")
+    del tensors["mtp.norm.weight"]
+    partial = open_hf(build.llama_folder(tmp_path / "partial", extra=tensors))
+    head, reason = find_head(partial, None)
+    assert head is None
+    assert "'mtp.norm.weight' is missing" in reason
+
+
+def test_gated_head_has_norms_and_twice_the_queries(trunk):
+    gated = replace(trunk.spec, gated_attention=True, qk_norm=True)
+    shapes = head_shapes(gated, "none")
+    assert shapes["mtp.layers.0.self_attn.q_proj.weight"] == (128, 64)
+    assert shapes["mtp.layers.0.self_attn.o_proj.weight"] == (64, 64)
+    assert shapes["mtp.layers.0.self_attn.q_norm.weight"] == (16,)
+
+
+@pytest.mark.parametrize("layout", ["fused", "separate"])
+def test_experts_in_both_layouts(trunk, write, layout):
+    spec = replace(trunk.spec, moe=MoeSpec(num_experts=3, num_active=2, expert_size=8, shared_size=12))
+    tensors = head_tensors(spec, layout)
+    head = open_head(write(tensors), spec)
+    assert expert_layout(head, spec) == layout
+    experts = {name: array.shape for name, array in tensors.items() if ".experts." in name}
+    assert len(experts) == (2 if layout == "fused" else 9)
+    if layout == "fused":
+        assert experts["mtp.layers.0.mlp.experts.gate_up_proj"] == (3, 16, 64)
+    last = sorted(experts)[-1]
+    with pytest.raises(HeadError, match="is missing"):
+        open_head(write({name: array for name, array in tensors.items() if name != last}), spec)
+
+
+def test_default_head_fits_the_default_model(default_gguf):
+    head, reason = find_head(open_gguf(default_gguf), default_head_path())
+    assert reason == ""
+    assert len(list(head.names())) == 13
+    assert head.get("mtp.fc.weight").dtype == "BF16"

@@ -1,0 +1,162 @@
+"""What one step promises: one trunk forward whatever the depths, buffers that never move, exact commits, exact history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from drafters import ScriptedDrafter
+from harness import Ask, Traffic, alone, open_runner
+
+from slipstream.config import EngineConfig
+from slipstream.engine.plan import RowJoin, RowStep, StepPlan, StepResult
+from slipstream.runners.torch.processors import History
+from slipstream.runners.torch.runner import TorchRunner
+from slipstream.sampling import SamplingParams
+
+PROMPT = (5, 9, 2, 44, 17, 3, 3, 60, 21)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    kinds = ("llama-gqa-tied", "qwen3_5", "qwen3_5_moe")
+    return {kind: tiny.save(tiny.build(kind), tmp_path_factory.mktemp(kind), head=True) for kind in kinds}
+
+
+def greedy(**options: object) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 40, **options})  # type: ignore[arg-type]
+
+
+class Steps:
+    """Drives one runner by hand-made plans."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self.runner = runner
+        self.step = 0
+
+    def run(self, rows: list[RowStep], joins: tuple[RowJoin, ...] = (), leaves: tuple[int, ...] = ()) -> StepResult:
+        self.runner.submit(StepPlan(self.step, leaves, joins, tuple(rows)))
+        self.step += 1
+        return self.runner.collect()
+
+
+def join(slot: int, tokens: tuple[int, ...] = PROMPT, params: SamplingParams | None = None) -> RowJoin:
+    params = params or greedy()
+    return RowJoin(slot, tokens, len(tokens), params, params.seed or 0, params.p_min or 0.0)
+
+
+@pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5_moe"])
+def test_one_trunk_forward_a_step_whatever_the_depths(folders: dict[str, Path], kind: str) -> None:
+    runner = open_runner(folders[kind], head=True, kernels=True)
+    steps = Steps(runner)
+    blocks = iter(range(runner.info.num_blocks))
+    rows = [RowStep(slot, 9, depth, tuple(next(blocks) for _ in range(8))) for slot, depth in enumerate([0, 1, 3])]
+    held = steps.run(rows, joins=tuple(join(slot) for slot in range(3)))
+    assert [len(row.drafts) for row in held.rows] == [0, 1, 3]
+    for _ in range(5):
+        before = runner.num_forwards
+        held = steps.run([RowStep(slot, 1 + depth, depth) for slot, depth in enumerate([0, 1, 3])])
+        assert runner.num_forwards == before + 1
+        assert [row.num_fed for row in held.rows] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])
+def test_buffers_never_move_through_a_thousand_rejections(folders: dict[str, Path], kind: str) -> None:
+    runner = open_runner(folders[kind], head=True, kernels=True)
+    ask = Ask(PROMPT, greedy(draft=4, max_tokens=60))
+    wanted = alone(runner, ask)
+    runner.drafter = ScriptedDrafter({0: [*PROMPT, *wanted]}, tiny.VOCAB, "wrong")
+    caches = [runner.kv.buffer, *([layer.state for layer in runner.gdn.layers] if runner.gdn else [])]
+    before = [cache.data_ptr() for cache in caches]
+    traffic = Traffic(runner, EngineConfig(max_streams=4))
+    rejected = 0
+    while rejected < 1000:
+        assert traffic.run([ask] * 4) == [wanted] * 4
+        rejected += traffic.snapshot.num_draft_tokens - traffic.snapshot.num_accepted_tokens
+    assert [cache.data_ptr() for cache in caches] == before
+    assert runner.kv.buffer.data_ptr() == runner.kv.layers[0].k.data_ptr()
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
+def test_commit_of_n_equals_having_written_n(folders: dict[str, Path], kind: str, accepted: int) -> None:
+    """Slot 0 drafts 4 and keeps ``accepted``; slot 1 writes the same tokens one by one. Same bits in every cache."""
+    runner = open_runner(folders[kind], head=True, kernels=True)
+    truth = [*PROMPT, *alone(runner, Ask(PROMPT, greedy()))]
+    script = list(truth)
+    script[len(PROMPT) + 1 + accepted] = (script[len(PROMPT) + 1 + accepted] + 1) % tiny.VOCAB
+    runner.drafter = ScriptedDrafter({0: script}, tiny.VOCAB, "right")
+    steps = Steps(runner)
+    steps.run([RowStep(0, 9, 4, (7, 3, 11)), RowStep(1, 9, 0, (2, 9, 4))], joins=(join(0), join(1)))
+    [row] = steps.run([RowStep(0, 5, 0)]).rows
+    assert list(row.tokens) == truth[len(PROMPT) + 1 : len(PROMPT) + 2 + accepted]
+    steps.run([RowStep(0, 1, 0)])  # replays what was accepted, feeds one token
+    cursor = len(PROMPT) + 2 + accepted
+    for _ in range(cursor - len(PROMPT)):
+        steps.run([RowStep(1, 1, 0)])
+    assert runner.table[0].cursor == runner.table[1].cursor == cursor
+    for layer in runner.kv.layers[:-1]:
+        for cache in (layer.k, layer.v):
+            mine, plain = (written(cache, blocks)[:, :cursor] for blocks in ((7, 3, 11), (2, 9, 4)))
+            assert torch.equal(mine, plain)
+    for state in runner.gdn.layers if runner.gdn else []:
+        assert torch.equal(state.window[0], state.window[1])
+        assert torch.equal(state.state[0], state.state[1])
+
+
+def written(cache: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
+    """[kv heads, tokens, dim] of one row."""
+    return cache[list(blocks)].transpose(0, 1).flatten(1, 2)
+
+
+class Recorder:
+    """A processor that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+    def __call__(self, logits: torch.Tensor, history: History) -> None:
+        assert history.num_prompt == len(PROMPT)
+        self.seen.append(tuple(history.tokens.tolist()))
+
+
+def test_processors_see_each_token_of_the_history_once(folders: dict[str, Path]) -> None:
+    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+    truth = [*PROMPT, *alone(runner, Ask(PROMPT, greedy()))]
+    runner.drafter = ScriptedDrafter({0: truth}, tiny.VOCAB, "random")
+    steps, recorder = Steps(runner), Recorder()
+    runner.table.join(join(0))
+    draw = runner.table[0].draw
+    object.__setattr__(draw, "processors", (recorder,))
+    num_known, drafts = len(PROMPT), ()
+    for step in range(12):
+        recorder.seen.clear()
+        [row] = steps.run([RowStep(0, 9 if step == 0 else 5, 3, tuple(range(8)) if step == 0 else ())]).rows
+        # The first position's history is every known token; each further one has one more draft.
+        assert recorder.seen == [(*truth[:num_known], *drafts[:i]) for i in range(len(drafts) + 1)]
+        num_known += len(row.tokens)
+        drafts = row.drafts
+
+
+def test_a_head_that_is_always_right_takes_fewer_steps(folders: dict[str, Path]) -> None:
+    runner = open_runner(folders["qwen3_5"], head=True, kernels=True)
+    ask = Ask(PROMPT, greedy(draft=3))
+    wanted = alone(runner, ask)
+    counts = {}
+    for mode in ("right", "wrong"):
+        runner.drafter = ScriptedDrafter({0: [*PROMPT, *wanted]}, tiny.VOCAB, mode)
+        traffic = Traffic(runner, EngineConfig(max_streams=4))
+        assert traffic.run([ask]) == [wanted]
+        counts[mode] = traffic.finished["0"].stats.steps  # type: ignore[union-attr]
+    assert counts["wrong"] == len(wanted)
+    assert counts["right"] == 1 + -(-(len(wanted) - 1) // 4)
+
+
+def test_p_min_cuts_each_row_for_itself(folders: dict[str, Path]) -> None:
+    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+    steps = Steps(runner)
+    joins = (join(0), join(1, params=greedy(p_min=1.0)))
+    rows = [RowStep(0, 9, 3, (0, 1, 2)), RowStep(1, 9, 3, (3, 4, 5))]
+    assert [len(row.drafts) for row in steps.run(rows, joins).rows] == [3, 0]
