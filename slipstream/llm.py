@@ -21,7 +21,7 @@ from slipstream.load import OpenedModel, StreamingDetokenizer, open_model
 from slipstream.sampling import DraftSetting, SamplingParams
 
 Prompt = str | Sequence[int]
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]  # bytes read since the last call, bytes in all
 RUNNERS = ("torch",)
 
 
@@ -56,11 +56,12 @@ def make_engine(
     """An engine that is not started yet; its thread will load the model."""
     if runner_name not in RUNNERS:
         raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {runner_name!r}")
+    total = model.num_bytes
 
     def load() -> Runner:
-        from slipstream.runners.torch.loading import ignore_progress, load_runner
+        from slipstream.runners.torch.loading import load_runner  # an array library is imported by who needs it
 
-        return load_runner(model, engine, runner, progress or ignore_progress)
+        return load_runner(model, engine, runner, lambda num_bytes: progress(num_bytes, total) if progress else None)
 
     return Engine(load, engine, model.tokenizer.eos_token_ids, on_death)
 
@@ -85,11 +86,36 @@ class LLM:
         draft_vocab: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
-        self.runner_config = RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab)
+        engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
+        runner_config = RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab)
+        self._open(model, mtp, engine_config, runner_config, runner, progress)
+
+    @classmethod
+    def from_config(
+        cls,
+        model: str | None,
+        mtp: str | None,
+        engine_config: EngineConfig,
+        runner_config: RunnerConfig,
+        runner: str = "torch",
+        progress: Progress | None = None,
+    ) -> LLM:
+        llm = cls.__new__(cls)
+        llm._open(model, mtp, engine_config, runner_config, runner, progress)
+        return llm
+
+    def _open(
+        self,
+        model: str | None,
+        mtp: str | None,
+        engine_config: EngineConfig,
+        runner_config: RunnerConfig,
+        runner: str,
+        progress: Progress | None,
+    ) -> None:
         self.model = open_model(model, mtp)
         self.tokenizer = self.model.tokenizer
-        self.engine = make_engine(self.model, self.engine_config, self.runner_config, runner, progress)
+        self.engine = make_engine(self.model, engine_config, runner_config, runner, progress)
         self.engine.start()
 
     @property

@@ -94,6 +94,7 @@ class RunnerInfo:
     max_depth: int  # 0: this model does not draft
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
+    note: str = ""  # what computes where, one line for people
 
 
 class Runner(Protocol):

@@ -58,9 +58,21 @@ class OpenedModel:
     def spec(self) -> ModelSpec:
         return self.checkpoint.spec
 
+    @property
+    def num_bytes(self) -> int:
+        """In the files: trunk and head."""
+        trunk = sum(self.checkpoint.num_bytes(name) for name in self.checkpoint.names() if not _of_head(name))
+        if self.head is None:
+            return trunk
+        return trunk + sum(self.head.num_bytes(name) for name in self.head.names() if _of_head(name))
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return open_tokenizer(self.path, self.spec.eos_token_ids)
+
+
+def _of_head(name: str) -> bool:
+    return name.startswith("mtp.")
 
 
 def open_model(model: str | None = None, mtp: str | None = None) -> OpenedModel:

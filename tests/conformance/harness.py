@@ -88,7 +88,9 @@ class Traffic:
     finished: dict[str, TokenEvent] = field(default_factory=dict)
 
     def run(self, asks: Sequence[Ask]) -> list[list[int]]:
-        scheduler = Scheduler(self.runner.info, make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.config)
+        scheduler = Scheduler(
+            self.runner.info, make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.config
+        )
         self.tokens = {str(i): [] for i in range(len(asks))}
         self.finished = {}
         step = 0

@@ -121,5 +121,9 @@ def _pool_bytes(folder: Path, backend: str, num_tokens: int) -> int:
     per_token = runner.kv.buffer.nbytes // (runner.info.num_blocks * runner.info.block_size)
     states = 0
     if runner.gdn is not None:
-        states = sum(t.nbytes for layer in runner.gdn.layers for t in (layer.state, layer.window, layer.tape_conv, layer.tape_gates))
+        states = sum(
+            t.nbytes
+            for layer in runner.gdn.layers
+            for t in (layer.state, layer.window, layer.tape_conv, layer.tape_gates)
+        )
     return num_tokens * per_token + states

@@ -128,7 +128,9 @@ def test_sampled_output_under_speculation_has_the_exact_distribution(tmp_path: P
     asks = [Ask(prompt, replace(params, seed=seed)) for seed in range(num_streams)]
     traffic = Traffic(runner, EngineConfig(max_streams=32))
     outputs = traffic.run(asks)
-    assert traffic.snapshot.num_accepted_tokens > num_streams / 20, "nothing was accepted: this would test plain decoding"
+    assert traffic.snapshot.num_accepted_tokens > num_streams / 20, (
+        "nothing was accepted: this would test plain decoding"
+    )
     expected = {}
     for first, chance in top_four(trunk_logits(runner, list(prompt), [3])[-1]):
         for second, then in top_four(trunk_logits(runner, [*prompt, first], [4])[-1]):

@@ -1,4 +1,4 @@
-"""What one step promises: one trunk forward whatever the depths, buffers that never move, exact commits, exact history."""
+"""What one step promises: one trunk forward, buffers that never move, exact commits, exact history."""
 
 from __future__ import annotations
 

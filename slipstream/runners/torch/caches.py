@@ -20,7 +20,13 @@ class PagedKv:
     """One buffer for all attention layers, the draft head's layer included."""
 
     def __init__(
-        self, spec: ModelSpec, num_layers: int, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         shape = (num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         # Filled, not merely reserved: the memory plan is true from the first second, and no masked value is NaN.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -34,7 +35,7 @@ def measure(
     verify, draft = [], []
     for n in num_tokens:
         batch = _batch(table, info, n, start)
-        verify.append((n, _fastest(lambda b=batch: _verify_step(decoder, drafter, ops, b), ops)))
+        verify.append((n, _fastest(partial(_verify_step, decoder, drafter, ops, batch), ops)))
     for n in num_rows:
         if drafter.max_depth > 1 and n <= info.num_slots:
             draft.append((n, _draft_pass(decoder, drafter, ops, table, info, n, start)))
@@ -74,7 +75,9 @@ def _draft_pass(
     decoder: Decoder, drafter: Drafter, ops: Ops, table: RowTable, info: RunnerInfo, num_rows: int, start: int
 ) -> float:
     """The difference between proposing two and one."""
-    batch = make_batch(tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows)), [1] * num_rows, table.block_table)
+    batch = make_batch(
+        tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows)), [1] * num_rows, table.block_table
+    )
     fed = drafter.feed(decoder.forward(batch), batch.tokens, batch)
     greedy = RowDraw(True, 1.0, 0, 0.0, 0, ())
     rows = [Row(span.slot, [1] * start, greedy) for span in batch.rows]

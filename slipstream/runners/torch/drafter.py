@@ -1,7 +1,8 @@
 """Who proposes the next step's drafts. Two calls a step: ``feed`` what was computed, ``propose`` behind it.
 
 The MTP head is fed every committed token with the trunk's hidden state of the position before, also when nobody
-drafts: its KV has no holes. Rows cut short by ``p_min`` are cut on the device. A drafter never decides what is accepted.
+drafts: its KV has no holes. Rows cut short by ``p_min`` are cut on the device. What is accepted is not a
+drafter's decision.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class NoDrafter:
 
 
 class MtpDrafter:
-    def __init__(self, head: MtpHead, embedding: Linear, output: Linear, ops: Ops, block_table: Tensor, max_depth: int) -> None:
+    def __init__(
+        self, head: MtpHead, embedding: Linear, output: Linear, ops: Ops, block_table: Tensor, max_depth: int
+    ) -> None:
         self.max_depth = max_depth
         self._head = head
         self._embedding = embedding

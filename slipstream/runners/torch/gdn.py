@@ -51,9 +51,13 @@ class _Layout:
         fed = [(i, self.before - r.num_certain + j, r.offset + j) for i, r in enumerate(rows) for j in range(r.num_fed)]
         self.fed = torch.tensor(fed, device=device).T  # [3, fed]: row, column, flat index
         taped = [(i, first[i] + j, r.slot, j) for i, r in enumerate(rows) for j in range(r.num_replay)]
-        self.taped = torch.tensor(taped, dtype=torch.int64, device=device).reshape(-1, 4).T  # [4, taped]: row, column, slot, tape index
+        self.taped = (
+            torch.tensor(taped, dtype=torch.int64, device=device).reshape(-1, 4).T
+        )  # [4, taped]: row, column, slot, tape index
         ahead = [(r.slot, j, r.offset + r.num_certain + j) for r in rows for j in range(r.num_drafts)]
-        self.ahead = torch.tensor(ahead, dtype=torch.int64, device=device).reshape(-1, 3).T  # [3, drafts]: slot, tape index, flat index
+        self.ahead = (
+            torch.tensor(ahead, dtype=torch.int64, device=device).reshape(-1, 3).T
+        )  # [3, drafts]: slot, tape index, flat index
 
     def grid(self, flat: Tensor, tape: Tensor) -> Tensor:
         """[rows, before + after, ...] of fed and replayed values, zero elsewhere."""

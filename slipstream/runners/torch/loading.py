@@ -125,4 +125,5 @@ class _Loader:
             vocab_size=self.spec.vocab_size,
             max_depth=drafter.max_depth,
             why_no_draft="" if drafter.max_depth else (self.model.head_reason or "max_depth is 0"),
+            note=self.placement.note,
         )

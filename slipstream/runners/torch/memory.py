@@ -60,9 +60,7 @@ class MemoryPlan:
         return min(self.num_slots, self.num_blocks // blocks)
 
 
-def plan_memory(
-    model: OpenedModel, placement: Placement, engine: EngineConfig, runner: RunnerConfig
-) -> MemoryPlan:
+def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, runner: RunnerConfig) -> MemoryPlan:
     spec, trunk, head = model.spec, model.checkpoint, model.head
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)

@@ -19,8 +19,11 @@ from slipstream.runners.torch.noise import gumbel_noise
 class Linear(Protocol):
     """y = x W^T (+ bias) (+ add), whatever the storage format of W."""
 
-    num_out: int
-    num_bytes: int
+    @property
+    def num_out(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor: ...
 
@@ -175,7 +178,8 @@ class TorchOps:
         scores = wide(grouped @ k[:, None].transpose(-1, -2)) * heads.dim**-0.5
         ahead = torch.arange(end, device=q.device) > positions[:, None]  # [new, end]
         weights = scores.masked_fill(ahead, float("-inf")).softmax(-1).to(q.dtype)
-        return (weights @ v[:, None]).permute(2, 0, 1, 3).reshape(num_new, -1)
+        mixed: Tensor = weights @ v[:, None]
+        return mixed.permute(2, 0, 1, 3).reshape(num_new, -1)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return logits.argmax(-1)

@@ -45,7 +45,9 @@ class CountPenalty:
     frequency: float
 
     def __call__(self, logits: Tensor, history: History) -> None:
-        counts = torch.zeros_like(logits).index_add_(0, history.output, torch.ones_like(history.output, dtype=logits.dtype))
+        counts = torch.zeros_like(logits).index_add_(
+            0, history.output, torch.ones_like(history.output, dtype=logits.dtype)
+        )
         logits -= counts * self.frequency + (counts > 0) * self.presence
 
 

@@ -6,7 +6,6 @@ verdict is read, so a step that dies commits nothing.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from torch import Tensor
 from slipstream.engine.plan import RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.torch.batch import RaggedBatch, RowSpan, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
-from slipstream.runners.torch.draw import Verdict, verify
+from slipstream.runners.torch.calibrate import measure
+from slipstream.runners.torch.clock import step_clock
 from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
+from slipstream.runners.torch.draw import Verdict, verify
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowTable
@@ -38,7 +39,14 @@ class _Drawing:
 
 class TorchRunner:
     def __init__(
-        self, info: RunnerInfo, decoder: Decoder, drafter: Drafter, ops: Ops, table: RowTable, kv: PagedKv, gdn: GdnCache | None
+        self,
+        info: RunnerInfo,
+        decoder: Decoder,
+        drafter: Drafter,
+        ops: Ops,
+        table: RowTable,
+        kv: PagedKv,
+        gdn: GdnCache | None,
     ) -> None:
         self.info = info
         self.kv = kv
@@ -69,20 +77,21 @@ class TorchRunner:
         self._done.clear()
 
     def _step(self, plan: StepPlan) -> StepResult:
-        began = time.perf_counter()
+        clock = step_clock(self._ops.device)
+        clock.mark()
         rows = [self.table[step.slot] for step in plan.rows]
         spans = self._spans(rows, [step.feed for step in plan.rows])
-        batch = make_batch(spans, [t for row, span in zip(rows, spans) for t in row.fed_tokens(span)], self.table.block_table)
+        tokens = [token for row, span in zip(rows, spans, strict=True) for token in row.fed_tokens(span)]
+        batch = make_batch(spans, tokens, self.table.block_table)
         hidden = self._forward(batch)
         drawing = self._drawing(rows, spans)
         verdict = self._verify(hidden, drawing)
         fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
-        proposing = time.perf_counter()
+        clock.mark()
         proposal = self._propose(fed, drawing, verdict, [plan.rows[i].propose for i in drawing.index])
+        clock.mark()
         told = _read(verdict, proposal)
-        ended = time.perf_counter()
-        results = self._commit(rows, spans, drawing, told)
-        return StepResult(plan.step, results, proposing - began, ended - proposing)
+        return StepResult(plan.step, self._commit(rows, spans, drawing, told), *clock.read())
 
     def _spans(self, rows: Sequence[Row], feeds: Sequence[int]) -> tuple[RowSpan, ...]:
         spans: list[RowSpan] = []
@@ -146,8 +155,6 @@ class TorchRunner:
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert len(self.table) == 0, "calibration needs an idle runner"
-        from slipstream.runners.torch.calibrate import measure
-
         with torch.inference_mode():
             return measure(self.decoder, self.drafter, self._ops, self.table, self.info, num_tokens, num_rows)
 

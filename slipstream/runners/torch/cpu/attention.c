@@ -16,6 +16,9 @@
 #include "pool.h"
 #include "simd.h"
 
+#ifndef KV_HINT
+#define KV_HINT 3
+#endif
 #define SEGMENT 128
 #define TILE 16 /* positions whose keys are transposed together; a multiple of VL */
 #define MAX_RUN 8 /* tokens */
@@ -174,6 +177,12 @@ static void find_positions(const attend_job *j, work_t *w, const run_t *run, int
   }
 }
 
+/* Blocks of a cache lie scattered: no hardware prefetcher follows them. */
+static void fetch_rows(const float *cache, const int64_t *offset, int n, int dim) {
+  for (int i = 0; i < n; i++)
+    for (int d = 0; d < dim; d += 16) __builtin_prefetch(cache + offset[i] + d, 0, KV_HINT);
+}
+
 static void run_segment(const attend_job *j, work_t *w, const run_t *run, int kv_head, int segment) {
   const attend_args *a = j->a;
   int heads = a->num_heads / a->num_kv_heads, seen = 0;
@@ -185,7 +194,10 @@ static void run_segment(const attend_job *j, work_t *w, const run_t *run, int kv
     seen = w->count[r] > seen ? w->count[r] : seen;
   }
   find_positions(j, w, run, kv_head, segment, seen);
+  fetch_rows(a->k_cache, w->offset, TILE, a->dim);
   for (int at = 0; at < seen; at += TILE) {
+    if (at + TILE < seen) fetch_rows(a->k_cache, w->offset + at + TILE, TILE, a->dim);
+    fetch_rows(a->v_cache, w->offset + at, TILE, a->dim);
     transpose_tile(a->k_cache, w->offset + at, a->dim, w->keys);
     score_tile(w, a->dim, a->scale, at);
   }

@@ -65,9 +65,7 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache)
     )
 
 
-def load_mixer(
-    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
-) -> Mixer:
+def load_mixer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache) -> Mixer:
     if isinstance(cache, GdnLayerCache):
         return load_gdn(weights, f"{name}.linear_attn", spec, cache)
     return load_attention(weights, f"{name}.self_attn", spec, rotary, cache)

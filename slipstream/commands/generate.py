@@ -1,0 +1,43 @@
+"""`slipstream generate`: prompts in, answers out; `--json` with tokens and stats, one object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from slipstream.commands.options import ModelOptions, load_llm
+from slipstream.commands.text import summary
+from slipstream.llm import LLM, Output
+from slipstream.sampling import SamplingParams
+
+
+def generate(options: ModelOptions, prompts: Sequence[str], params: SamplingParams, *, raw: bool, as_json: bool) -> int:
+    with load_llm(options) as llm:
+        chat = not raw and llm.tokenizer.has_chat_template
+        encoded = [_encode(llm, prompt, chat) for prompt in prompts]
+        outputs = llm.generate(encoded, params)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            print(_as_json(llm, prompt, output) if as_json else output.text, flush=True)
+            if not as_json:
+                print(summary(output.stats, llm.snapshot()), file=sys.stderr)
+    return 0
+
+
+def _encode(llm: LLM, prompt: str, chat: bool) -> list[int]:
+    return llm.chat_tokens([{"role": "user", "content": prompt}]) if chat else llm.tokens_of(prompt)
+
+
+def _as_json(llm: LLM, prompt: str, output: Output) -> str:
+    told = {
+        "model": llm.model.name,
+        "prompt": prompt,
+        "text": output.text,
+        "prompt_token_ids": output.prompt_token_ids,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "stats": asdict(output.stats),
+        "speculation": llm.speculation,
+    }
+    return json.dumps(told, ensure_ascii=False)

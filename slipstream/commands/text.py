@@ -1,0 +1,43 @@
+"""How numbers are told to people: bytes, rates, what drafting did and why."""
+
+from __future__ import annotations
+
+from slipstream.engine.stats import RequestStats, StatsSnapshot
+
+
+def size(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def decode_rate(stats: RequestStats) -> float:
+    """Tokens a second after the first one."""
+    if stats.first_token_seconds is None or stats.output_tokens < 2:
+        return 0.0
+    return (stats.output_tokens - 1) / max(1e-9, stats.total_seconds - stats.first_token_seconds)
+
+
+def drafting(stats: RequestStats) -> str:
+    if not stats.draft_tokens:
+        return f"not drafted ({stats.why_no_draft})" if stats.why_no_draft else "not drafted"
+    per_position = " ".join(
+        percent(accepted, drafted) for accepted, drafted in zip(stats.accepted_per_position, stats.drafted_per_position)
+    )
+    return (
+        f"{stats.accepted_tokens} of {stats.draft_tokens} drafts accepted "
+        f"({percent(stats.accepted_tokens, stats.draft_tokens)}; by position {per_position})"
+    )
+
+
+def summary(stats: RequestStats, snapshot: StatsSnapshot) -> str:
+    rate = decode_rate(stats)
+    speed = f"{rate:.1f} tok/s" if rate else "-"
+    return f"{stats.output_tokens} tokens, {speed}, {drafting(stats)}; {snapshot.depth_reason}"

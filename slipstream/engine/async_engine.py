@@ -1,0 +1,103 @@
+"""The engine for asyncio: each request is an async iterator of events.
+
+The engine thread never waits for a consumer: events go to one deque, and the loop is woken at most once a step to
+spread them. Leaving an iterator early, by aclose() or by cancellation, aborts its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.request import TokenEvent
+from slipstream.engine.stats import StatsSnapshot
+from slipstream.sampling.params import SamplingParams
+
+
+class TokenStream:
+    """The events of one request; the last one has a finish_reason. For one consumer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.id = ""  # known once the request is submitted
+        self.finished = False  # the consumer has seen the final event, or has left
+        self._engine = engine
+        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+
+    def put(self, event: TokenEvent) -> None:
+        self._events.put_nowait(event)
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self.finished:
+            raise StopAsyncIteration
+        event = None
+        try:
+            event = await self._events.get()
+        finally:
+            if event is None:
+                self.abort()
+        self.finished = event.finish_reason is not None
+        return event
+
+    async def aclose(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self.finished:
+            self.finished = True
+            self._engine.abort(self.id)
+
+    async def __aenter__(self) -> TokenStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class AsyncEngine:
+    """Wraps an engine that was not started yet. All methods but those of the engine belong to one loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pending: deque[tuple[TokenStream, TokenEvent]] = deque()
+        engine.on_delivered = self._wake
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.engine.start)
+
+    def submit(self, prompt_tokens: Iterable[int], params: SamplingParams) -> TokenStream:
+        """Raises RequestError or EngineDead at once."""
+        stream = TokenStream(self.engine)
+        stream.id = self.engine.submit(prompt_tokens, params, lambda event: self._pending.append((stream, event)))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """The stream then ends with a final event of its own."""
+        self.engine.abort(request_id)
+
+    def snapshot(self) -> StatsSnapshot:
+        return self.engine.snapshot()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.engine.close)
+
+    def _wake(self) -> None:
+        """Engine thread. The loop may be gone when the process ends; then nobody listens."""
+        assert self._loop is not None
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._spread)
+
+    def _spread(self) -> None:
+        while self._pending:
+            stream, event = self._pending.popleft()
+            stream.put(event)

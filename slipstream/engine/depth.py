@@ -1,0 +1,106 @@
+"""How many tokens each row drafts: the interface and the simple policies.
+
+A policy sees the rows that will draw in the step being planned and answers with a depth for each. It learns from
+what rows accepted and what steps cost. It knows neither sequences nor blocks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.sampling.params import DraftSetting
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRow:
+    """A row that will draw in this step."""
+
+    key: str
+    most: int  # its deepest legal draft: head, length limit
+    setting: DraftSetting | None = None  # what its request asked; None: the engine's policy
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What surrounds the rows to decide for."""
+
+    num_running: int  # streams
+    num_other_tokens: int = 0  # tokens of the step that no decision changes
+    room: int = 1 << 30  # drafts all rows may have together
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """What a step without prompt chunks cost."""
+
+    num_tokens: int
+    pass_rows: tuple[int, ...]  # rows in draft pass 1, 2, ...
+    verify_seconds: float
+    draft_seconds: float
+
+
+class DepthPolicy(ABC):
+    @property
+    @abstractmethod
+    def reason(self) -> str:
+        """Why the last decision was as it was, for people to read."""
+
+    @abstractmethod
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+        """A depth for each row, none above its ``most``."""
+
+    def reason_for(self, setting: DraftSetting | None) -> str:
+        return self.reason
+
+    def observe_row(self, key: str, num_drafted: int, num_accepted: int) -> None:  # noqa: B027
+        """A row drew; ``num_drafted`` of its drafts were verified."""
+
+    def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
+        """A step without prompt chunks was timed."""
+
+    def forget(self, key: str) -> None:  # noqa: B027
+        """The row's request is finished."""
+
+
+class Off(DepthPolicy):
+    def __init__(self, why: str) -> None:
+        self._reason = f"off: {why}"
+
+    @property
+    def reason(self) -> str:
+        return self._reason
+
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+        return [0] * len(rows)
+
+
+class Fixed(DepthPolicy):
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+
+    @property
+    def reason(self) -> str:
+        return f"fixed: depth {self._depth}"
+
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+        return [min(self._depth, row.most) for row in rows]
+
+
+class Solo(DepthPolicy):
+    """Drafts only while one stream runs, as others do; here to be compared with."""
+
+    def __init__(self, alone: DepthPolicy) -> None:
+        self._alone = alone
+        self._num_running = 0
+
+    @property
+    def reason(self) -> str:
+        if self._num_running > 1:
+            return f"solo: {self._num_running} streams are running"
+        return f"solo: {self._alone.reason}"
+
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+        self._num_running = load.num_running
+        return self._alone.decide(rows, load) if load.num_running == 1 else [0] * len(rows)

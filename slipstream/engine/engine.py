@@ -1,0 +1,244 @@
+"""The engine thread: the one place where the runner is touched.
+
+Requests come in through an inbox; events go out through one sink per request, a callable that never blocks. An
+exception here is told to every client. Knows neither HTTP nor asyncio nor what computes a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from slipstream.config import EngineConfig
+from slipstream.engine.depth import DepthPolicy
+from slipstream.engine.plan import Runner, RunnerInfo, StepCosts
+from slipstream.engine.policies import make_policy
+from slipstream.engine.request import Request, TokenEvent, check_request
+from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.stats import StatsSnapshot
+from slipstream.errors import EngineDead, RequestError
+from slipstream.sampling.params import SamplingParams
+
+Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither block nor raise
+
+_SEED_MASK = (1 << 63) - 1  # seeds fit a signed 64-bit array
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: Request
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Message = _Submit | _Abort | _Close
+
+
+class Engine:
+    def __init__(
+        self,
+        make_runner: Callable[[], Runner],
+        config: EngineConfig,
+        end_token_ids: Iterable[int] = (),
+        on_death: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.failed: Exception | None = None
+        self.on_delivered: Callable[[], None] = _nothing  # after all events of a step have gone to their sinks
+        self._make_runner = make_runner
+        self._on_death = on_death
+        self._end_token_ids = frozenset(end_token_ids)
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # whatever passes it before the thread ends gets a final event
+        self._open = False
+        self._ready = threading.Event()
+        self._ids = itertools.count(1)
+        self._sinks: dict[str, Sink] = {}  # engine thread only
+        self._snapshot = StatsSnapshot()
+        self._info: RunnerInfo | None = None
+        self._thread = threading.Thread(target=self._main, name="slipstream-engine", daemon=True)
+
+    # Any thread.
+
+    @property
+    def info(self) -> RunnerInfo:
+        assert self._info is not None, "the engine was not started"
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        return self._open
+
+    def start(self) -> None:
+        """Returns when the runner is loaded; raises what stopped it from loading."""
+        self._thread.start()
+        self._ready.wait()
+        if not self._open:
+            self._thread.join()
+            raise self.failed or EngineDead("the engine thread ended before the runner was ready")
+
+    def submit(self, prompt_tokens: Iterable[int], params: SamplingParams, sink: Sink) -> str:
+        """The request's id. Raises RequestError for what can never run, EngineDead when nothing runs any more."""
+        self._check_alive()
+        request = self._request(prompt_tokens, params)
+        check_request(request, self.info)
+        self._send(_Submit(request, sink))
+        return request.id
+
+    def abort(self, request_id: str) -> None:
+        """Idempotent; an id that is unknown or finished is ignored."""
+        self._inbox.put(_Abort(request_id))
+
+    def snapshot(self) -> StatsSnapshot:
+        return self._snapshot
+
+    def close(self) -> None:
+        """Abort what is running and end the thread. Idempotent."""
+        self._inbox.put(_Close())
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _check_alive(self) -> None:
+        if not self._open:
+            raise EngineDead(f"the engine has ended: {self.failed}" if self.failed else "the engine is not running")
+
+    def _send(self, message: _Submit) -> None:
+        with self._gate:
+            self._check_alive()
+            self._inbox.put(message)
+
+    def _request(self, prompt_tokens: Iterable[int], params: SamplingParams) -> Request:
+        try:
+            prompt = tuple(map(operator.index, prompt_tokens))
+        except TypeError as error:
+            raise RequestError(f"the prompt must be token ids: {error}") from error
+        seed = secrets.randbits(63) if params.seed is None else params.seed & _SEED_MASK
+        p_min = self.config.p_min if params.p_min is None else params.p_min
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_token_ids)
+        return Request(f"r{next(self._ids)}", prompt, params, seed, p_min, ends, time.monotonic())
+
+    # The engine thread.
+
+    def _main(self) -> None:
+        try:
+            runner = self._make_runner()
+            try:
+                self._serve(runner)
+            finally:
+                runner.close()
+        except Exception as error:
+            self._die(error)
+        finally:
+            self._ready.set()
+
+    def _serve(self, runner: Runner) -> None:
+        scheduler = Scheduler(runner.info, self._policy(runner), self.config)
+        self._info = runner.info
+        self._snapshot = scheduler.snapshot()
+        self._open = True
+        self._ready.set()
+        while self._take_messages(scheduler):
+            if scheduler.has_work:
+                self._step(scheduler, runner)
+            self._snapshot = scheduler.snapshot()
+        self._shut()
+        self._deliver([scheduler.abort(key) or TokenEvent(key, finish_reason="abort") for key in self._sinks])
+        while scheduler.num_in_flight:
+            scheduler.apply(runner.collect())
+        self._snapshot = scheduler.snapshot()
+
+    def _policy(self, runner: Runner) -> DepthPolicy:
+        info, config = runner.info, self.config
+        depth = min(info.max_depth, config.max_depth)
+        costs = StepCosts()
+        if depth and config.draft in ("adaptive", "solo"):
+            num_rows = min(info.num_slots, config.max_streams)
+            num_tokens = min(config.max_step_tokens, num_rows * (1 + depth))
+            costs = runner.calibrate(grid(num_tokens), grid(num_rows))
+        return make_policy(config.draft, info, config.max_depth, costs)
+
+    def _take_messages(self, scheduler: Scheduler) -> bool:
+        """Sleeps while there is nothing to do. False: it is time to close."""
+        if not scheduler.has_work:
+            scheduler.check_integrity()
+            if not self._take(scheduler, self._inbox.get()):
+                return False
+        while not self._inbox.empty():
+            if not self._take(scheduler, self._inbox.get()):
+                return False
+        return True
+
+    def _take(self, scheduler: Scheduler, message: _Message) -> bool:
+        match message:
+            case _Submit(request, sink):
+                self._sinks[request.id] = sink
+                scheduler.add(request)
+            case _Abort(request_id):
+                self._deliver([scheduler.abort(request_id)])
+            case _Close():
+                return False
+        return True
+
+    def _step(self, scheduler: Scheduler, runner: Runner) -> None:
+        plan = scheduler.schedule()
+        if plan is not None:
+            runner.submit(plan)
+        if plan is None or scheduler.num_in_flight > runner.info.lag:
+            self._deliver(scheduler.apply(runner.collect()))
+
+    def _deliver(self, events: Iterable[TokenEvent | None]) -> None:
+        num_sent = 0
+        for event in events:
+            if event is not None:
+                sink = self._sinks.pop(event.request_id) if event.finish_reason else self._sinks[event.request_id]
+                sink(event)
+                num_sent += 1
+        if num_sent:
+            self.on_delivered()
+
+    def _shut(self) -> None:
+        """No request gets in any more; those still in the inbox are told so."""
+        with self._gate:
+            self._open = False
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Submit):
+                self._sinks[message.request.id] = message.sink
+
+    def _die(self, error: Exception) -> None:
+        was_open = self._open
+        self.failed = error
+        self._shut()
+        text = f"{type(error).__name__}: {error}"
+        self._deliver([TokenEvent(request_id, finish_reason="error", error=text) for request_id in self._sinks])
+        if was_open and self._on_death is not None:
+            self._on_death(error)
+
+
+def grid(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... up to ``most``: dense where steps are small."""
+    points = {1, most}
+    power = 2
+    while power <= most:
+        points |= {power, min(most, power * 3 // 2)}
+        power *= 2
+    return sorted(points)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,61 @@
+"""Which depth policy answers for which row: the engine's own, or the one a request asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slipstream.engine.adaptive import Adaptive
+from slipstream.engine.depth import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.engine.plan import RunnerInfo, StepCosts
+from slipstream.sampling.params import MAX_DEPTH, DraftSetting
+
+
+def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: StepCosts) -> DepthPolicy:
+    if info.max_depth == 0:
+        return Off(info.why_no_draft or "the model has no MTP head")
+    if max_depth == 0:
+        return Off("the configuration allows no depth above 0")
+    return PerRequest(setting, Adaptive(min(max_depth, info.max_depth), costs))
+
+
+class PerRequest(DepthPolicy):
+    def __init__(self, setting: DraftSetting, adaptive: DepthPolicy) -> None:
+        off = Off("asked for by the request")
+        self._adaptive = adaptive
+        self._by_setting: dict[DraftSetting, DepthPolicy] = {"off": off, "solo": Solo(adaptive), "adaptive": adaptive}
+        self._by_setting |= {depth: Fixed(depth) if depth else off for depth in range(MAX_DEPTH + 1)}
+        is_off = setting in ("off", 0)
+        self._default = Off("asked for by the configuration") if is_off else self._by_setting[setting]
+
+    @property
+    def reason(self) -> str:
+        return self._default.reason
+
+    def reason_for(self, setting: DraftSetting | None) -> str:
+        return self._policy(setting).reason
+
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+        """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
+        policies = [self._policy(row.setting) for row in rows]
+        depths = [0] * len(rows)
+        for policy in sorted(set(policies), key=lambda policy: policy is self._adaptive):
+            mine = [index for index, other in enumerate(policies) if other is policy]
+            taken = sum(depths)
+            num_other = load.num_other_tokens + len(rows) - len(mine) + taken
+            rest = replace(load, num_other_tokens=num_other, room=max(0, load.room - taken))
+            for index, depth in zip(mine, policy.decide([rows[index] for index in mine], rest)):
+                depths[index] = depth
+        return depths
+
+    def observe_row(self, key: str, num_drafted: int, num_accepted: int) -> None:
+        self._adaptive.observe_row(key, num_drafted, num_accepted)
+
+    def observe_step(self, timing: StepTiming) -> None:
+        self._adaptive.observe_step(timing)
+
+    def forget(self, key: str) -> None:
+        self._adaptive.forget(key)
+
+    def _policy(self, setting: DraftSetting | None) -> DepthPolicy:
+        return self._default if setting is None else self._by_setting[setting]

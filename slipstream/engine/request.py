@@ -1,0 +1,155 @@
+"""What a client asked (Request), what it has so far (Sequence), what it is told (TokenEvent).
+
+A Sequence knows how to take in the result of its own row. It knows no other row, no budget and no runner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slipstream.engine.bounds import Bounds, fold
+from slipstream.engine.plan import RowJoin, RowResult, RowStep, RunnerInfo
+from slipstream.engine.stats import RequestStats, RowCounters
+from slipstream.errors import RequestError
+from slipstream.sampling.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # resolved
+    p_min: float = 0.0  # resolved
+    end_token_ids: frozenset[int] = frozenset()
+    arrival: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step gave one request. A final event has a finish_reason; each request gets exactly one."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()  # all tokens new in this step; an end token is the last of them
+    num_accepted: int = 0  # how many of them were drafts
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None  # in the final event
+    error: str = ""  # what happened, when finish_reason is "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a drawing row yielded, cut at the first end token or at the length limit."""
+
+    tokens: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+    finish_reason: FinishReason | None
+
+
+def check_request(request: Request, info: RunnerInfo) -> None:
+    """Raise RequestError for what could never run. Pure: any thread may ask."""
+    prompt = request.prompt_tokens
+    if not prompt:
+        raise RequestError("the prompt is empty")
+    room = hard_limit(info)
+    if len(prompt) + 1 > room:
+        raise RequestError(f"the prompt has {len(prompt)} tokens; with one to generate, at most {room} fit")
+    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
+        raise RequestError(f"the prompt has token ids outside the vocabulary of {info.vocab_size}")
+    if any(token >= info.vocab_size for token in request.params.logit_bias):
+        raise RequestError(f"logit_bias has token ids outside the vocabulary of {info.vocab_size}")
+
+
+def hard_limit(info: RunnerInfo) -> int:
+    """Tokens a stream can have, whatever its client asks."""
+    return min(info.max_context, info.num_blocks * info.block_size)
+
+
+def length_limit(request: Request, info: RunnerInfo) -> int:
+    """Tokens, prompt included, at which the request is finished."""
+    asked = request.params.max_tokens
+    room = hard_limit(info)
+    return room if asked is None else min(room, len(request.prompt_tokens) + asked)
+
+
+class Sequence:
+    """A request on its way. Without a slot it waits; num_computed then is 0."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self.request = request
+        self.limit = limit
+        self.tokens = list(request.prompt_tokens)
+        self.num_computed = 0
+        self.drafts: tuple[int, ...] = ()
+        self.slot: int | None = None
+        self.blocks: list[int] = []
+        self.in_flight: deque[RowStep] = deque()
+        self.finish_reason: FinishReason | None = None
+        self.counters = RowCounters()
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def gap(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def bounds(self) -> Bounds:
+        now = Bounds(len(self.tokens), len(self.tokens), self.gap, len(self.drafts))
+        return fold(now, self.in_flight)
+
+    def join(self, slot: int) -> RowJoin:
+        assert self.slot is None
+        assert self.num_computed == 0
+        self.slot = slot
+        request = self.request
+        num_prompt = len(request.prompt_tokens)
+        return RowJoin(slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min)
+
+    def leave(self) -> tuple[int, list[int]]:
+        """Give up slot and blocks; every known token stays known."""
+        assert self.slot is not None
+        slot, blocks = self.slot, self.blocks
+        self.slot, self.blocks = None, []
+        self.num_computed, self.drafts = 0, ()
+        return slot, blocks
+
+    def commit(self, result: RowResult) -> Commit | None:
+        """Take in the result of the oldest step in flight; None if the row did not draw."""
+        row = self.in_flight.popleft()
+        gap = self.gap
+        assert result.slot == self.slot == row.slot
+        assert result.num_fed == min(row.feed, gap + len(self.drafts))
+        if row.feed < gap:
+            assert not result.tokens
+            self.num_computed += result.num_fed
+            return None
+        return self._draw(result, result.num_fed - gap)
+
+    def _draw(self, result: RowResult, num_drafted: int) -> Commit:
+        num_accepted = len(result.tokens) - 1
+        assert 0 <= num_accepted <= num_drafted
+        assert result.tokens[:-1] == self.drafts[:num_accepted]
+        kept, reason = self._cut(result.tokens)
+        self.num_computed = len(self.tokens) + num_accepted
+        self.tokens += kept
+        self.drafts = result.drafts
+        self.finish_reason = reason
+        return Commit(
+            kept, min(num_drafted, len(kept)) if reason else num_drafted, min(num_accepted, len(kept)), reason
+        )
+
+    def _cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        room = self.limit - len(self.tokens)
+        for index, token in enumerate(tokens[:room]):
+            if token in self.request.end_token_ids:
+                return tokens[: index + 1], "stop"
+        return tokens[:room], "length" if len(tokens) >= room else None

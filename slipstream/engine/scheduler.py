@@ -1,0 +1,293 @@
+"""Who runs in the next step, with how many tokens and blocks: schedule() -> plan, apply(result) -> events.
+
+One law: a sequence has computed and known tokens (and drafts), and a step lets computed catch up. Owns the waiting
+and running sequences, slots and blocks. Knows neither the thread that calls it nor what computes a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream.config import EngineConfig
+from slipstream.engine.blocks import BlockPool
+from slipstream.engine.bounds import Bounds
+from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
+from slipstream.engine.plan import RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.request import (
+    FinishReason,
+    Request,
+    Sequence,
+    TokenEvent,
+    check_request,
+    hard_limit,
+    length_limit,
+)
+from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot
+from slipstream.engine.step import Pass, Pick
+
+Rows = list[tuple[Sequence, Bounds]]  # running sequences and what they may have become
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan whose result is still to come. Rows are matched by their order: a slot may have a new owner by then."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    has_chunks: bool
+
+
+class Scheduler:
+    """All running sequences are older than all waiting ones, so the youngest is always the last of ``_running``."""
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        policy: DepthPolicy,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.policy = policy
+        self.config = config
+        self.counters = EngineCounters()
+        self._clock = clock
+        self._pool = BlockPool(info.num_blocks, info.block_size)
+        self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
+        self._num_slots = len(self._free_slots)
+        self._hard_limit = hard_limit(info)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._live: dict[str, Sequence] = {}
+        self._leaves: list[int] = []  # slots the runner still has to empty
+        self._flights: deque[Flight] = deque()
+        self._next_step = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._leaves or self._flights)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def max_depth(self) -> int:
+        return min(self.info.max_depth, self.config.max_depth)
+
+    # Requests come and go.
+
+    def add(self, request: Request) -> None:
+        check_request(request, self.info)
+        assert request.id not in self._live
+        sequence = Sequence(request, length_limit(request, self.info))
+        self._live[request.id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """The final event, or None if the request is unknown or already finished."""
+        sequence = self._live.get(request_id)
+        if sequence is None:
+            return None
+        sequence.finish_reason = "abort"
+        return TokenEvent(request_id, finish_reason="abort", stats=self._finish(sequence, "abort"))
+
+    # Planning: one pass.
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None if nothing can be planned before a result comes in."""
+        assert len(self._flights) <= self.info.lag
+        step = Pass(self.config.max_step_tokens)
+        rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
+        self._place_short(step, rows)
+        self._place_long(step, rows)
+        self._admit(step)
+        self._deepen(step)
+        if not step.picks and (not self._leaves or self._flights):
+            return None
+        return self._launch(step)
+
+    def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
+        """False for a row that is sure to be finished by what is in flight, or that could pass the context."""
+        return bounds.least < sequence.limit and bounds.most < self._hard_limit
+
+    def _place_short(self, step: Pass, rows: Rows) -> None:
+        """Rows with one known token to feed, and their drafts: they never wait for someone's prompt."""
+        short = [(sequence, bounds) for sequence, bounds in rows if bounds.gap == 1]
+        has_prompts = len(short) < len(rows) or bool(self._waiting)
+        spare = step.budget - len(short) - (self.config.min_chunk if has_prompts else 0)
+        assert spare >= 0
+        for sequence, bounds in short:
+            feed = 1 + min(bounds.drafts, spare)
+            if step.may_place(sequence) and self._secure(sequence, bounds.computed + feed, step):
+                step.place(sequence, bounds, feed)
+                spare -= feed - 1
+
+    def _place_long(self, step: Pass, rows: Rows) -> None:
+        """Prompts on their way share what is left, the oldest first. They have had their blocks since they joined."""
+        for sequence, bounds in rows:
+            if bounds.gap > 1 and step.budget and step.may_place(sequence):
+                step.place(sequence, bounds, min(bounds.gap, step.budget))
+
+    def _admit(self, step: Pass) -> None:
+        while self._waiting and self._free_slots and step.budget and not step.starved:
+            sequence = self._waiting[0]
+            count = self._pool.count_for(min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth))
+            if self._pool.num_free < count + len(self._running):  # each running row may need a block soon
+                return
+            self._running.append(self._waiting.popleft())
+            step.joins.append(sequence.join(self._free_slots.pop()))
+            step.place(sequence, sequence.bounds, min(sequence.gap, step.budget))
+            self._grow(sequence, count, step)
+
+    def _deepen(self, step: Pass) -> None:
+        """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
+        picks = [pick for pick in step.picks if pick.draws]
+        rows = [DrawRow(pick.sequence.id, self._most(pick), pick.sequence.request.params.draft) for pick in picks]
+        num_other = sum(pick.feed for pick in step.picks if not pick.draws)
+        room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
+        depths = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
+        for pick, row, depth in zip(picks, rows, depths):
+            assert 0 <= depth <= row.most
+            pick.propose = self._cover(pick, min(depth, room), step)
+            room -= pick.propose
+
+    def _most(self, pick: Pick) -> int:
+        """No draft passes the length limit, even if everything in flight is accepted."""
+        room = pick.sequence.limit - pick.after.most - 1
+        return max(0, min(self.max_depth, room))
+
+    def _cover(self, pick: Pick, depth: int, step: Pass) -> int:
+        """The head writes ahead for drafts 2, 3, ...: the deepest draft that the blocks allow."""
+        while depth > 1:
+            count = self._pool.count_for(pick.bounds.computed + pick.feed + depth - 1)
+            if count - len(pick.sequence.blocks) <= self._pool.num_free:
+                self._grow(pick.sequence, count, step)
+                break
+            depth -= 1
+        return depth
+
+    def _launch(self, step: Pass) -> StepPlan:
+        rows = tuple(pick.step(step.blocks.get(pick.sequence.id, ())) for pick in step.picks)
+        plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows)
+        for pick, row in zip(step.picks, rows):
+            pick.sequence.in_flight.append(row)
+        has_chunks = any(pick.bounds.gap > 1 for pick in step.picks)
+        self._flights.append(Flight(plan, tuple(pick.sequence for pick in step.picks), has_chunks))
+        self._leaves.clear()
+        self._next_step += 1
+        return plan
+
+    # Memory.
+
+    def _secure(self, sequence: Sequence, num_tokens: int, step: Pass) -> bool:
+        """Blocks for that many tokens, if need be from the youngest. False: the row skips this step."""
+        count = self._pool.count_for(num_tokens)
+        while count - len(sequence.blocks) > self._pool.num_free:
+            victim = self._running[-1]
+            step.starved = True
+            if victim.in_flight:
+                step.held.add(victim)  # let it come to rest: it can then be preempted in the next pass
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._grow(sequence, count, step)
+        return True
+
+    def _grow(self, sequence: Sequence, count: int, step: Pass) -> None:
+        added = self._pool.allocate(max(0, count - len(sequence.blocks)))
+        sequence.blocks += added
+        step.blocks[sequence.id] = step.blocks.get(sequence.id, ()) + added
+
+    def _preempt(self, victim: Sequence) -> None:
+        assert not victim.in_flight
+        self._vacate(victim)
+        self._waiting.appendleft(victim)
+        victim.counters.num_preemptions += 1
+        self.counters.num_preemptions += 1
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Plans run in order, so what is freed here may be given away in the very next plan."""
+        slot, blocks = sequence.leave()
+        self._running.remove(sequence)
+        self._free_slots.append(slot)
+        self._leaves.append(slot)
+        self._pool.release(blocks)
+
+    # Results.
+
+    def apply(self, result: StepResult) -> list[TokenEvent]:
+        flight = self._flights.popleft()
+        assert flight.plan.step == result.step
+        assert len(flight.sequences) == len(result.rows)
+        self.counters.num_steps += bool(result.rows)
+        if result.rows and not flight.has_chunks:
+            self.policy.observe_step(_timing(flight.plan, result))
+        now = self._clock()
+        events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
+        return [event for event in events if event is not None]
+
+    def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:
+        if sequence.finish_reason is not None:
+            return None  # it ended while this step was in flight
+        commit = sequence.commit(row)
+        if commit is None:
+            return None
+        self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
+        stats = self._finish(sequence, commit.finish_reason) if commit.finish_reason else None
+        return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats)
+
+    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
+        self.policy.observe_row(sequence.id, num_drafted, num_accepted)
+        sequence.counters.count(num_drafted, num_accepted)
+        self.counters.count(num_drafted, num_accepted)
+        self.counters.num_output_tokens += num_tokens
+        if sequence.counters.first_token_at is None:
+            sequence.counters.first_token_at = now
+            self.counters.num_prompt_tokens += len(sequence.request.prompt_tokens)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> RequestStats:
+        del self._live[sequence.id]
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._vacate(sequence)
+        self.counters.finished[reason] += 1
+        why = self.policy.reason_for(sequence.request.params.draft)
+        self.policy.forget(sequence.id)
+        return self._stats(sequence, why)
+
+    def _stats(self, sequence: Sequence, why_no_draft: str) -> RequestStats:
+        num_prompt = len(sequence.request.prompt_tokens)
+        num_output = len(sequence.tokens) - num_prompt
+        return sequence.counters.freeze(num_prompt, num_output, sequence.request.arrival, self._clock(), why_no_draft)
+
+    # Looking in.
+
+    def check_integrity(self) -> None:
+        """Every block and slot is free or has one owner. Holds at any time."""
+        self._pool.check_integrity(block for sequence in self._running for block in sequence.blocks)
+        used = {sequence.slot for sequence in self._running}
+        assert len(used) + len(set(self._free_slots)) == self._num_slots
+        assert used.isdisjoint(self._free_slots)
+        assert len(self._running) + len(self._waiting) == len(self._live)
+
+    def snapshot(self) -> StatsSnapshot:
+        return self.counters.freeze(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_free_blocks=self._pool.num_free,
+            num_used_blocks=self._pool.num_used,
+            depth_reason=self.policy.reason,
+        )
+
+
+def _timing(plan: StepPlan, result: StepResult) -> StepTiming:
+    num_tokens = sum(row.num_fed for row in result.rows)
+    depths = [row.propose for row in plan.rows]
+    pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
+    return StepTiming(num_tokens, pass_rows, result.verify_seconds, result.draft_seconds)

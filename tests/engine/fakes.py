@@ -1,0 +1,270 @@
+"""A runner in pure Python that keeps the contract of plan.py to the letter and asserts that the scheduler does too.
+
+Its model: the next token is a hash of the seed and the whole history. Its drafter can be right, wrong, or both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.engine.plan import (
+    RowJoin,
+    RowResult,
+    RowStep,
+    RunnerInfo,
+    StepCosts,
+    StepPlan,
+    StepResult,
+)
+from slipstream.engine.request import Request, TokenEvent
+from slipstream.engine.scheduler import Scheduler
+from slipstream.sampling.params import SamplingParams
+
+MASK = (1 << 61) - 1
+
+
+def extend(digest: int, token: int) -> int:
+    return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
+
+
+def next_token(digest: int, vocab: int) -> int:
+    mixed = (digest ^ (digest >> 29)) * 0xBF58476D1CE4E5B9 & MASK
+    return (mixed >> 17) % vocab
+
+
+def continuation(prompt: Sequence[int], seed: int, vocab: int, count: int, ends: Iterable[int] = ()) -> tuple[int, ...]:
+    """What the model says on its own, one token at a time, its end token included."""
+    digest = seed
+    for token in prompt:
+        digest = extend(digest, token)
+    output: list[int] = []
+    while len(output) < count and not (output and output[-1] in ends):
+        output.append(next_token(digest, vocab))
+        digest = extend(digest, output[-1])
+    return tuple(output)
+
+
+@dataclass
+class Row:
+    """What the runner holds for one slot."""
+
+    tokens: list[int]
+    digests: list[int]  # [len(tokens)] of the history up to and with each token
+    cursor: int = 0
+    drafts: tuple[int, ...] = ()
+    table: list[int] = field(default_factory=list)
+
+    def push(self, token: int) -> None:
+        self.digests.append(extend(self.digests[-1], token))
+        self.tokens.append(token)
+
+
+class FakeRunner:
+    """``hit``: probability that a draft is right. ``shy``: it may propose fewer drafts than asked."""
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        *,
+        hit: float = 1.0,
+        shy: bool = False,
+        max_tokens: int | None = None,
+        verify: Callable[[int], float] = lambda tokens: 0.0,
+        draft: Callable[[int], float] = lambda rows: 0.0,
+    ) -> None:
+        self._info = info
+        self._hit = hit
+        self._shy = shy
+        self._max_tokens = max_tokens
+        self._verify = verify
+        self._draft = draft
+        self._random = random.Random(7)
+        self._uncollected: deque[StepResult] = deque()
+        self._memory: dict[int, list[int | None]] = {}  # block -> digests written there
+        self.rows: dict[int, Row] = {}
+        self.plans: list[StepPlan] = []
+        self.closed = False
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self._uncollected) <= self._info.lag
+        assert plan.step == len(self.plans)
+        self.plans.append(plan)
+        for slot in plan.leaves:
+            del self.rows[slot]
+        for join in plan.joins:
+            self._join(join)
+        self._check_plan(plan)
+        results = tuple(self._run(row) for row in plan.rows)
+        depths = [row.propose for row in plan.rows]
+        passes = [sum(depth > i for depth in depths) for i in range(max(depths, default=0))]
+        seconds = self._verify(sum(row.num_fed for row in results)), sum(self._draft(rows) for rows in passes)
+        self._uncollected.append(StepResult(plan.step, results, *seconds))
+
+    def collect(self) -> StepResult:
+        return self._uncollected.popleft()
+
+    def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
+        assert not self.rows
+        verify = tuple((n, self._verify(n)) for n in num_tokens)
+        return StepCosts(verify, tuple((n, self._draft(n)) for n in num_rows))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _join(self, join: RowJoin) -> None:
+        assert 0 <= join.slot < self._info.num_slots
+        assert join.slot not in self.rows
+        assert 1 <= join.num_prompt <= len(join.tokens) < self._info.max_context
+        row = Row([], [join.seed])
+        for token in join.tokens:
+            row.push(token)
+        del row.digests[0]
+        self.rows[join.slot] = row
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        for step in plan.rows:
+            self.rows[step.slot].table.extend(step.blocks)
+        held = [block for row in self.rows.values() for block in row.table]
+        assert len(held) == len(set(held)), "a block belongs to two rows"
+        assert all(0 <= block < self._info.num_blocks for block in held)
+        assert len({step.slot for step in plan.rows}) == len(plan.rows)
+        if self._max_tokens is not None:
+            assert sum(step.feed for step in plan.rows) <= self._max_tokens
+
+    def _run(self, step: RowStep) -> RowResult:
+        row = self.rows[step.slot]
+        assert step.feed >= 1
+        assert 0 <= step.propose <= self._info.max_depth
+        self._check_memory(row)
+        known = len(row.tokens)
+        fed = min(step.feed, known + len(row.drafts) - row.cursor)
+        assert fed >= 1
+        drafts, row.drafts = row.drafts[: max(0, row.cursor + fed - known)], ()
+        self._write(row, row.cursor, fed, drafts)
+        if row.cursor + fed < known:
+            assert step.propose == 0
+            row.cursor += fed
+            return RowResult(step.slot, fed, (), ())
+        committed = self._draw(row, drafts)
+        row.cursor = len(row.tokens) - 1
+        row.drafts = self._propose(row, step.propose)
+        return RowResult(step.slot, fed, committed, row.drafts)
+
+    def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        committed: list[int] = []
+        for draft in (*drafts, None):
+            token = next_token(row.digests[-1], self._info.vocab_size)
+            committed.append(token)
+            row.push(token)
+            if token != draft:
+                break
+        assert len(row.tokens) <= self._info.max_context
+        return tuple(committed)
+
+    def _propose(self, row: Row, count: int) -> tuple[int, ...]:
+        self._cover(row, row.cursor + max(0, count - 1))
+        if self._shy:
+            count = self._random.randint(0, count)
+        digest, drafts = row.digests[-1], []
+        for _ in range(count):
+            token = next_token(digest, self._info.vocab_size)
+            if self._random.random() >= self._hit:
+                token = (token + 1) % self._info.vocab_size
+            drafts.append(token)
+            digest = extend(digest, token)
+        return tuple(drafts)
+
+    def _cover(self, row: Row, num_positions: int) -> None:
+        assert num_positions <= len(row.table) * self._info.block_size, "written past the row's blocks"
+
+    def _write(self, row: Row, start: int, count: int, drafts: tuple[int, ...]) -> None:
+        self._cover(row, start + count)
+        for position in range(start, start + count):
+            digest = row.digests[position] if position < len(row.tokens) else -1 - drafts[position - len(row.tokens)]
+            self._cell(row, position)[position % self._info.block_size] = digest
+
+    def _check_memory(self, row: Row) -> None:
+        """Nobody else wrote into what this row has committed."""
+        for position in range(row.cursor):
+            found = self._cell(row, position)[position % self._info.block_size]
+            token = row.tokens[position]
+            assert found in (row.digests[position], -1 - token), f"position {position} was overwritten"
+
+    def _cell(self, row: Row, position: int) -> list[int | None]:
+        block = row.table[position // self._info.block_size]
+        return self._memory.setdefault(block, [None] * self._info.block_size)
+
+
+def make_info(**changes: object) -> RunnerInfo:
+    values: dict[str, object] = {
+        "num_slots": 4,
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_context": 128,
+        "vocab_size": 97,
+        "max_depth": 3,
+        "lag": 0,
+    }
+    return RunnerInfo(**(values | changes))  # type: ignore[arg-type]
+
+
+def make_request(
+    key: str, prompt: Iterable[int] = (1, 2, 3), *, seed: int = 1, ends: Iterable[int] = (), **params: object
+) -> Request:
+    params.setdefault("max_tokens", 16)
+    return Request(key, tuple(prompt), SamplingParams(**params), seed, 0.0, frozenset(ends), 0.0)  # type: ignore[arg-type]
+
+
+class Harness:
+    """Scheduler and runner, stepped by hand; gathers what each request was told."""
+
+    def __init__(self, scheduler: Scheduler, runner: FakeRunner) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.tokens: dict[str, list[int]] = {}
+        self.finals: dict[str, TokenEvent] = {}
+        self.events: list[TokenEvent] = []
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.tokens[request.id] = []
+
+    def abort(self, key: str) -> None:
+        self._take(self.scheduler.abort(key))
+
+    def step(self) -> StepPlan | None:
+        """One turn of the engine's loop."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.runner.submit(plan)
+        if self.scheduler.num_in_flight > (self.runner.info.lag if plan else 0):
+            self.collect()
+        self.scheduler.check_integrity()
+        return plan
+
+    def collect(self) -> None:
+        for event in self.scheduler.apply(self.runner.collect()):
+            self._take(event)
+
+    def run(self, most: int = 10_000) -> None:
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("the scheduler does not come to an end")
+
+    def _take(self, event: TokenEvent | None) -> None:
+        if event is None:
+            return
+        assert event.request_id not in self.finals, "an event after the final one"
+        self.events.append(event)
+        self.tokens[event.request_id] += event.tokens
+        if event.finish_reason:
+            self.finals[event.request_id] = event

@@ -1,0 +1,269 @@
+"""Depth policies: the simple ones by table, the adaptive one against every fixed depth in a simulated machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from fakes import make_info
+
+from slipstream.engine.adaptive import Adaptive
+from slipstream.engine.costs import CostCurve
+from slipstream.engine.depth import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.engine.plan import StepCosts
+from slipstream.engine.policies import make_policy
+
+MAX_DEPTH = 4
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
+
+
+@dataclass(frozen=True)
+class Machine:
+    verify: Callable[[int], float]
+    draft: Callable[[int], float]
+
+    @property
+    def costs(self) -> StepCosts:
+        verify = tuple((n, self.verify(n)) for n in GRID)
+        return StepCosts(verify, tuple((n, self.draft(n)) for n in GRID if n <= 64))
+
+
+MACHINES = {
+    "flat": Machine(lambda n: 10.0 + 0.01 * n, lambda rows: 0.5 + 0.002 * rows),
+    "knee": Machine(lambda n: 13.0 + 0.01 * n + 0.08 * max(0, n - 128), lambda rows: 0.9 + 0.01 * rows),
+    "cpu": Machine(lambda n: 6.0 + 3.0 * n, lambda rows: 1.0 + 0.4 * rows),
+    "steep": Machine(lambda n: 10.0 * n, lambda rows: 1.0 * rows),
+    "moe": Machine(lambda n: 5.0 + 4.0 * min(n, 30) + 0.1 * n, lambda rows: 0.8 + 0.05 * rows),
+}
+
+
+@dataclass
+class Simulation:
+    """Rows whose drafts are accepted with given chances, on a machine with known costs."""
+
+    machine: Machine
+    policy: DepthPolicy
+    chances: Sequence[float]  # [rows]
+    seed: int = 1
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.held = [0] * len(self.chances)
+        self.tokens, self.seconds = 0.0, 0.0
+        self.depths: list[int] = []
+
+    def run(self, num_steps: int) -> float:
+        """Tokens a second."""
+        start = self.tokens, self.seconds
+        for _ in range(num_steps):
+            self.step()
+        return (self.tokens - start[0]) / (self.seconds - start[1])
+
+    def step(self) -> None:
+        num_rows = len(self.chances)
+        rows = [DrawRow(f"r{index}", MAX_DEPTH) for index in range(num_rows)]
+        self.depths = self.policy.decide(rows, Load(num_rows))
+        num_tokens = num_rows + sum(self.held)
+        passes = tuple(sum(depth > i for depth in self.depths) for i in range(max(self.depths)))
+        verify = self.machine.verify(num_tokens) * self.hiccup()
+        draft = sum(map(self.machine.draft, passes)) * self.hiccup()
+        for row, num_drafted, chance in zip(rows, self.held, self.chances):
+            num_accepted = self.accept(num_drafted, chance)
+            self.tokens += sum(chance**i for i in range(num_drafted + 1))  # the mean, to keep luck out of the score
+            self.policy.observe_row(row.key, num_drafted, num_accepted)
+        self.seconds += verify + draft
+        self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
+        self.held = self.depths
+
+    def accept(self, num_drafted: int, chance: float) -> int:
+        count = 0
+        while count < num_drafted and self.random.random() < chance:
+            count += 1
+        return count
+
+    def hiccup(self) -> float:
+        return 20.0 if self.random.random() < self.noise else 1.0
+
+
+def fixed_rate(machine: Machine, chances: Sequence[float], depth: int) -> float:
+    """Tokens a second, in the mean, at one depth for all rows."""
+    num_rows = len(chances)
+    tokens = sum(sum(chance**i for i in range(depth + 1)) for chance in chances)
+    return tokens / (machine.verify(num_rows * (1 + depth)) + depth * machine.draft(num_rows))
+
+
+def best_fixed(machine: Machine, chances: Sequence[float]) -> float:
+    return max(fixed_rate(machine, chances, depth) for depth in range(MAX_DEPTH + 1))
+
+
+def adaptive(machine: Machine) -> Adaptive:
+    return Adaptive(MAX_DEPTH, machine.costs)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 16, 64])
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("name", MACHINES)
+def test_adaptive_is_as_good_as_the_best_fixed_depth(name: str, chance: float, num_rows: int) -> None:
+    machine, chances = MACHINES[name], [chance] * num_rows
+    simulation = Simulation(machine, adaptive(machine), chances)
+    simulation.run(100)
+    rate = simulation.run(max(100, 4000 // num_rows))
+    assert rate >= 0.98 * best_fixed(machine, chances)
+
+
+def test_rows_that_differ_get_depths_that_differ() -> None:
+    """Better than any one depth for all: half of the rows accept nearly everything, half nearly nothing."""
+    machine, chances = MACHINES["knee"], [0.95, 0.05] * 32
+    simulation = Simulation(machine, adaptive(machine), chances)
+    simulation.run(200)
+    assert simulation.run(100) > 1.1 * best_fixed(machine, chances)
+
+
+def test_cheap_verification_drafts_deep_and_steep_verification_does_not() -> None:
+    for name, chance, depth in (("flat", 0.9, MAX_DEPTH), ("steep", 0.9, 0)):
+        simulation = Simulation(MACHINES[name], adaptive(MACHINES[name]), [chance] * 4)
+        simulation.run(50)
+        assert simulation.depths == [depth] * 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.05, 0.9), (0.9, 0.05)])
+def test_it_recovers_when_acceptance_changes(before: float, after: float) -> None:
+    machine = MACHINES["cpu"]
+    simulation = Simulation(machine, adaptive(machine), [before] * 2)
+    simulation.run(400)
+    simulation.chances = [after] * 2
+    simulation.run(2500)
+    assert simulation.run(300) >= 0.96 * best_fixed(machine, [after] * 2)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(("factor", "tilt"), [(2.0, 0.0), (0.5, 0.0), (1.0, 0.15), (1.0, -0.15)])
+def test_it_bears_a_calibration_that_was_off(name: str, factor: float, tilt: float) -> None:
+    """Off by a factor everywhere, or tilted by 15 % a doubling of the step."""
+    true = MACHINES[name]
+    believed = Machine(lambda n: factor * true.verify(n) * n**tilt, true.draft)
+    simulation = Simulation(true, adaptive(believed), [0.8] * 4)
+    simulation.run(1500)
+    assert simulation.run(200) >= 0.95 * best_fixed(true, [0.8] * 4)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_without_calibration_it_learns_all_costs(name: str) -> None:
+    simulation = Simulation(MACHINES[name], Adaptive(MAX_DEPTH, StepCosts()), [0.8] * 4)
+    simulation.step()
+    assert simulation.depths == [2] * 4
+    simulation.run(3000)
+    assert simulation.run(300) >= 0.95 * best_fixed(MACHINES[name], [0.8] * 4)
+
+
+def test_hiccups_do_not_mislead_it() -> None:
+    machine = MACHINES["knee"]
+    simulation = Simulation(machine, adaptive(machine), [0.8] * 4, noise=0.02)
+    simulation.run(500)
+    simulation.noise = 0.0
+    assert simulation.run(200) >= 0.97 * best_fixed(machine, [0.8] * 4)
+
+
+def test_without_timings_it_drafts_two() -> None:
+    policy = Adaptive(MAX_DEPTH, StepCosts())
+    rows = [DrawRow("a", 4), DrawRow("b", 1)]
+    for _ in range(3):
+        assert policy.decide(rows, Load(2)) == [2, 1]
+        policy.observe_step(StepTiming(5, (2, 1), 0.0, 0.0))
+    assert "until steps have been timed" in policy.reason
+
+
+def test_limits_of_rows_and_room_hold() -> None:
+    policy = adaptive(MACHINES["flat"])
+    rows = [DrawRow("a", 4), DrawRow("b", 1), DrawRow("c", 0)]
+    assert policy.decide(rows, Load(3)) == [4, 1, 0]
+    for _ in range(200):  # probes too
+        assert sum(policy.decide(rows, Load(3, room=3))) <= 3
+    assert policy.decide(rows, Load(3, room=0)) == [0, 0, 0]
+    assert policy.decide([], Load(0)) == []
+
+
+def test_probes_are_rare_and_say_so() -> None:
+    machine = MACHINES["steep"]
+    simulation = Simulation(machine, adaptive(machine), [0.1])
+    simulation.run(300)
+    reasons = []
+    for _ in range(1000):
+        simulation.step()
+        reasons.append(simulation.policy.reason)
+    probes = [reason for reason in reasons if "probing" in reason]
+    assert 2 <= len(probes) <= 1000 // 64
+    assert reasons[0].startswith("adaptive: depth 0 — no draft beats 1 in ")
+
+
+def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> None:
+    policy = adaptive(MACHINES["cpu"])
+    for _ in range(300):
+        policy.observe_row("a", 1, 0)
+    assert policy.decide([DrawRow("a", 4)], Load(1)) == [0]
+    policy.forget("a")
+    policy.forget("a")
+    assert not policy._acceptance._rows
+    assert policy.decide([DrawRow("b", 4)], Load(1)) == [0]
+
+
+def test_reason_names_gain_and_cost() -> None:
+    policy = Adaptive(MAX_DEPTH, StepCosts(((1, 0.010), (8, 0.011)), ((1, 0.0005),)))
+    policy.decide([DrawRow("a", 2)], Load(1))
+    assert policy.reason.startswith("adaptive: depth 2 — 2.")
+    assert policy.reason.endswith("ms beat 1 in 10.0 ms")
+
+
+def test_simple_policies() -> None:
+    rows = [DrawRow("a", 4), DrawRow("b", 1)]
+    assert Off("no head").decide(rows, Load(2)) == [0, 0]
+    assert Fixed(3).decide(rows, Load(2)) == [3, 1]
+    solo = Solo(Fixed(3))
+    assert solo.decide(rows[:1], Load(1)) == [3]
+    assert solo.reason == "solo: fixed: depth 3"
+    assert solo.decide(rows, Load(2)) == [0, 0]
+    assert solo.reason == "solo: 2 streams are running"
+
+
+def test_a_model_without_head_says_why() -> None:
+    info = make_info(max_depth=0, why_no_draft="the checkpoint has no mtp tensors")
+    policy = make_policy("adaptive", info, 4, StepCosts())
+    assert policy.reason == "off: the checkpoint has no mtp tensors"
+    assert policy.decide([DrawRow("a", 0, 3)], Load(1)) == [0]
+    assert make_policy(2, make_info(), 0, StepCosts()).reason.startswith("off: ")
+
+
+def test_requests_override_the_engine() -> None:
+    policy = make_policy("off", make_info(), 4, MACHINES["flat"].costs)
+    rows = [DrawRow("a", 3), DrawRow("b", 3, 2), DrawRow("c", 3, "off"), DrawRow("d", 3, "adaptive")]
+    rows += [DrawRow("e", 3, "solo"), DrawRow("f", 3, 0)]
+    assert policy.decide(rows, Load(6)) == [0, 2, 0, 3, 0, 0]
+    assert policy.reason == "off: asked for by the configuration"
+    assert policy.reason_for("off") == "off: asked for by the request"
+    assert policy.reason_for("solo") == "solo: 6 streams are running"
+    assert policy.decide([DrawRow("e", 3, "solo")], Load(1)) == [3]
+
+
+def test_curve_interpolates_extrapolates_and_never_falls() -> None:
+    curve = CostCurve([(2, 1.0), (4, 3.0), (8, 2.0), (16, 6.0)])
+    assert curve.at(1) == curve.at(2) == 1.0
+    assert curve.at(4) == curve.at(6) == curve.at(8) == 2.5
+    assert curve.at(12) == pytest.approx(4.25)
+    assert curve.at(24) == pytest.approx(9.5)
+    values = curve.span(1, 40)
+    assert values == [curve.at(x) for x in range(1, 41)]
+    assert values == sorted(values)
+
+
+def test_curve_follows_what_it_sees() -> None:
+    curve = CostCurve([(1, 1.0), (8, 2.0)])
+    for _ in range(200):
+        curve.observe(8, 4.0)
+        curve.observe(64, 20.0)
+    assert curve.at(8) == pytest.approx(4.0, rel=0.05)
+    assert curve.at(64) == pytest.approx(20.0, rel=0.05)
+    curve.observe(8, 1000.0)
+    assert curve.at(8) < 6.0

@@ -1,0 +1,148 @@
+"""Whatever joins, leaves, drafts and runs out of memory: each stream is the model's own plain continuation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fakes import FakeRunner, Harness, continuation, make_info
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from slipstream.config import EngineConfig
+from slipstream.engine.bounds import Bounds, fold
+from slipstream.engine.plan import RowStep, RunnerInfo, StepCosts
+from slipstream.engine.policies import make_policy
+from slipstream.engine.request import Request, length_limit
+from slipstream.engine.scheduler import Scheduler
+from slipstream.sampling.params import DraftSetting, SamplingParams
+
+VOCAB = 11  # small: stop tokens are met often
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: int
+    request: Request
+    abort_after: int | None
+
+
+@dataclass(frozen=True)
+class Case:
+    info: RunnerInfo
+    config: EngineConfig
+    hit: float
+    shy: bool
+    arrivals: list[Arrival]
+
+
+@st.composite
+def infos(draw: st.DrawFn) -> RunnerInfo:
+    return make_info(
+        num_slots=draw(st.integers(1, 5)),
+        num_blocks=draw(st.integers(3, 30)),
+        block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
+        max_context=draw(st.integers(4, 70)),
+        vocab_size=VOCAB,
+        max_depth=draw(st.integers(0, 4)),
+        lag=draw(st.integers(0, 1)),
+    )
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, index: int, most: int) -> Arrival:
+    prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max(1, min(30, most - 1))))
+    draft: DraftSetting | None = draw(st.sampled_from([None, None, "off", "solo", "adaptive", 1, 3]))
+    params = SamplingParams(max_tokens=draw(st.none() | st.integers(1, 40)), draft=draft)
+    ends = draw(st.frozensets(st.integers(0, VOCAB - 1), max_size=2))
+    request = Request(f"r{index}", tuple(prompt), params, draw(st.integers(0, 99)), 0.0, ends, 0.0)
+    return Arrival(draw(st.integers(0, 25)), request, draw(st.none() | st.integers(0, 12)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    info = draw(infos())
+    most = min(info.max_context, info.num_blocks * info.block_size)
+    min_chunk = draw(st.integers(1, 6))
+    config = EngineConfig(
+        max_streams=draw(st.integers(1, 5)),
+        max_step_tokens=min_chunk + 5 + draw(st.integers(0, 30)),
+        min_chunk=min_chunk,
+        draft=draw(st.sampled_from(["off", "solo", "adaptive", 1, 2, 4])),
+    )
+    requests = [draw(arrivals(index, most)) for index in range(draw(st.integers(1, 6)))]
+    return Case(info, config, draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])), draw(st.booleans()), requests)
+
+
+def play(case: Case) -> Harness:
+    costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
+    policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
+    runner = FakeRunner(case.info, hit=case.hit, shy=case.shy, max_tokens=case.config.max_step_tokens)
+    harness = Harness(Scheduler(case.info, policy, case.config, clock=lambda: 1.0), runner)
+    for turn in range(40):
+        for arrival in case.arrivals:
+            if arrival.at == turn:
+                harness.add(arrival.request)
+            if arrival.abort_after is not None and arrival.at + arrival.abort_after == turn:
+                harness.abort(arrival.request.id)
+        if harness.scheduler.has_work:
+            harness.step()
+    harness.run()
+    return harness
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_every_stream_is_the_plain_continuation(case: Case) -> None:
+    harness = play(case)
+    for arrival in case.arrivals:
+        request = arrival.request
+        room = length_limit(request, case.info) - len(request.prompt_tokens)
+        plain = continuation(request.prompt_tokens, request.seed, VOCAB, room, request.end_token_ids)
+        got, final = tuple(harness.tokens[request.id]), harness.finals[request.id]
+        assert final.stats is not None
+        assert final.stats.output_tokens == len(got)
+        if final.finish_reason == "abort":
+            assert got == plain[: len(got)]
+        else:
+            assert got == plain
+            assert final.finish_reason == ("stop" if plain[-1] in request.end_token_ids else "length")
+    check_end(harness)
+
+
+def check_end(harness: Harness) -> None:
+    snapshot = harness.scheduler.snapshot()
+    event(f"preempted: {snapshot.num_preemptions > 0}")
+    assert (snapshot.num_used_blocks, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
+    assert snapshot.num_output_tokens == sum(len(tokens) for tokens in harness.tokens.values())
+    stats = [final.stats for final in harness.finals.values() if final.stats]
+    assert snapshot.num_draft_tokens == sum(one.draft_tokens for one in stats)
+    assert snapshot.num_accepted_tokens == sum(one.accepted_tokens for one in stats)
+    assert not harness.runner.rows
+    harness.scheduler.check_integrity()
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(0, 4),
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), max_size=4),
+)
+def test_bounds_hold_whatever_is_accepted(
+    num_computed: int, gap: int, num_drafts: int, steps: list[tuple[int, int, int, int]]
+) -> None:
+    """Play the steps with some acceptance and some number of proposals: the outcome lies within the bounds."""
+    num_tokens = num_computed + gap
+    drafts = num_drafts if gap == 1 else 0
+    bounds = fold(
+        Bounds(num_tokens, num_tokens, gap, drafts), [RowStep(0, feed, propose) for feed, propose, _, _ in steps]
+    )
+    for feed, propose, accept, proposed in steps:
+        if feed < num_tokens - num_computed:
+            num_computed += feed
+            continue
+        accepted = min(accept, min(feed, num_tokens - num_computed + drafts) - (num_tokens - num_computed))
+        num_computed, num_tokens = num_tokens + accepted, num_tokens + accepted + 1
+        drafts = min(propose, proposed)
+    assert bounds.least <= num_tokens <= bounds.most
+    assert bounds.gap == num_tokens - num_computed
+    assert drafts <= bounds.drafts

@@ -1,0 +1,73 @@
+"""A stack of layers in one call gives the bits of the single operations, in any batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.runners.torch.cpu.layers import Layer, LayerStack
+from slipstream.runners.torch.cpu.ops import Kernels
+
+HIDDEN, HEADS, KV_HEADS, DIM, INNER, BLOCK_SIZE, SLOTS, BLOCKS = 96, 6, 2, 32, 160, 8, 3, 10
+EPS, SCALE = 1e-5, DIM**-0.5
+
+
+def make_layer(kernels: Kernels, qkv_bias: bool, qk_norm: bool) -> Layer:
+    def weight(rows: int, cols: int) -> torch.Tensor:
+        return torch.randn(rows, cols) / cols**0.5
+
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    caches = torch.zeros(2, SLOTS * BLOCKS, KV_HEADS, BLOCK_SIZE, DIM)
+    return Layer(
+        attention_norm=torch.rand(HIDDEN) + 0.5,
+        mlp_norm=torch.rand(HIDDEN) + 0.5,
+        qkv=kernels.pack_float(weight(width, HIDDEN)),
+        o=kernels.quantize_w8(weight(HIDDEN, HEADS * DIM)),
+        gate_up=kernels.pack_float(weight(2 * INNER, HIDDEN).bfloat16()),
+        down=kernels.quantize_w8(weight(HIDDEN, INNER)),
+        k_cache=caches[0],
+        v_cache=caches[1],
+        qkv_bias=torch.randn(width) if qkv_bias else None,
+        q_norm=torch.rand(DIM) if qk_norm else None,
+        k_norm=torch.rand(DIM) if qk_norm else None,
+    )
+
+
+def run_by_hand(
+    kernels: Kernels, layer: Layer, x: torch.Tensor, index: tuple[torch.Tensor, ...], tables: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    t = x.shape[0]
+    normed = kernels.rms_norm(x, layer.attention_norm, EPS, torch.empty_like(x))
+    qkv = kernels.linear(normed, layer.qkv, torch.empty(t, layer.qkv.rows), bias=layer.qkv_bias)
+    caches = layer.k_cache, layer.v_cache
+    q = torch.empty(t, HEADS * DIM)
+    kernels.rope_store(qkv, q, *caches, *index, *tables, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=EPS)
+    attended = kernels.attend(q, *caches, *index, SCALE, torch.empty_like(q))
+    x = kernels.linear(attended, layer.o, torch.empty_like(x), add=x)
+    normed = kernels.rms_norm(x, layer.mlp_norm, EPS, torch.empty_like(x))
+    gate_up = kernels.linear(normed, layer.gate_up, torch.empty(t, 2 * INNER))
+    activated = kernels.silu_mul(gate_up, torch.empty(t, INNER))
+    return kernels.linear(activated, layer.down, torch.empty_like(x), add=x)
+
+
+@pytest.mark.parametrize(("qkv_bias", "qk_norm"), [(False, False), (True, False), (False, True)])
+def test_stack_equals_single_operations(kernels: Kernels, qkv_bias: bool, qk_norm: bool) -> None:
+    layers = [make_layer(kernels, qkv_bias, qk_norm) for _ in range(3)]
+    tables = torch.rand(2, BLOCKS * BLOCK_SIZE, DIM // 2).unbind()
+    stack = LayerStack(kernels, layers, *tables, EPS, SCALE)
+    block_table = torch.randperm(SLOTS * BLOCKS, dtype=torch.int32).reshape(SLOTS, BLOCKS)
+    slots = torch.arange(SLOTS, dtype=torch.int32).repeat_interleave(20)
+    positions = torch.arange(20, dtype=torch.int32).repeat(SLOTS)
+    x = torch.randn(SLOTS * 20, HIDDEN)
+    by_hand = x.clone()
+    for layer in layers:
+        by_hand = run_by_hand(kernels, layer, by_hand, (positions, slots, block_table), tables)
+    whole = stack.run(x.clone(), positions, slots, block_table)
+    assert torch.isfinite(whole).all()
+    assert torch.equal(whole, by_hand)
+    for threads in (1, 3, 2):
+        kernels.set_threads(threads)
+        for at in range(20):  # the same tokens one position at a time
+            rows = positions == at
+            step = stack.run(x[rows].clone(), positions[rows], slots[rows], block_table)
+            assert torch.equal(step, whole[rows])

@@ -1,0 +1,126 @@
+"""Products with packed weights: against float64 on the dequantised matrix, and bit for bit against themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slipstream.runners.torch.cpu import ops
+from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight
+
+EXAMPLES = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+FORMATS = ("q4_0", "q4_1", "q8_0", "bf16", "f32")
+QUANT = {"q4_0": GGMLQuantizationType.Q4_0, "q4_1": GGMLQuantizationType.Q4_1, "q8_0": GGMLQuantizationType.Q8_0}
+
+
+def make(kernels: Kernels, name: str, rows: int, cols: int, seed: int = 0) -> tuple[PackedWeight, torch.Tensor]:
+    """A random packed matrix and the same as float32."""
+    matrix = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed))
+    if name == "f32":
+        return kernels.pack_float(matrix), matrix
+    if name == "bf16":
+        return kernels.pack_float(matrix.bfloat16()), matrix.bfloat16().float()
+    raw = quants.quantize(matrix.numpy(), QUANT[name])
+    pack = {"q4_0": kernels.pack_q4_0, "q4_1": kernels.pack_q4_1, "q8_0": kernels.pack_q8_0}[name]
+    return pack(torch.from_numpy(raw), cols), torch.from_numpy(np.array(quants.dequantize(raw, QUANT[name])))
+
+
+def product(kernels: Kernels, x: torch.Tensor, weight: ops.Weight, **more: torch.Tensor) -> torch.Tensor:
+    rows = sum(part.rows for part in weight) if isinstance(weight, tuple) else weight.rows
+    return kernels.linear(x, weight, torch.full((x.shape[0], rows), torch.nan), **more)
+
+
+def assert_close(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> None:
+    exact = x.double() @ matrix.double().T
+    size = x.double().abs() @ matrix.double().abs().T  # what rounding errors are relative to
+    assert ((got.double() - exact).abs() <= 2e-6 * size + 1e-6).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@EXAMPLES
+@given(m=st.integers(1, 70), n=st.integers(1, 200), blocks=st.integers(1, 9), cut=st.integers(0, 31))
+def test_against_float64(any_kernels: Kernels, name: str, m: int, n: int, blocks: int, cut: int) -> None:
+    cols = 32 * blocks - (cut if name in ("bf16", "f32") else 0)
+    weight, matrix = make(any_kernels, name, n, cols, seed=m)
+    x = torch.randn(m, cols)
+    assert_close(product(any_kernels, x, weight), x, matrix)
+    assert torch.allclose(any_kernels.embed(torch.arange(n), weight), matrix, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@EXAMPLES
+@given(m=st.integers(2, 70), n=st.integers(1, 200), blocks=st.integers(1, 9), data=st.data())
+def test_rows_do_not_see_each_other(
+    any_kernels: Kernels, name: str, m: int, n: int, blocks: int, data: st.DataObject
+) -> None:
+    weight, _ = make(any_kernels, name, n, 32 * blocks)
+    x = torch.randn(m, 32 * blocks)
+    whole = product(any_kernels, x, weight)
+    at = data.draw(st.integers(0, m - 1))
+    width = data.draw(st.integers(1, m - at))
+    assert torch.equal(product(any_kernels, x[at : at + width], weight), whole[at : at + width])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_same_bits_for_every_m_and_thread_count(any_kernels: Kernels, name: str) -> None:
+    weight, _ = make(any_kernels, name, 149, 192)
+    x, reference = torch.randn(517, 192), None
+    for threads in (1, 2, 3):
+        any_kernels.set_threads(threads)
+        whole = product(any_kernels, x, weight)
+        reference = whole if reference is None else reference
+        assert torch.equal(whole, reference)
+        for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 37):
+            assert torch.equal(product(any_kernels, x[:m], weight), reference[:m])
+        assert torch.equal(torch.cat([product(any_kernels, row[None], weight) for row in x[:70]]), reference[:70])
+    any_kernels.set_threads(2)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bias_residual_and_strides(kernels: Kernels, name: str) -> None:
+    weight, matrix = make(kernels, name, 77, 96)
+    wide = torch.randn(5, 200)
+    x, bias, add = wide[:, 50:146], torch.randn(77), torch.randn(5, 90)[:, 3:80]
+    plain = product(kernels, x, weight)
+    assert_close(plain, x, matrix)
+    assert torch.equal(product(kernels, x, weight, bias=bias), plain + bias)
+    assert torch.equal(product(kernels, x, weight, bias=bias, add=add), plain + bias + add)
+    in_place = add.clone()
+    assert torch.equal(kernels.linear(x, weight, in_place, add=in_place), plain + add)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_concat_and_slice(kernels: Kernels, name: str) -> None:
+    parts = [make(kernels, name, rows, 64, seed=rows)[0] for rows in (50, 7, 96)]
+    x = torch.randn(3, 64)
+    apart = torch.cat([product(kernels, x, part) for part in parts], 1)
+    whole = kernels.concat(parts)
+    assert isinstance(whole, PackedWeight)
+    assert torch.equal(product(kernels, x, whole), apart)
+    assert torch.equal(product(kernels, x, whole.slice_rows(61)), apart[:, :61])
+    assert kernels.concat(parts[:1]) is parts[0]
+
+
+def test_concat_of_different_formats(kernels: Kernels) -> None:
+    parts = [make(kernels, name, 30, 64)[0] for name in FORMATS]
+    x, bias = torch.randn(3, 64), torch.randn(150)
+    whole = kernels.concat(parts)
+    assert isinstance(whole, tuple)
+    apart = torch.cat([product(kernels, x, part) for part in parts], 1)
+    assert torch.equal(product(kernels, x, whole, bias=bias), apart + bias)
+
+
+def test_quantize_w8(kernels: Kernels) -> None:
+    matrix = torch.randn(100, 96)
+    matrix[3, :32] = 0
+    weight = kernels.quantize_w8(matrix)
+    back = kernels.embed(torch.arange(100), weight)
+    step = matrix.reshape(100, 3, 32).abs().amax(2, keepdim=True) / 127
+    assert ((back - matrix).reshape(100, 3, 32).abs() <= 0.6 * step).all()
+    assert (back[3, :32] == 0).all()
