@@ -7,8 +7,8 @@ NINE_PROMPTS = {
     "explain_concept": "Explain to a curious teenager how a refrigerator moves heat from a cold place to a warm one.",
     "summarize": "Summarize the following text in two sentences: The lighthouse on the northern cape was built in 1871 "
     "after three ships were lost in one winter. Its keeper lived there with his family until the light was automated "
-    "in 1958. The house then stood empty for decades. In 2003 a group of volunteers restored it, and today it is a small "
-    "museum that tells the story of the coast and of the people who kept the light burning.",
+    "in 1958. The house then stood empty for decades. In 2003 a group of volunteers restored it, and today it is a "
+    "small museum that tells the story of the coast and of the people who kept the light burning.",
     "qa_factual": "Which planets of the solar system have rings, and which of them is the largest?",
     "translation": "Translate into French: The train leaves at nine in the morning, so we should have breakfast early "
     "and walk to the station together.",

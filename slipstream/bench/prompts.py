@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from tqdm import tqdm
@@ -196,11 +197,9 @@ def report(best: Sequence[Round]) -> dict[str, object]:
 
 
 def host() -> dict[str, str]:
-    import torch
-
     return {
         "cpu": platform.processor() or platform.machine(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "slipstream": __version__,
     }

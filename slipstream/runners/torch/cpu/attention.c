@@ -16,9 +16,6 @@
 #include "pool.h"
 #include "simd.h"
 
-#ifndef KV_HINT
-#define KV_HINT 3
-#endif
 #define SEGMENT 128
 #define TILE 16 /* positions whose keys are transposed together; a multiple of VL */
 #define MAX_RUN 8 /* tokens */
@@ -180,7 +177,7 @@ static void find_positions(const attend_job *j, work_t *w, const run_t *run, int
 /* Blocks of a cache lie scattered: no hardware prefetcher follows them. */
 static void fetch_rows(const float *cache, const int64_t *offset, int n, int dim) {
   for (int i = 0; i < n; i++)
-    for (int d = 0; d < dim; d += 16) __builtin_prefetch(cache + offset[i] + d, 0, KV_HINT);
+    for (int d = 0; d < dim; d += 16) __builtin_prefetch(cache + offset[i] + d, 0, 3);
 }
 
 static void run_segment(const attend_job *j, work_t *w, const run_t *run, int kv_head, int segment) {

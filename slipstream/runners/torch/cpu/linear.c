@@ -16,12 +16,7 @@
 
 #include "pool.h"
 
-#ifndef FETCH_BYTES
 #define FETCH_BYTES 4096
-#endif
-#ifndef FETCH_HINT
-#define FETCH_HINT 3
-#endif
 #define ROWS_PER_ITEM 64 /* rows of x that meet one panel while it is in the nearest cache */
 
 typedef struct {
@@ -112,7 +107,7 @@ INLINE void store_vector(const linear_job *j, vf value, int64_t row, int col, in
 
 /* Weights come from memory once a step, in order; hardware prefetchers stop at every page. Measured: 1.4x at one row. */
 INLINE void fetch_ahead(const int format, const uint8_t *p) {
-  _Pragma("GCC unroll 128") for (int i = 0; i < block_bytes(format); i += 64) __builtin_prefetch(p + FETCH_BYTES + i, 0, FETCH_HINT);
+  _Pragma("GCC unroll 128") for (int i = 0; i < block_bytes(format); i += 64) __builtin_prefetch(p + FETCH_BYTES + i, 0, 3);
 }
 
 INLINE void tile(const linear_job *j, const int format, const int mt, int panel, int row) {

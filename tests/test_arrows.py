@@ -1,0 +1,75 @@
+"""The import arrows of docs/ARCHITECTURE.md, read from the source: a wrong one fails here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "slipstream"
+
+# Who may import whom. `plan` is engine/plan.py, the contract: part of the vocabulary that every room speaks.
+VOCABULARY = {"errors", "sampling", "config", "plan"}
+ALLOWED = {
+    "errors": set(),
+    "sampling": {"errors"},
+    "config": {"errors", "sampling"},
+    "plan": {"sampling"},
+    "load": {"errors"},
+    "runners": VOCABULARY | {"load"},
+    "engine": VOCABULARY,
+    "llm": VOCABULARY | {"engine", "runners", "load"},
+    "commands": VOCABULARY | {"engine", "runners", "load", "llm"},
+    "bench": VOCABULARY | {"engine", "runners", "load", "llm", "commands"},
+    "cli": VOCABULARY | {"commands", "bench"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return "plan" if parts[1:3] == ["engine", "plan"] else parts[1]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrows_point_one_way(path: Path) -> None:
+    if path.parent == PACKAGE and path.stem == "__init__":
+        return  # the front door names what it offers
+    own = room(module_of(path))
+    used = {room(name) for name in imports(path) if name.startswith("slipstream.")} - {own}
+    assert used <= ALLOWED[own], f"{own} may not import {used - ALLOWED[own]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_array_libraries_stay_in_the_runners(path: Path) -> None:
+    libraries = {name.split(".")[0] for name in imports(path)} & {"torch", "mlx", "transformers", "pickle"}
+    assert libraries <= ({"torch"} if room_or_door(path) == "runners" else set())
+
+
+def room_or_door(path: Path) -> str:
+    return "door" if path.parent == PACKAGE and path.stem == "__init__" else room(module_of(path))
+
+
+def test_every_public_name_exists() -> None:
+    import slipstream
+
+    for name in slipstream.__all__:
+        assert getattr(slipstream, name) is not None
+    with pytest.raises(AttributeError):
+        slipstream.no_such_name  # noqa: B018

@@ -1,0 +1,188 @@
+"""The offline API on the default model: what users type first, and what they mistype."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from safetensors.torch import save_file
+
+from slipstream import LLM, SamplingParams
+from slipstream.errors import ConfigError, EngineDead, LoadError, ParamsError, RequestError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+QUESTIONS = ["What is the capital of France?", "Name three colours.", "Why is the sky blue?", "Write a haiku."]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(max_streams=4) as llm:
+        yield llm
+
+
+def ask(llm: LLM, question: str) -> list[int]:
+    return llm.chat_tokens([{"role": "user", "content": question}])
+
+
+def nothing_leaks(llm: LLM) -> None:
+    """A plain request still runs, and afterwards every block is free again."""
+    llm.generate([[1, 2, 3]], replace(GREEDY, max_tokens=1))
+    while llm.snapshot().num_running:
+        pass
+    assert llm.snapshot().num_used_blocks == 0
+    assert llm.snapshot().num_free_blocks == llm.engine.info.num_blocks
+
+
+def test_it_answers(llm: LLM) -> None:
+    [output] = llm.generate([ask(llm, QUESTIONS[0])], GREEDY)
+    assert output.text == "The capital of France is Paris."
+    assert output.finish_reason == "stop"
+    assert output.token_ids[-1] in llm.tokenizer.eos_token_ids
+    assert output.stats.output_tokens == len(output.token_ids)
+
+
+@pytest.mark.parametrize("draft", ["off", "solo", "adaptive", 1, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_same_seed_same_text_whatever_the_policy_and_company(llm: LLM, draft: str | int, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_p=0.95, max_tokens=24, seed=7, repetition_penalty=1.05)
+    prompts = [ask(llm, question) for question in QUESTIONS]
+    alone = [llm.generate([prompt], replace(params, draft="off"))[0] for prompt in prompts]
+    together = llm.generate(prompts, replace(params, draft=draft))  # type: ignore[arg-type]
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+    assert all(o.stats.draft_tokens == 0 for o in alone)
+    if draft in (1, 4):
+        assert all(o.stats.draft_tokens > 0 for o in together)
+
+
+def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=n, draft=d) for n, d in ((3, "off"), (7, 3), (5, 1))]
+    outputs = llm.generate([ask(llm, "Tell me a story.")] * 3, params)
+    assert [len(o.token_ids) for o in outputs] == [3, 7, 5]
+    assert [o.stats.draft_tokens > 0 for o in outputs] == [False, True, True]
+    assert outputs[1].token_ids[:3] == outputs[0].token_ids
+
+
+def test_streaming_gives_the_same_text(llm: LLM) -> None:
+    prompt = ask(llm, "Write a sentence with an emoji: 🌍 and 你好.")
+    [whole] = llm.generate([prompt], GREEDY)
+    events = list(llm.stream(prompt, GREEDY))
+    assert "".join(event.text for event in events) == whole.text
+    assert tuple(token for event in events for token in event.tokens) == whole.token_ids
+    assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+
+
+def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
+    for _ in llm.stream(ask(llm, "Count to one thousand."), SamplingParams(max_tokens=2000, ignore_eos=True)):
+        break
+    nothing_leaks(llm)
+
+
+def test_a_prompt_over_the_context_is_refused_with_both_numbers(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"9000 tokens.*8192"):
+        llm.generate([[5] * 9000], GREEDY)
+    nothing_leaks(llm)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([49152], "vocabulary"),
+        ([-1], "vocabulary"),
+        (["word"], "token ids"),
+        ("bad \ud800 text", "surrogate"),
+    ],
+)
+def test_prompts_that_can_never_run(llm: LLM, prompt: str | list[int], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        llm.generate([[1, 2], prompt], GREEDY)
+    nothing_leaks(llm)
+
+
+def test_one_string_is_not_a_list_of_prompts(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="list"):
+        llm.generate("What?", GREEDY)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": 2.0},
+        {"top_k": -1},
+        {"max_tokens": 0},
+        {"seed": 2**64},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": float("inf")},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: float("nan")}},
+        {"stop_token_ids": (-3,)},
+        {"draft": "always"},
+        {"draft": 99},
+        {"p_min": 1.5},
+    ],
+)
+def test_parameters_out_of_range(options: dict[str, object]) -> None:
+    with pytest.raises(ParamsError):
+        SamplingParams(**options)  # type: ignore[arg-type]
+
+
+def test_logit_bias_outside_the_vocabulary(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="logit_bias"):
+        llm.generate([[1]], SamplingParams(logit_bias={60000: 1.0}))
+
+
+def test_wrong_number_of_params(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="2 prompts"):
+        llm.generate([[1], [2]], [GREEDY])
+
+
+def test_a_closed_engine_says_so() -> None:
+    llm = LLM(max_streams=1, draft="off", max_context=128)
+    llm.close()
+    with pytest.raises(EngineDead):
+        llm.generate([[1]], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"model": "/no/such/model.gguf"}, LoadError),
+        ({"mtp": "/no/such/head.safetensors"}, LoadError),
+        ({"dtype": "int3"}, ConfigError),
+        ({"device": "tpu"}, ConfigError),
+        ({"runner": "jax"}, ConfigError),
+        ({"max_streams": 0}, ConfigError),
+        ({"draft": "sometimes"}, ConfigError),
+        ({"kv_memory": 1000}, ConfigError),
+    ],
+)
+def test_options_that_cannot_be_used(options: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        LLM(**options)  # type: ignore[arg-type]
+
+
+def test_a_head_of_another_model_is_named_and_the_model_runs_without(tmp_path: Path) -> None:
+    head = tmp_path / "head.safetensors"
+    save_file(tiny.head_tensors(tiny.build("llama-gqa-tied")), head)
+    with LLM(mtp=str(head), max_streams=1) as llm:
+        assert llm.speculation.startswith("off:")
+        assert "mtp.fc" in llm.speculation
+        [output] = llm.generate([ask(llm, QUESTIONS[0])], GREEDY)
+        assert output.text == "The capital of France is Paris."
+        assert "mtp.fc" in output.stats.why_no_draft
+
+
+def test_quick_exit_without_close() -> None:
+    """A script that forgets to close must end, not hang on the engine thread."""
+    script = "from slipstream import LLM; LLM(max_streams=1, draft='off', max_context=64)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
