@@ -99,14 +99,14 @@ class _Loader:
         for i, kind in enumerate(self.spec.layer_kinds):
             cache = next(kv) if kind == "full_attention" else next(gdn)
             layers.append(load_layer(weights, f"model.layers.{i}", self.spec, self.rotary, cache))
-        return load_decoder(weights, self.spec, layers)
+        return load_decoder(weights, self.spec, self.placement.stack(layers))
 
     def _drafter(self, decoder: Decoder) -> Drafter:
         if self.model.head is None or self.max_depth == 0:
             return NoDrafter()
         weights = Weights(self.model.head, self.ops, self.placement.head_form, self.progress)
         layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
-        head = load_head(weights, self.spec, layer)
+        head = load_head(weights, self.spec, self.placement.stack([layer]))
         output = decoder.output.first(self._draft_vocab())
         return MtpDrafter(head, decoder.embedding, output, self.ops, self.table.block_table, self.max_depth)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.cpu.backend import CpuOps, PackedFormat
 from slipstream.runners.torch.cpu.ops import Kernels
 from slipstream.runners.torch.cpu.ops import load as load_kernels
+from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, Layers
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
@@ -22,6 +24,7 @@ class Placement:
     form: LinearFormat
     head_form: LinearFormat
     note: str  # one line for people: what runs where
+    stack: Callable[[Sequence[DecoderLayer]], Layers] = InTurn  # how layers are joined
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +56,8 @@ def place(config: RunnerConfig, spec: ModelSpec) -> Placement:
     note = f"cpu, {stored}, {kernels.isa} kernels on {kernels.num_threads} threads"
     # The head decides nothing, so it may be rounded: 8 bits make a draft cheaper.
     head = PackedFormat(kernels, "int8") if config.dtype == "auto" else PackedFormat(kernels, config.dtype)
-    return Placement(CpuOps(kernels), PackedFormat(kernels, config.dtype), head, note)
+    ops = CpuOps(kernels)
+    return Placement(ops, PackedFormat(kernels, config.dtype), head, note, ops.stack)
 
 
 def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:

@@ -9,7 +9,6 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.runners.torch.cpu import ops
 from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight
 
 EXAMPLES = settings(
@@ -31,9 +30,8 @@ def make(kernels: Kernels, name: str, rows: int, cols: int, seed: int = 0) -> tu
     return pack(torch.from_numpy(raw), cols), torch.from_numpy(np.array(quants.dequantize(raw, QUANT[name])))
 
 
-def product(kernels: Kernels, x: torch.Tensor, weight: ops.Weight, **more: torch.Tensor) -> torch.Tensor:
-    rows = sum(part.rows for part in weight) if isinstance(weight, tuple) else weight.rows
-    return kernels.linear(x, weight, torch.full((x.shape[0], rows), torch.nan), **more)
+def product(kernels: Kernels, x: torch.Tensor, weight: PackedWeight, **more: torch.Tensor) -> torch.Tensor:
+    return kernels.linear(x, weight, torch.full((x.shape[0], weight.rows), torch.nan), **more)
 
 
 def assert_close(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> None:
@@ -101,7 +99,6 @@ def test_concat_and_slice(kernels: Kernels, name: str) -> None:
     x = torch.randn(3, 64)
     apart = torch.cat([product(kernels, x, part) for part in parts], 1)
     whole = kernels.concat(parts)
-    assert isinstance(whole, PackedWeight)
     assert torch.equal(product(kernels, x, whole), apart)
     assert torch.equal(product(kernels, x, whole.slice_rows(61)), apart[:, :61])
     assert kernels.concat(parts[:1]) is parts[0]
@@ -111,9 +108,11 @@ def test_concat_of_different_formats(kernels: Kernels) -> None:
     parts = [make(kernels, name, 30, 64)[0] for name in FORMATS]
     x, bias = torch.randn(3, 64), torch.randn(150)
     whole = kernels.concat(parts)
-    assert isinstance(whole, tuple)
+    assert whole.rows == 150
+    assert whole.num_bytes == sum(part.num_bytes for part in parts)
     apart = torch.cat([product(kernels, x, part) for part in parts], 1)
-    assert torch.equal(product(kernels, x, whole, bias=bias), apart + bias)
+    add = torch.randn(3, 150)
+    assert torch.equal(product(kernels, x, whole, bias=bias, add=add), apart + bias + add)
 
 
 def test_quantize_w8(kernels: Kernels) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight, Weight
+from slipstream.runners.torch.cpu.layers import Layer, LayerStack
+from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
+from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
 from slipstream.runners.torch.ops import HeadShape, LayerKv, Linear, Rotary
 from slipstream.runners.torch.weights import as_tensor
 
@@ -25,30 +27,24 @@ _BY_DTYPE = {"float32": F32, "bfloat16": BF16, "int8": W8}
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     kernels: Kernels
-    weight: Weight
+    weight: PackedWeight
     bias: Tensor | None = None  # [out]
 
     @property
-    def parts(self) -> tuple[PackedWeight, ...]:
-        return self.weight if isinstance(self.weight, tuple) else (self.weight,)
-
-    @property
     def num_out(self) -> int:
-        return sum(part.rows for part in self.parts)
+        return self.weight.rows
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts)
+        return self.weight.num_bytes
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self.kernels.linear(x, self.weight, torch.empty(x.shape[0], self.num_out), self.bias, add)
 
     def rows(self, ids: Tensor) -> Tensor:
-        assert isinstance(self.weight, PackedWeight)
         return self.kernels.embed(ids, self.weight)
 
     def first(self, num_rows: int) -> PackedLinear:
-        assert isinstance(self.weight, PackedWeight)
         assert self.bias is None
         return PackedLinear(self.kernels, self.weight.slice_rows(num_rows))
 
@@ -90,6 +86,14 @@ class CpuOps:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
+    def stack(self, layers: Sequence[DecoderLayer]) -> Layers:
+        """One call for all layers where the kernels know them whole; the same bits as layer by layer."""
+        packed = [_packed_layer(layer) for layer in layers]
+        known = [layer for layer in packed if layer is not None]
+        if len(known) < len(layers) or not known:
+            return InTurn(layers)
+        return _FusedLayers(self._kernels, known, layers)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         return self._kernels.rms_norm(flat, weight, eps, torch.empty_like(flat)).view(x.shape)
@@ -124,3 +128,44 @@ class CpuOps:
         conf = torch.empty(logits.shape[0])
         self._kernels.argmax(logits, conf)
         return conf
+
+
+class _FusedLayers:
+    def __init__(self, kernels: Kernels, packed: Sequence[Layer], layers: Sequence[DecoderLayer]) -> None:
+        attention, norm = layers[0].mixer, layers[0].input_norm
+        assert isinstance(attention, Attention)
+        rotary, scale = attention.rotary, attention.heads.dim**-0.5
+        self._stack = LayerStack(kernels, packed, rotary.cos, rotary.sin, norm.eps, scale)
+
+    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
+        return self._stack.run(x, batch.positions, batch.token_slots, batch.block_table)
+
+
+def _packed_layer(layer: DecoderLayer) -> Layer | None:
+    """The layer as the C code takes it, or None if it has parts that the C code lacks."""
+    attention, mlp = layer.mixer, layer.mlp
+    if not isinstance(attention, Attention) or attention.gated or not isinstance(mlp, DenseMlp):
+        return None
+    qkv, out, gate_up, down = attention.qkv, attention.out, mlp.gate_up, mlp.down
+    if not (
+        isinstance(qkv, PackedLinear)
+        and isinstance(out, PackedLinear)
+        and isinstance(gate_up, PackedLinear)
+        and isinstance(down, PackedLinear)
+    ):
+        return None
+    q_norm, k_norm = attention.norms[:2] if attention.norms else (None, None)
+    return Layer(
+        layer.input_norm.weight,
+        layer.post_norm.weight,
+        qkv.weight,
+        out.weight,
+        gate_up.weight,
+        down.weight,
+        attention.kv.k,
+        attention.kv.v,
+        qkv.bias,
+        out.bias,
+        q_norm,
+        k_norm,
+    )

@@ -7,8 +7,8 @@
  *                                    acc = (m + 8 d) sum(x in block) + acc      (W4M only)
  *
  * A tile keeps s for MT rows of x and three vectors of output rows in registers, so a weight is unpacked once for
- * MT rows: verifying a few drafted tokens costs little more than decoding one. Many rows (prefill) meet a panel in
- * slabs: each block is unpacked to floats once for the slab, and x lies transposed, MAX_MT rows side by side.
+ * MT rows: verifying a few drafted tokens costs little more than decoding one. (Unpacking a block to memory once for
+ * many rows, with x transposed, was measured for prefill and gained nothing.)
  */
 #include "linear.h"
 
@@ -22,7 +22,6 @@
 typedef struct {
   const weight_t *w;
   const float *x; /* [m, >= padded cols] */
-  const float *turned; /* [m / MAX_MT, padded cols, MAX_MT], or NULL: few rows */
   const float *sums; /* [m, blocks], W4M only */
   const float *bias, *add;
   float *out;
@@ -135,62 +134,6 @@ INLINE void tile(const linear_job *j, const int format, const int mt, int panel,
     }
 }
 
-/* ---- many rows ---- */
-
-/* The block's integers (or plain weights) as floats: [BLOCK, PANEL]. */
-INLINE void unpack_block(const int format, const uint8_t *p, float *out) {
-  const vi high = vi_set((int32_t)0xFFFF0000);
-  for (int g = 0; g < NUM_GROUPS; g++)
-    for (int k = 0; k < BLOCK; k++) {
-      const uint8_t *unit = p + (format <= W4M ? k / 8 * 4 : format == W8 ? k : format == BF16 ? k / 2 * 4 : k * 4) * PANEL;
-      const uint8_t *at = unit + g * VL * unit_bytes(format);
-      vf w;
-      if (format <= W4M) w = v_from_int(vi_sra(vi_shl(vi_shr(vi_load(at), 4 * (k % 8)), 28), 28));
-      else if (format == W8) w = v_load_i8((const int8_t *)at);
-      else if (format == BF16) w = v_cast(k % 2 ? vi_and(vi_load(at), high) : vi_shl(vi_load(at), 16));
-      else w = v_load((const float *)at);
-      v_store(out + k * PANEL + g * VL, w);
-    }
-}
-
-/* One unpacked block against MAX_MT rows; acc [MAX_MT, PANEL] lies in memory. */
-INLINE void slab_tile(const int format, const float *w, const uint8_t *scales, const float *turned, const float *sums,
-                      int64_t lds, float *acc) {
-  sums_t s, a;
-  const float *x = turned;
-  const int64_t ldx = 1;
-  _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++)
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) s[m][g] = v_set(0.0f);
-  for (int k = 0; k < BLOCK; k++, w += PANEL, x += MAX_MT) STEP(MAX_MT, v_load(w), v_load(w + VL), v_load(w + 2 * VL), 0);
-  _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++)
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) a[m][g] = v_load(acc + m * PANEL + g * VL);
-  add_block(format, MAX_MT, scales, sums, lds, s, a);
-  _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++)
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) v_store(acc + m * PANEL + g * VL, a[m][g]);
-}
-
-/* All whole tiles of rows first .. last against one panel. */
-INLINE void slab(const linear_job *j, const int format, int panel, int first, int num_tiles) {
-  float acc[ROWS_PER_ITEM * PANEL], w[BLOCK * PANEL];
-  const int blocks = num_blocks(j->w->cols);
-  const int64_t tile_floats = (int64_t)blocks * BLOCK * MAX_MT;
-  const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  memset(acc, 0, (size_t)num_tiles * MAX_MT * PANEL * 4);
-  for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
-    unpack_block(format, p, w);
-    for (int t = 0; t < num_tiles; t++) {
-      const float *x = j->turned + (first / MAX_MT + t) * tile_floats + b * BLOCK * MAX_MT;
-      const float *sums = format == W4M ? j->sums + (int64_t)(first + t * MAX_MT) * blocks + b : NULL;
-      slab_tile(format, w, p + payload_bytes(format), x, sums, blocks, acc + t * MAX_MT * PANEL);
-    }
-  }
-  for (int m = 0; m < num_tiles * MAX_MT; m++)
-    for (int g = 0; g < NUM_GROUPS; g++) {
-      int col = panel * PANEL + g * VL;
-      store_vector(j, v_load(acc + m * PANEL + g * VL), first + m, col, j->w->rows - col);
-    }
-}
-
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
 #define TILE(F, MT)                                                                                                   \
@@ -204,13 +147,6 @@ typedef void (*tile_fn)(const linear_job *, int panel, int row);
 #define NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4 }
 #endif
 TILES(W4) TILES(W4M) TILES(W8) TILES(BF16) TILES(F32)
-
-typedef void (*slab_fn)(const linear_job *, int panel, int first, int num_tiles);
-
-#define SLAB(F)                                                                                                       \
-  static void slab_##F(const linear_job *j, int panel, int first, int n) { slab(j, F, panel, first, n); }
-SLAB(W4) SLAB(W4M) SLAB(W8) SLAB(BF16) SLAB(F32)
-static const slab_fn slabs[5] = {slab_W4, slab_W4M, slab_W8, slab_BF16, slab_F32};
 static const tile_fn tiles[5][MAX_MT] = {NAMES(W4), NAMES(W4M), NAMES(W8), NAMES(BF16), NAMES(F32)};
 
 /* A chunk: a few panels against one slab of rows. Neighbouring chunks share the slab. */
@@ -220,12 +156,9 @@ static void linear_chunk(void *job, int chunk) {
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
   int end = panel + j->panels_per_chunk < j->panels ? panel + j->panels_per_chunk : j->panels;
-  int whole = j->turned ? (last - first) / MAX_MT : 0;
-  for (; panel < end; panel++) {
-    if (whole) slabs[j->w->format](j, panel, first, whole);
-    for (int row = first + whole * MAX_MT; row < last; row += MAX_MT)
+  for (; panel < end; panel++)
+    for (int row = first; row < last; row += MAX_MT)
       fns[(last - row < MAX_MT ? last - row : MAX_MT) - 1](j, panel, row);
-  }
 }
 
 /* Sums of x over blocks of 32 columns. */
@@ -239,19 +172,12 @@ static void sum_row(const float *x, int blocks, float *out) {
 
 typedef struct {
   const float *x;
-  float *padded, *sums, *turned; /* each may be NULL */
+  float *padded, *sums; /* either may be NULL */
   int64_t ldx;
   int cols, rows;
 } prepare_job;
 
 #define PREPARE_ROWS 16
-#define MANY_ROWS (2 * MAX_MT)
-
-static void turn_row(const float *x, int cols, int row, float *turned) {
-  float *to = turned + (int64_t)(row / MAX_MT) * cols * MAX_MT + row % MAX_MT;
-  for (int k = 0; k < cols; k++) to[(int64_t)k * MAX_MT] = x[k];
-}
-
 static void prepare_chunk(void *job, int chunk) {
   prepare_job *p = job;
   int blocks = num_blocks(p->cols);
@@ -264,26 +190,35 @@ static void prepare_chunk(void *job, int chunk) {
       x = to;
     }
     if (p->sums) sum_row(x, blocks, p->sums + (int64_t)i * blocks);
-    if (p->turned && i < p->rows / MAX_MT * MAX_MT) turn_row(x, blocks * BLOCK, i, p->turned);
   }
 }
 
-/* Pads x to whole blocks, sums its blocks and transposes it, where format and number of rows ask for it. */
+/* Pads x to whole blocks and sums its blocks, where the format needs it. */
 static void prepare(linear_job *j) {
-  int blocks = num_blocks(j->w->cols), pad = j->w->cols % BLOCK != 0, sum = j->w->format == W4M, turn = j->m >= MANY_ROWS;
-  if (!pad && !sum && !turn) return;
-  int64_t size = (int64_t)j->m * blocks * BLOCK;
-  float *memory = pool_scratch((uint64_t)(size * (pad + turn) + (int64_t)sum * j->m * blocks) * sizeof(float));
-  float *padded = pad ? memory : NULL, *turned = turn ? memory + pad * size : NULL;
-  float *sums = sum ? memory + (pad + turn) * size : NULL;
-  prepare_job p = {j->x, padded, sums, turned, j->ldx, j->w->cols, j->m};
+  int blocks = num_blocks(j->w->cols), pad = j->w->cols % BLOCK != 0, sum = j->w->format == W4M;
+  if (!pad && !sum) return;
+  int64_t size = pad ? (int64_t)j->m * blocks * BLOCK : 0;
+  float *memory = pool_scratch((uint64_t)(size + (int64_t)sum * j->m * blocks) * sizeof(float));
+  prepare_job p = {j->x, pad ? memory : NULL, sum ? memory + size : NULL, j->ldx, j->w->cols, j->m};
   pool_run(prepare_chunk, &p, (j->m + PREPARE_ROWS - 1) / PREPARE_ROWS);
-  if (pad) j->x = padded, j->ldx = (int64_t)blocks * BLOCK;
-  j->sums = sums, j->turned = turned;
+  if (pad) j->x = p.padded, j->ldx = (int64_t)blocks * BLOCK;
+  j->sums = p.sums;
+}
+
+/* Parts of different formats side by side in out. */
+static void linear_stack(const weight_t *w, const float *x, int64_t ldx, int m, float *out, int64_t ldo,
+                         const float *bias, const float *add, int64_t lda) {
+  const weight_t *const *parts = (const weight_t *const *)w->data;
+  for (int i = 0, at = 0; i < w->num_parts; at += parts[i++]->rows)
+    ss_linear(parts[i], x, ldx, m, out + at, ldo, bias ? bias + at : NULL, add ? add + at : NULL, lda);
 }
 
 void ss_linear(const weight_t *w, const float *x, int64_t ldx, int m, float *out, int64_t ldo, const float *bias,
                const float *add, int64_t lda) {
+  if (w->format == STACK) {
+    linear_stack(w, x, ldx, m, out, ldo, bias, add, lda);
+    return;
+  }
   linear_job j = {.w = w, .x = x, .bias = bias, .add = add, .out = out, .ldx = ldx, .ldo = ldo, .lda = lda, .m = m};
   prepare(&j);
   j.panels = num_panels(w->rows);

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -16,8 +17,8 @@ from slipstream.runners.torch.cpu.build import build
 
 Tensor = torch.Tensor
 
-W4, W4M, W8, BF16, F32 = range(5)  # as in weight.h
-FORMAT_NAMES = ("w4", "w4m", "w8", "bf16", "f32")
+W4, W4M, W8, BF16, F32, STACK = range(6)  # as in weight.h
+FORMAT_NAMES = ("w4", "w4m", "w8", "bf16", "f32", "stack")
 RAW_BLOCK_BYTES = {W4: 18, W4M: 20, W8: 34}  # of a GGUF block of 32
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64  # query heads of a KV head
@@ -28,7 +29,7 @@ class _Weight(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("rows", ctypes.c_int32),
         ("cols", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("num_parts", ctypes.c_int32),
         ("data", ctypes.c_void_p),
     )
 
@@ -61,26 +62,33 @@ class PackedWeight:
     format: int
     rows: int
     cols: int
-    data: Tensor  # uint8 [packed bytes]
+    data: Tensor = field(repr=False)  # uint8 [packed bytes]; of a stack: int64 [addresses of the parts]
     struct: _Weight = field(repr=False)
     address: int = field(repr=False)  # of struct
+    parts: tuple[PackedWeight, ...] = field(default=(), repr=False)  # of a stack
 
     def slice_rows(self, num_rows: int) -> PackedWeight:
         """The first ``num_rows`` output rows, nothing copied."""
         assert 0 < num_rows <= self.rows
+        assert self.format != STACK
         return _weight(self.format, num_rows, self.cols, self.data)
 
     @property
     def num_bytes(self) -> int:
-        return self.data.numel()
+        return sum(part.num_bytes for part in self.parts) if self.parts else self.data.numel()
 
 
-Weight = PackedWeight | tuple[PackedWeight, ...]  # a tuple: output rows of the parts, one after the other
+Weight = PackedWeight  # what ``linear`` takes: a plain weight or a stack
 
 
-def _weight(format: int, rows: int, cols: int, data: Tensor) -> PackedWeight:
-    struct = _Weight(format, rows, cols, 0, data.data_ptr())
-    return PackedWeight(format, rows, cols, data, struct, ctypes.addressof(struct))
+def _weight(format: int, rows: int, cols: int, data: Tensor, parts: tuple[PackedWeight, ...] = ()) -> PackedWeight:
+    struct = _Weight(format, rows, cols, len(parts), data.data_ptr())
+    return PackedWeight(format, rows, cols, data, struct, ctypes.addressof(struct), parts)
+
+
+def _stack(parts: list[PackedWeight]) -> PackedWeight:
+    addresses = torch.tensor([part.address for part in parts], dtype=torch.int64)
+    return _weight(STACK, sum(part.rows for part in parts), parts[0].cols, addresses, tuple(parts))
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -111,8 +119,13 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def available_threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: its affinity, and a container's quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _rows(x: Tensor) -> None:
@@ -197,14 +210,14 @@ class Kernels:
         raw = torch.cat([scale.unsqueeze(2).view(torch.uint8), levels.view(torch.uint8)], 2)
         return self.pack_blocks(W8, raw.reshape(rows, -1).contiguous(), cols)
 
-    def concat(self, parts: list[PackedWeight]) -> Weight:
-        """Stack output rows. Parts of different formats stay apart, as a tuple that ``linear`` takes as well."""
+    def concat(self, parts: list[PackedWeight]) -> PackedWeight:
+        """Put output rows below each other. Parts of different formats stay as they are and are only stacked."""
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
-        assert all(part.cols == first.cols for part in parts)
+        assert all(part.cols == first.cols and part.format != STACK for part in parts)
         if any(part.format != first.format for part in parts):
-            return tuple(parts)
+            return _stack(parts)
         whole, at = self._empty(first.format, sum(part.rows for part in parts), first.cols), 0
         for part in parts:
             self._c.ss_append(whole.address, at, part.address)
@@ -218,15 +231,14 @@ class Kernels:
         if out is None:
             out = torch.empty(ids.shape[0], weight.cols)
         assert out.shape == (ids.shape[0], weight.cols)
+        assert weight.format != STACK
         self._c.ss_embed(weight.address, _flat(ids, torch.int64), ids.shape[0], _flat(out, torch.float32))
         return out
 
     def linear(
-        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None = None, add: Tensor | None = None
+        self, x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None, add: Tensor | None = None
     ) -> Tensor:
         """out [M, rows] = x [M, cols] @ weight.T (+ bias [rows]) (+ add [M, rows]); ``add`` may be ``out``."""
-        if isinstance(weight, tuple):
-            return self._linear_parts(x, weight, out, bias, add)
         _rows(x)
         _rows(out)
         assert x.shape[1] == weight.cols, (x.shape, weight)
@@ -243,18 +255,6 @@ class Kernels:
             weight.address, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), out.stride(0),
             bias_at, add_at, add_stride or 0,
         )  # fmt: skip
-        return out
-
-    def _linear_parts(
-        self, x: Tensor, parts: tuple[PackedWeight, ...], out: Tensor, bias: Tensor | None, add: Tensor | None
-    ) -> Tensor:
-        at = 0
-        for part in parts:
-            rows = slice(at, at + part.rows)
-            part_bias = None if bias is None else bias[rows]
-            self.linear(x, part, out[:, rows], part_bias, None if add is None else add[:, rows])
-            at += part.rows
-        assert at == out.shape[1]
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:

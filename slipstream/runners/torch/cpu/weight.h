@@ -22,13 +22,14 @@
 #define PANEL (NUM_GROUPS * VL)
 #define BLOCK 32
 
-enum { W4 = 0, W4M = 1, W8 = 2, BF16 = 3, F32 = 4 };
+enum { W4 = 0, W4M = 1, W8 = 2, BF16 = 3, F32 = 4, STACK = 5 };
 
+/* The same struct is declared in ops.py. A STACK is other weights, one below the other: data points to their addresses. */
 typedef struct {
   int32_t format;
   int32_t rows;
   int32_t cols;
-  int32_t reserved;
+  int32_t num_parts; /* of a STACK */
   uint8_t *data;
 } weight_t;
 

@@ -5,14 +5,13 @@ Families differ in their layers only; each family's file builds a list of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.models.layers import DecoderLayer, RmsNorm, load_norm
+from slipstream.runners.torch.models.layers import Layers, RmsNorm, load_norm
 from slipstream.runners.torch.ops import Linear
 from slipstream.runners.torch.weights import Weights
 
@@ -20,23 +19,20 @@ from slipstream.runners.torch.weights import Weights
 @dataclass(frozen=True, slots=True)
 class Decoder:
     embedding: Linear
-    layers: Sequence[DecoderLayer]
+    layers: Layers
     norm: RmsNorm
     output: Linear
 
     def forward(self, batch: RaggedBatch) -> Tensor:
         """Hidden states after the final norm. [tokens, hidden]"""
-        x = self.embedding.rows(batch.tokens)
-        for layer in self.layers:
-            x = layer(x, batch)
-        return self.norm(x)
+        return self.norm(self.layers(self.embedding.rows(batch.tokens), batch))
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits. [rows, vocab]"""
         return self.output(hidden)
 
 
-def load_decoder(weights: Weights, spec: ModelSpec, layers: Sequence[DecoderLayer]) -> Decoder:
+def load_decoder(weights: Weights, spec: ModelSpec, layers: Layers) -> Decoder:
     embedding = weights.linear(["model.embed_tokens"], [spec.vocab_size], spec.hidden_size)
     norm = load_norm(weights, "model.norm", spec)
     output = embedding if spec.tied else weights.linear(["lm_head"], [spec.vocab_size], spec.hidden_size)

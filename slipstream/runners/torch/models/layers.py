@@ -6,6 +6,7 @@ A layer takes and returns [tokens, hidden] and writes its own cache. It knows no
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +106,22 @@ class DecoderLayer:
     def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
         x = self.mixer(self.input_norm(x), batch, x)
         return self.mlp(self.post_norm(x), x)
+
+
+class Layers(Protocol):
+    """Several layers, one after the other."""
+
+    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    layers: Sequence[DecoderLayer]
+
+    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, batch)
+        return x
 
 
 def rotary_table(rope: RopeSpec, max_positions: int, device: torch.device) -> Rotary:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.models.layers import DecoderLayer, RmsNorm, load_norm
+from slipstream.runners.torch.models.layers import Layers, RmsNorm, load_norm
 from slipstream.runners.torch.ops import Linear
 from slipstream.runners.torch.weights import Weights
 
@@ -23,7 +23,7 @@ class MtpHead:
     norm_embedding: RmsNorm
     norm_hidden: RmsNorm
     fc: Linear
-    layer: DecoderLayer
+    layer: Layers
     norm: RmsNorm
 
     def forward(self, embedded: Tensor, hidden: Tensor, batch: RaggedBatch) -> Tensor:
@@ -32,7 +32,7 @@ class MtpHead:
         return self.norm(self.layer(x, batch))
 
 
-def load_head(weights: Weights, spec: ModelSpec, layer: DecoderLayer) -> MtpHead:
+def load_head(weights: Weights, spec: ModelSpec, layer: Layers) -> MtpHead:
     return MtpHead(
         load_norm(weights, "mtp.pre_fc_norm_embedding", spec),
         load_norm(weights, "mtp.pre_fc_norm_hidden", spec),
