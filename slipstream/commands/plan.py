@@ -16,6 +16,7 @@ LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 def plan(options: ModelOptions, *, as_json: bool) -> int:
     model = open_model(options.model, options.mtp)
+    model.tokenizer.eos_token_ids  # noqa: B018 - opened here, so that its memory counts as it does in a run
     memory = memory_of(model, options.engine_config, options.runner_config)
     if as_json:
         print(json.dumps({"model": model.name, **asdict(memory), "total": memory.total}))

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.gguf_header import GgufHeader, GgufTensor, read_header
 from slipstream.load.gguf_spec import canonical_names, spec_from_gguf
-from slipstream.load.safetensors import NUMPY_TYPES
+from slipstream.load.safetensors import NUMPY_TYPES, release_pages
 from slipstream.load.shapes import check_trunk
 from slipstream.load.tensor import RawTensor
 
@@ -44,8 +44,14 @@ class GgufCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name).shape
 
+    def dtype(self, name: str) -> str:
+        return self._find(name).dtype
+
     def num_bytes(self, name: str) -> int:
         return self._find(name).num_bytes
+
+    def release(self) -> None:
+        release_pages(self._header.data)
 
     def _interleaved_heads(self, name: str) -> int:
         """How many heads' rows are interleaved in this tensor; 0 if none."""

@@ -46,9 +46,15 @@ class HfCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._store.entry(self._find(name)).shape
 
+    def dtype(self, name: str) -> str:
+        return self._store.entry(self._find(name)).dtype
+
     def num_bytes(self, name: str) -> int:
         entry = self._store.entry(self._find(name))
         return entry.stop - entry.start
+
+    def release(self) -> None:
+        self._store.release()
 
     def _find(self, name: str) -> str:
         if name not in self._on_disk:

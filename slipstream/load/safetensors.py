@@ -7,7 +7,9 @@ Knows no model: which names matter is the caller's affair.
 from __future__ import annotations
 
 import math
+import mmap
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,8 @@ class TensorStore(Protocol):
 
     def get(self, name: str) -> RawTensor: ...
 
+    def release(self) -> None: ...
+
 
 class SafetensorsFile:
     def __init__(self, path: Path) -> None:
@@ -80,6 +84,9 @@ class SafetensorsFile:
         if entry.start % dtype.itemsize:
             raw = raw.copy()
         return RawTensor(name, entry.dtype, entry.shape, raw.view(dtype).reshape(entry.shape))
+
+    def release(self) -> None:
+        release_pages(self._bytes)
 
 
 class SafetensorsShards:
@@ -118,6 +125,10 @@ class SafetensorsShards:
     def get(self, name: str) -> RawTensor:
         return self._file(name).get(name)
 
+    def release(self) -> None:
+        for file in set(self._home.values()):
+            file.release()
+
 
 def open_folder(folder: Path) -> TensorStore:
     """The weights of a Hugging Face folder: the index's shards, or the only safetensors file there is."""
@@ -144,6 +155,15 @@ def map_file(path: Path) -> np.ndarray:
         raise LoadError(f"{path} does not exist.") from None
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def release_pages(data: np.ndarray) -> None:
+    """Pages of a mapped file count as ours while they are mapped in; what is needed again is read again."""
+    owner: object = data
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if sys.platform == "linux" and isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_header(path: Path, data: np.ndarray) -> dict[str, Entry]:

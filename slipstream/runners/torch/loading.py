@@ -10,7 +10,7 @@ from slipstream.load import OpenedModel
 from slipstream.load.spec import Family, ModelSpec
 from slipstream.runners.torch.caches import GdnCache, GdnLayerCache, PagedKv
 from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
-from slipstream.runners.torch.memory import MemoryPlan, plan_memory
+from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
 from slipstream.runners.torch.models.layers import DecoderLayer, rotary_table
@@ -48,7 +48,9 @@ def load_runner(
 ) -> TorchRunner:
     placement = place(config, model.spec)
     memory = plan_memory(model, placement, engine, config)
-    return _Loader(model, engine, config, placement, memory, progress).load()
+    runner = _Loader(model, engine, config, placement, memory, progress).load()
+    trim_heap()
+    return runner
 
 
 class _Loader:

@@ -5,6 +5,7 @@ Arithmetic on shapes: what ``slipstream plan`` prints and what the caches are si
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, 
         head=0 if head is None else _head_bytes(head, placement, spec),
         kv_per_token=kv_per_token,
         state_per_stream=state,
-        workspace=_workspace_bytes(spec, engine, max_depth, item) + _rotary_bytes(spec, max_context),
+        workspace=_workspace_bytes(spec, engine, max_depth, item, _largest(trunk)) + _rotary_bytes(spec, max_context),
         process=resident_bytes() if placement.device.type == "cpu" else 0,
         num_slots=engine.max_streams,
         num_blocks=0,
@@ -90,8 +91,7 @@ def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearForm
     for name in names:
         if spec.tied and name == "lm_head.weight":
             continue
-        raw = checkpoint.get(name)
-        total += form.stored_bytes(raw.dtype, raw.shape)
+        total += form.stored_bytes(checkpoint.dtype(name), checkpoint.shape(name))
     return total
 
 
@@ -113,13 +113,18 @@ def _rotary_bytes(spec: ModelSpec, max_context: int) -> int:
     return max_context * spec.rope.rotary_dim * 4
 
 
-def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, max_depth: int, item: int) -> int:
-    """Activations of the fullest step and the logits of its drawing positions."""
+def _largest(checkpoint: Checkpoint) -> int:
+    return max(checkpoint.num_bytes(name) for name in checkpoint.names())
+
+
+def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, max_depth: int, item: int, largest: int) -> int:
+    """Activations of the fullest step and the logits of its drawing positions; before that, the largest tensor while
+    it is converted."""
     inner = spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     per_token = (4 * spec.hidden_size + 2 * qkv + 3 * inner) * item
     logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
-    return engine.max_step_tokens * per_token + logits
+    return max(engine.max_step_tokens * per_token + logits, largest)
 
 
 def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None) -> int:
@@ -152,6 +157,13 @@ def free_bytes(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 8 << 30
+
+
+def trim_heap() -> None:
+    """Gives back what was allocated and freed while loading; only glibc keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def resident_bytes() -> int:

@@ -82,7 +82,7 @@ class Weights:
     def linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, *, bias: bool = False) -> Linear:
         parts = [self.raw(f"{n}.weight", (out, num_in)) for n, out in zip(names, outs, strict=True)]
         biases = [self.tensor(f"{n}.bias", (out,)) for n, out in zip(names, outs, strict=True)] if bias else []
-        return self.form.linear(parts, torch.cat(biases) if biases else None)
+        return self._matrix(parts, torch.cat(biases) if biases else None)
 
     def gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
         """q_proj holds query and gate alternating by head: brought into the order q, k, v, gate."""
@@ -93,10 +93,15 @@ class Weights:
         query, gate = (
             RawTensor(mixed.name, mixed.dtype, (q_rows, num_in), split[:, i].reshape(q_rows, -1)) for i in (0, 1)
         )
-        return self.form.linear([query, k, v, gate], None)
+        return self._matrix([query, k, v, gate])
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> list[Linear]:
         """A tensor of several matrices, each on its own."""
         raw = self.raw(name, shape)
         rows = raw.data.reshape(shape[0], shape[1], -1)
-        return [self.form.linear([RawTensor(name, raw.dtype, shape[1:], part)], None) for part in rows]
+        return [self._matrix([RawTensor(name, raw.dtype, shape[1:], part)]) for part in rows]
+
+    def _matrix(self, parts: Sequence[RawTensor], bias: Tensor | None = None) -> Linear:
+        made = self.form.linear(parts, bias)
+        self.checkpoint.release()  # converted: the file's own pages are not needed any more
+        return made

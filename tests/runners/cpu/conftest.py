@@ -14,7 +14,9 @@ from slipstream.runners.torch.cpu.ops import Kernels
 
 FORMS = {"native": None, "portable": ["-DSS_PORTABLE"]}
 if platform.machine() == "x86_64":
-    FORMS["avx2"] = ["-march=native", "-mno-avx512f"]
+    FORMS["avx2"] = ["-march=native", "-mno-avx512f", "-mno-avxvnni"]
+    FORMS["narrow"] = ["-march=native", "-mno-avx512f"]  # byte products on 256 bits, where the machine has them
+    FORMS["float512"] = ["-march=native", "-mno-avx512vnni"]
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from slipstream.runners.torch.ops import HeadShape, LayerKv, Linear, Rotary
 from slipstream.runners.torch.weights import as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
+SLAB = 1 << 20  # elements converted at once
 _BY_DTYPE = {"float32": F32, "bfloat16": BF16, "int8": W8}
 
 
@@ -70,6 +71,13 @@ class PackedFormat:
         return BF16 if chosen == W8 and num_cols % 32 else chosen
 
     def _pack(self, raw: RawTensor) -> PackedWeight:
+        """A large matrix slab by slab: what stands between the file and the kernels' layout stays small."""
+        slabs = _slabs(raw)
+        if len(slabs) == 1:
+            return self._pack_slab(raw)
+        return self.kernels.gather(raw.shape[0], (self._pack_slab(slab) for slab in slabs))
+
+    def _pack_slab(self, raw: RawTensor) -> PackedWeight:
         form = self._format(raw.dtype, raw.shape[1])
         if _AS_STORED.get(raw.dtype) == form and form in (W4, W4M, W8):
             return self.kernels.pack_blocks(form, torch.from_numpy(raw.data.copy()), raw.shape[1])
@@ -77,6 +85,15 @@ class PackedFormat:
         if form == W8:
             return self.kernels.quantize_w8(matrix)
         return self.kernels.pack_float(matrix.to(torch.bfloat16 if form == BF16 else torch.float32))
+
+
+def _slabs(raw: RawTensor) -> list[RawTensor]:
+    rows, cols = raw.shape
+    step = max(1, SLAB // cols)
+    return [
+        RawTensor(raw.name, raw.dtype, (min(step, rows - at), cols), raw.data[at : at + step])
+        for at in range(0, rows, step)
+    ]
 
 
 class CpuOps:

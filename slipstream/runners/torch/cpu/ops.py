@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -148,6 +150,7 @@ class Kernels:
         self._c = library
         self._linear, self._norm, self._silu = library.ss_linear, library.ss_rms_norm, library.ss_silu_mul
         self.isa: str = library.ss_isa().decode()
+        self.rounds_x = self.isa.endswith("-vnni")  # products with block formats round x to 15 bits: tile_dot.h
         self.panel_rows: int = library.ss_panel_rows()
         self.num_threads = 0
         self.set_threads(num_threads or available_threads())
@@ -218,10 +221,17 @@ class Kernels:
         assert all(part.cols == first.cols and part.format != STACK for part in parts)
         if any(part.format != first.format for part in parts):
             return _stack(parts)
-        whole, at = self._empty(first.format, sum(part.rows for part in parts), first.cols), 0
-        for part in parts:
+        return self.gather(sum(part.rows for part in parts), parts)
+
+    def gather(self, num_rows: int, parts: Iterable[PackedWeight]) -> PackedWeight:
+        """Parts of one format in one matrix; none of them is held longer than until the next one comes."""
+        rest = iter(parts)
+        first = next(rest)
+        whole, at = self._empty(first.format, num_rows, first.cols), 0
+        for part in chain([first], rest):
             self._c.ss_append(whole.address, at, part.address)
             at += part.rows
+        assert at == num_rows
         return whole
 
     # ---- layers ----

@@ -14,7 +14,12 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && !defined(SS_PORTABLE)
 #include <immintrin.h>
+#ifdef __AVX512VNNI__
+#define SS_ISA "avx512-vnni"
+#define HAS_DOT 1
+#else
 #define SS_ISA "avx512"
+#endif
 #define VL 16
 #define SCALE_F16 1
 #define MAX_MT 8 /* rows of x that one tile keeps in registers */
@@ -31,6 +36,7 @@ INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
 INLINE vi vi_set(int32_t a) { return _mm512_set1_epi32(a); }
 INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
@@ -52,9 +58,6 @@ INLINE vf v_pick_gt(vf a, vf b, vf c, vf d) {
 INLINE vi vi_pick_gt(vf a, vf b, vi c, vi d) {
   return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), d, c);
 }
-INLINE vf v_load_i8(const int8_t *p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
 INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 /* Nibble j of each lane, two's complement: one table look-up instead of a shift and a conversion. */
 INLINE vf v_nibble(vi a, int j) {
@@ -62,9 +65,19 @@ INLINE vf v_nibble(vi a, int j) {
   return _mm512_permutexvar_ps(j ? vi_shr(a, 4 * j) : a, table);
 }
 
+#ifdef HAS_DOT
+/* acc + the sum over four bytes of w (unsigned) times x (signed), lane by lane. */
+INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+#endif
+
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(SS_PORTABLE)
 #include <immintrin.h>
+#ifdef __AVXVNNI__
+#define SS_ISA "avx2-vnni"
+#define HAS_DOT 1
+#else
 #define SS_ISA "avx2"
+#endif
 #define VL 8
 #define SCALE_F16 1
 #define MAX_MT 4
@@ -81,6 +94,7 @@ INLINE vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void vi_store(void *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
 INLINE vi vi_set(int32_t a) { return _mm256_set1_epi32(a); }
 INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 INLINE vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
@@ -97,11 +111,11 @@ INLINE vf v_cast(vi a) { return _mm256_castsi256_ps(a); }
 INLINE vi vi_cast(vf a) { return _mm256_castps_si256(a); }
 INLINE vf v_pick_gt(vf a, vf b, vf c, vf d) { return _mm256_blendv_ps(d, c, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
 INLINE vi vi_pick_gt(vf a, vf b, vi c, vi d) { return vi_cast(v_pick_gt(a, b, v_cast(c), v_cast(d))); }
-INLINE vf v_load_i8(const int8_t *p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
 INLINE vf v_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vf v_nibble(vi a, int j) { return v_from_int(vi_sra(vi_shl(a, 28 - 4 * j), 28)); }
+#ifdef HAS_DOT
+INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+#endif
 
 #else
 #define SS_ISA "portable"
@@ -114,7 +128,6 @@ INLINE vf v_nibble(vi a, int j) { return v_from_int(vi_sra(vi_shl(a, 28 - 4 * j)
 typedef float vf __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(16), aligned(4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int8_t vb __attribute__((vector_size(4), aligned(1), may_alias));
 INLINE vf v_load(const float *p) { return *(const vf *)p; }
 INLINE void v_store(float *p, vf a) { *(vf *)p = a; }
 INLINE vf v_set(float a) { return (vf){a, a, a, a}; }
@@ -152,9 +165,11 @@ INLINE vf v_min(vf a, vf b) { return v_pick_gt(a, b, b, a); }
 INLINE vi v_round(vf a) { /* adding 1.5 * 2^23 leaves the nearest integer in the low bits; |a| < 2^22 */
   return vi_sub(vi_cast(v_add(a, v_set(12582912.0f))), vi_set(0x4B400000));
 }
-INLINE vf v_load_i8(const int8_t *p) { return __builtin_convertvector(*(const vb *)p, vf); }
 INLINE vf v_nibble(vi a, int j) { return v_from_int(vi_sra(vi_shl(a, 28 - 4 * j), 28)); }
 #endif
+
+/* Byte j of each lane, signed. */
+INLINE vf v_byte(vi a, int j) { return v_from_int(vi_sra(j == 3 ? a : vi_shl(a, 24 - 8 * j), 24)); }
 
 /* Scales are kept as halves where the machine converts them in one instruction, else as floats. */
 #ifdef SCALE_F16
@@ -178,6 +193,9 @@ INLINE float v_sum(vf a) {
 }
 
 INLINE float v_hmax(vf a) {
+#if VL == 16
+  return _mm512_reduce_max_ps(a);
+#endif
   float lane[VL], best;
   v_store(lane, a);
   best = lane[0];

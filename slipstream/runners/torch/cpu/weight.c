@@ -54,7 +54,7 @@ static void pack_w4_block(const weight_t *w, uint8_t *block, int r, const uint8_
 }
 
 static void pack_w8_block(const weight_t *w, uint8_t *block, int r, const uint8_t *raw) {
-  for (int k = 0; k < BLOCK; k++) block[k * PANEL + r] = raw[2 + k];
+  for (int k = 0; k < BLOCK; k++) block[w8_offset(k, r)] = raw[2 + k];
   scales_of(w, block, 0)[r] = scale_from_half(raw);
 }
 
@@ -105,12 +105,13 @@ void ss_pack(const weight_t *w, const uint8_t *raw, int64_t raw_stride, int row0
 
 /* Copy all rows of src behind row0 of dst: same format, same columns. */
 void ss_append(const weight_t *dst, int row0, const weight_t *src) {
-  int size = unit_bytes(src->format), units = num_units(src->format);
+  int units = num_units(src->format);
   for (int i = 0; i < src->rows; i++) {
     int to = (row0 + i) % PANEL, from = i % PANEL;
     for (int b = 0; b < num_blocks(src->cols); b++) {
       uint8_t *d = block_of(dst, row0 + i, b), *s = block_of(src, i, b);
-      for (int u = 0; u < units; u++) memcpy(d + (u * PANEL + to) * size, s + (u * PANEL + from) * size, (size_t)size);
+      for (int u = 0; u < units; u++)
+        memcpy(d + (u * PANEL + to) * UNIT_BYTES, s + (u * PANEL + from) * UNIT_BYTES, UNIT_BYTES);
       for (int k = 0; k < num_scales(src->format); k++) scales_of(dst, d, k)[to] = scales_of(src, s, k)[from];
     }
   }
@@ -128,7 +129,7 @@ static float read_plain(const weight_t *w, const uint8_t *block, int r, int k) {
 
 static float read_quantised(const weight_t *w, uint8_t *block, int r, int k) {
   float d = scale_value(scales_of(w, block, 0)[r]);
-  if (w->format == W8) return d * (float)(int8_t)block[k * PANEL + r];
+  if (w->format == W8) return d * (float)(int8_t)block[w8_offset(k, r)];
   uint32_t unit;
   memcpy(&unit, block + ((k / 8) * PANEL + r) * 4, 4);
   int q = (int)((unit >> (4 * (k % 8))) & 15) ^ 8;

@@ -1,0 +1,60 @@
+/* What the tiles of linear.c share: the job, the last touch on a result, and fetching ahead. */
+#ifndef SS_TILE_H
+#define SS_TILE_H
+
+#include "weight.h"
+
+#define FETCH_BYTES 4096
+
+typedef struct {
+  const weight_t *w;
+  const float *x; /* [m, >= padded cols] */
+  const float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
+  const int8_t *parts; /* [m, blocks, 2 * BLOCK]: x in two bytes, dot tiles only (tile_dot.h) */
+  const float *steps; /* [m, blocks]: what 1 means in parts */
+  const int32_t *totals; /* [m, blocks]: sums of x in those steps */
+  const float *bias, *add;
+  float *out;
+  int64_t ldx, ldo, lda;
+  int m, panels, panels_per_chunk, chunks_per_slab;
+} linear_job;
+
+typedef vf sums_t[MAX_MT][NUM_GROUPS];
+
+/* bias, residual and store of one vector of a row; n of its lanes exist. */
+INLINE void store_vector(const linear_job *j, vf value, int64_t row, int col, int n) {
+  float *out = j->out + row * j->ldo + col;
+  if (n >= VL) {
+    if (j->bias) value = v_add(value, v_load(j->bias + col));
+    if (j->add) value = v_add(value, v_load(j->add + row * j->lda + col));
+    v_store(out, value);
+    return;
+  }
+  float lane[VL];
+  v_store(lane, value);
+  for (int i = 0; i < n; i++) {
+    if (j->bias) lane[i] += j->bias[col + i];
+    if (j->add) lane[i] += j->add[row * j->lda + col + i];
+    out[i] = lane[i];
+  }
+}
+
+/* Weights come from memory once a step, in order; hardware prefetchers stop at every page. Measured: 1.4x at one row. */
+INLINE void fetch_ahead(const int format, const uint8_t *p) {
+  _Pragma("GCC unroll 128") for (int i = 0; i < block_bytes(format); i += 64) __builtin_prefetch(p + FETCH_BYTES + i, 0, 3);
+}
+
+INLINE void store_tile(const linear_job *j, const int mt, int panel, int row, sums_t acc) {
+  for (int m = 0; m < mt; m++)
+    for (int g = 0; g < NUM_GROUPS; g++) {
+      int col = panel * PANEL + g * VL;
+      store_vector(j, acc[m][g], row + m, col, j->w->rows - col);
+    }
+}
+
+INLINE void clear(const int mt, sums_t s) {
+  _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
+    for (int g = 0; g < NUM_GROUPS; g++) s[m][g] = v_set(0.0f);
+}
+
+#endif

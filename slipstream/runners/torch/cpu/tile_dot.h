@@ -1,0 +1,109 @@
+/* A tile of a block format in integers, on machines that multiply bytes four at a time.
+ *
+ * x is rounded to 15 bits, block by block: x[k] = step v[k], |v| <= 127 * 128, v = 128 high + low, both signed bytes.
+ * The weights' q are bytes already, so a block's sum of q[k] v[k] is exact; it is rounded once, when it becomes a float:
+ *
+ *     for each block of 32 columns:  t = sum over k of (q[k] - offset) v[k], an integer
+ *                                    acc = (d step) t + acc
+ *                                    acc = (m + 8 d) (step sum(v in block)) + acc     (W4M only)
+ *
+ * The rounding of x (2^-15 of the block's largest) is far below that of the weights. A byte product does four times the
+ * work of a float one, so even twice as many of them make four rows cost little more than one.
+ */
+#ifndef SS_TILE_DOT_H
+#define SS_TILE_DOT_H
+
+#include "tile.h"
+
+#define PARTS_BYTES (2 * BLOCK) /* of a block: the high bytes, then the low */
+#define TOP (127 * 128)
+#define NUM_WORDS 8 /* of 4 columns in a block: of each 8 columns the even, then the odd */
+
+#ifdef HAS_DOT
+
+/* Bytes of v[0..31] in the order of the words. */
+INLINE void store_bytes(const int32_t *v, int8_t *to) {
+#if VL == 16
+  const __m256i order = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10,
+                                         12, 14, 9, 11, 13, 15);
+  __m128i a = _mm512_cvtepi32_epi8(vi_load(v)), b = _mm512_cvtepi32_epi8(vi_load(v + 16));
+  _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(_mm256_set_m128i(b, a), order));
+#else
+  for (int k = 0; k < BLOCK; k++) to[(k / 8) * 8 + (k % 2) * 4 + (k % 8) / 2] = (int8_t)v[k];
+#endif
+}
+
+/* One block of x: its bytes, its step, and the sum of its v. */
+INLINE void round_block(const float *x, int8_t *parts, float *step, int32_t *total) {
+  vf most = v_set(0.0f);
+  for (int i = 0; i < BLOCK; i += VL) most = v_max(most, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
+  float top = v_hmax(most);
+  vf scale = v_set(top > 1e-30f ? TOP / top : 0.0f);
+  int32_t high[BLOCK], low[BLOCK], sum = 0;
+  for (int i = 0; i < BLOCK; i += VL) {
+    vi v = v_round(v_mul(v_load(x + i), scale));
+    vi h = vi_sra(vi_add(v, vi_set(64)), 7);
+    vi_store(high + i, h);
+    vi_store(low + i, vi_sub(v, vi_shl(h, 7)));
+  }
+  for (int k = 0; k < BLOCK; k++) sum += 128 * high[k] + low[k];
+  store_bytes(high, parts);
+  store_bytes(low, parts + BLOCK);
+  *step = top > 1e-30f ? top / TOP : 0.0f;
+  *total = sum;
+}
+
+/* The q of one block for one vector of rows, as unsigned bytes: 8 words of 4 columns. */
+INLINE void load_words(const int format, const uint8_t *p, vi w[NUM_WORDS]) {
+  if (format == W8) {
+    _Pragma("GCC unroll 8") for (int i = 0; i < NUM_WORDS; i++)
+      w[i] = vi_xor(vi_load(p + i * PANEL * UNIT_BYTES), vi_set((int32_t)0x80808080)); /* q + 128 */
+    return;
+  }
+  const vi flip = vi_set(0x08080808), mask = vi_set(0x0F0F0F0F);
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    vi a = vi_load(p + i * PANEL * UNIT_BYTES); /* nibbles of q - 8; flipped they are q */
+    w[2 * i] = vi_xor(vi_and(a, mask), flip);
+    w[2 * i + 1] = vi_xor(vi_and(vi_shr(a, 4), mask), flip);
+  }
+}
+
+INLINE int32_t word_at(const int8_t *parts, int i) {
+  int32_t word;
+  memcpy(&word, parts + 4 * i, 4);
+  return word;
+}
+
+INLINE void tile_dot(const linear_job *j, const int format, const int mt, int panel, int row) {
+  const int blocks = num_blocks(j->w->cols), offset = format == W8 ? 128 : 8;
+  const uint8_t *p = block_of(j->w, panel * PANEL, 0);
+  const int64_t at = (int64_t)row * blocks;
+  sums_t acc;
+  clear(mt, acc);
+  for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
+    const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
+    fetch_ahead(format, p);
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+      vi w[NUM_WORDS];
+      load_words(format, p + g * VL * UNIT_BYTES, w);
+      vf d = v_load_scale(scale + g * VL);
+      vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
+      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
+        const int64_t i = at + (int64_t)m * blocks + b;
+        const int8_t *parts = j->parts + i * PARTS_BYTES;
+        vi high = vi_set(0), rest = vi_set(-offset * j->totals[i]);
+        _Pragma("GCC unroll 8") for (int k = 0; k < NUM_WORDS; k++) {
+          high = vi_dot(high, w[k], vi_set(word_at(parts, k)));
+          rest = vi_dot(rest, w[k], vi_set(word_at(parts + BLOCK, k)));
+        }
+        vf t = v_from_int(vi_add(vi_shl(high, 7), rest)), step = v_set(j->steps[i]);
+        acc[m][g] = v_fma(v_mul(d, step), t, acc[m][g]);
+        if (format == W4M) acc[m][g] = v_fma(low, v_set(j->steps[i] * (float)j->totals[i]), acc[m][g]);
+      }
+    }
+  }
+  store_tile(j, mt, panel, row, acc);
+}
+
+#endif
+#endif
