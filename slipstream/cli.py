@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,11 +17,15 @@ from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams, check_d
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
-        return run(args)
+        code = run(args)
+        sys.stdout.flush()
+        return code
     except SlipstreamError as error:
         print(f"slipstream: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
+        # Whoever read us has left; what is still buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
@@ -157,7 +162,7 @@ def _bytes(text: str) -> int:
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
     try:
         return int(float(number) * unit)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(f"a size such as 500M or 2G, not {text!r}") from error
 
 

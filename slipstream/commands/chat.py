@@ -1,21 +1,29 @@
-"""`slipstream chat`: a conversation in the terminal that streams, and shows speed and acceptance after each answer."""
+"""`slipstream chat`: a conversation in the terminal that streams, and shows speed and acceptance after each answer.
+
+Colour and prompt sign only where there is a terminal: piped in and out, it is questions in, answers out.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from slipstream.commands.options import ModelOptions, load_llm
-from slipstream.commands.text import summary
+from slipstream.commands.text import dim, summary
 from slipstream.errors import RequestError
 from slipstream.llm import LLM, TextEvent
 from slipstream.sampling import SamplingParams
 
-HELP = "/new starts over, /quit leaves; Ctrl-C stops an answer"
+HELP = "/new starts over, /quit leaves, Ctrl-C stops an answer"
 
 
 def chat(options: ModelOptions, params: SamplingParams, system: str | None) -> int:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() history and editing
+
     with load_llm(options) as llm:
-        print(f"{llm.model.name} on {llm.engine.info.note}\nspeculation: {llm.speculation}\n{HELP}")
+        print(f"{llm.model.name} on {llm.engine.info.note}")
+        print(dim(f"speculation: {llm.speculation}\n{HELP}", sys.stdout))
         Conversation(llm, params, system).run()
     return 0
 
@@ -29,19 +37,23 @@ class Conversation:
 
     def run(self) -> None:
         while (line := _ask()) is not None:
-            if line == "/quit":
-                return
-            if line == "/new":
-                self._messages = list(self._opening)
-            elif line:
-                self._turn(line)
+            match line.split():
+                case ["/quit" | "/exit"]:
+                    return
+                case ["/new"]:
+                    self._messages = list(self._opening)
+                    print(dim("a new conversation", sys.stdout))
+                case [word, *_] if word.startswith("/"):
+                    print(dim(f"{word} is no command: {HELP}", sys.stdout))
+                case [_, *_]:
+                    self._turn(line)
 
     def _turn(self, line: str) -> None:
         messages = [*self._messages, {"role": "user", "content": line}]
         try:
             answer = self._answer(messages)
         except RequestError as error:
-            print(f"not sent: {error}", file=sys.stderr)
+            print(f"not sent: {error}; /new starts over", file=sys.stderr)
             return
         self._messages = [*messages, {"role": "assistant", "content": answer}]
 
@@ -52,19 +64,21 @@ class Conversation:
                 print(event.text, end="", flush=True)
                 text, last = text + event.text, event
         except KeyboardInterrupt:
-            print(" [stopped]", end="")
-        print()
+            print(dim(" [stopped]", sys.stdout), end="")
+        print(flush=True)
         self._report(last)
         return text
 
     def _report(self, last: TextEvent | None) -> None:
         if last is not None and last.stats is not None:
-            print(f"  [{summary(last.stats, self._llm.snapshot())}]", file=sys.stderr)
+            print(dim(summary(last.stats, self._llm.snapshot()), sys.stderr), file=sys.stderr)
 
 
 def _ask() -> str | None:
+    terminal = sys.stdin.isatty()
     try:
-        return input("> ").strip()
+        return input("\n> " if terminal else "").strip()
     except (EOFError, KeyboardInterrupt):
-        print()
+        if terminal:
+            print()
         return None

@@ -7,39 +7,57 @@ from dataclasses import asdict
 
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.text import size
-from slipstream.load import open_model
-from slipstream.runners.torch.loading import memory_of
-from slipstream.runners.torch.memory import MemoryPlan
+from slipstream.load import OpenedModel, open_model
+from slipstream.runners.torch.memory import MemoryPlan, plan_memory
+from slipstream.runners.torch.placement import place
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 
 def plan(options: ModelOptions, *, as_json: bool) -> int:
     model = open_model(options.model, options.mtp)
-    model.tokenizer.eos_token_ids  # noqa: B018 - opened here, so that its memory counts as it does in a run
-    memory = memory_of(model, options.engine_config, options.runner_config)
+    # Opened here, so that its memory counts as it does in a run.
+    assert model.tokenizer is not None
+    placement = place(options.runner_config, model.spec)
+    memory = plan_memory(model, placement, options.engine_config, options.runner_config)
     if as_json:
-        print(json.dumps({"model": model.name, **asdict(memory), "total": memory.total}))
-        return 0
-    head = "with its MTP head" if model.head is not None else f"without drafting: {model.head_reason}"
-    print(f"{model.name} ({model.spec.family}), {head}")
-    for label, value in _lines(memory):
-        print(f"  {label:<28}{value:>12}")
-    for length in LENGTHS:
-        if length <= memory.max_context:
-            print(f"  streams of {length:>6} tokens: {memory.streams_of(length):>4}")
+        print(json.dumps(_told(model, memory)))
+    else:
+        _print(model, memory, placement.note)
     return 0
 
 
-def _lines(memory: MemoryPlan) -> list[tuple[str, str]]:
+def _told(model: OpenedModel, memory: MemoryPlan) -> dict[str, object]:
+    derived = {name: getattr(memory, name) for name in ("kv_pool", "states", "pool_tokens", "total")}
+    return {"model": model.name, **asdict(memory), **derived, "streams_of": _streams(memory)}
+
+
+def _streams(memory: MemoryPlan) -> dict[int, int]:
+    """How many streams fit, by the length of each."""
+    lengths = [length for length in LENGTHS if length < memory.max_context] + [memory.max_context]
+    return {length: memory.streams_of(length) for length in lengths}
+
+
+def _print(model: OpenedModel, memory: MemoryPlan, note: str) -> None:
+    head = "with its MTP head" if model.head is not None else f"without drafting: {model.head_reason}"
+    print(f"{model.name} ({model.spec.family}), {head}\n{note}\n")
+    for label, num_bytes in _lines(memory):
+        print(f"  {label:<34}{size(num_bytes):>10}")
+    print(f"\nfits at once, of {memory.num_slots} streams and {memory.pool_tokens} tokens in all:")
+    for length, count in _streams(memory).items():
+        print(f"  {count:>4} of {length:>6} tokens")
+    print("more or fewer with --kv-memory, --max-streams and --max-context")
+
+
+def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
+    recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
+    process = [("interpreter, libraries, tokenizer", memory.process)] if memory.process else []
     return [
-        ("weights", size(memory.weights)),
-        ("MTP head", size(memory.head)),
-        ("KV per token", size(memory.kv_per_token)),
-        (f"KV pool, {memory.pool_tokens} tokens", size(memory.kv_pool)),
-        ("recurrent state per stream", size(memory.state_per_stream)),
-        (f"states of {memory.num_slots} streams", size(memory.states)),
-        ("workspace", size(memory.workspace)),
-        ("interpreter and libraries", size(memory.process)),
-        ("in all", size(memory.total)),
+        ("weights", memory.weights),
+        ("MTP head", memory.head),
+        (f"KV pool, {size(memory.kv_per_token)} a token", memory.kv_pool),
+        *recurrent,
+        ("workspace", memory.workspace),
+        *process,
+        ("in all", memory.total),
     ]

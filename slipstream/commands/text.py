@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TextIO
+
 from slipstream.engine.stats import RequestStats, StatsSnapshot
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """Grey on a terminal, as it is elsewhere."""
+    return f"\x1b[2m{text}\x1b[0m" if stream.isatty() else text
 
 
 def size(num_bytes: int) -> str:

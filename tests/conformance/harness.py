@@ -31,10 +31,11 @@ def open_runner(
     kernels: bool = False,
     kv_memory: int | None = None,
     max_depth: int = 4,
+    device: str = "cpu",
 ) -> TorchRunner:
     checkpoint = open_hf(folder)
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
-    config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
+    config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
     return load_runner(model, engine, config)
 

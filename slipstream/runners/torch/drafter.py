@@ -110,12 +110,12 @@ class MtpDrafter:
         batch = RaggedBatch(spans, tokens, positions.int(), slots, self._block_table)
         return self._head.forward(self._embedding.rows(tokens), hidden, batch)
 
-    def _pick(self, hidden: Tensor, ends: Ends, active: Sequence[int], index: Tensor) -> tuple[Tensor, Tensor | int]:
+    def _pick(self, hidden: Tensor, ends: Ends, active: Sequence[int], index: Tensor) -> tuple[Tensor, Tensor]:
         """A token per row, drawn with the noise the target will use at that index, and whether to go on."""
         logits = self._output(hidden)
         draws = [ends.rows[row].draw for row in active]
         token = choose(self._ops, logits, draws, index)
         if not any(draw.p_min for draw in draws):
-            return token, 1
+            return token, torch.ones_like(token)
         p_min = torch.tensor([draw.p_min for draw in draws]).to(logits.device, non_blocking=True)
         return token, (self._ops.confidence(logits) >= p_min).long()

@@ -8,6 +8,7 @@ whether a token is fed, replayed or drafted; long prefill rows use the chunked f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -30,11 +31,8 @@ def gdn_mix(
 ) -> Tensor:
     """The recurrence's output [tokens, v heads * v dim]; commits the state up to each row's last certain token."""
     out = torch.empty(conv_in.shape[0], gdn.num_v_heads * gdn.v_dim, device=conv_in.device, dtype=conv_in.dtype)
-    short = [row for row in batch.rows if row.num_certain <= SEQUENTIAL_LIMIT]
-    groups = [short] if short else []
-    groups += [[row] for row in batch.rows if row.num_certain > SEQUENTIAL_LIMIT]
-    for rows in groups:
-        _mix_group(rows, conv_in, gates, conv_weight, gdn, cache, out)
+    for layout in _layouts(batch.rows, conv_in.device):
+        _mix_group(layout, conv_in, gates, conv_weight, gdn, cache, out)
     return out
 
 
@@ -42,33 +40,43 @@ class _Layout:
     """Index lists that place a group's tokens in a padded [rows, before + after] grid."""
 
     def __init__(self, rows: Sequence[RowSpan], device: torch.device) -> None:
+        self.num_rows = len(rows)
         self.before = max(row.num_replay + row.num_certain for row in rows)
         self.after = max(row.num_drafts for row in rows)
-        self.slots = torch.tensor([row.slot for row in rows], device=device)
         # Column of each row's first real token.
         first = [self.before - row.num_certain - row.num_replay for row in rows]
-        self.first = torch.tensor(first, device=device)
         fed = [(i, self.before - r.num_certain + j, r.offset + j) for i, r in enumerate(rows) for j in range(r.num_fed)]
-        self.fed = torch.tensor(fed, device=device).T  # [3, fed]: row, column, flat index
         taped = [(i, first[i] + j, r.slot, j) for i, r in enumerate(rows) for j in range(r.num_replay)]
-        self.taped = (
-            torch.tensor(taped, dtype=torch.int64, device=device).reshape(-1, 4).T
-        )  # [4, taped]: row, column, slot, tape index
         ahead = [(r.slot, j, r.offset + r.num_certain + j) for r in rows for j in range(r.num_drafts)]
-        self.ahead = (
-            torch.tensor(ahead, dtype=torch.int64, device=device).reshape(-1, 3).T
-        )  # [3, drafts]: slot, tape index, flat index
+        self.slots = _upload([row.slot for row in rows], device)
+        self.first = _upload(first, device)
+        self.fed = _upload(fed, device).reshape(-1, 3).T  # [3, fed]: row, column, flat index
+        self.taped = _upload(taped, device).reshape(-1, 4).T  # [4, taped]: row, column, slot, tape index
+        self.ahead = _upload(ahead, device).reshape(-1, 3).T  # [3, drafts]: slot, tape index, flat index
 
     def grid(self, flat: Tensor, tape: Tensor) -> Tensor:
         """[rows, before + after, ...] of fed and replayed values, zero elsewhere."""
-        grid = flat.new_zeros(self.slots.shape[0], self.before + self.after, *flat.shape[1:])
+        grid = flat.new_zeros(self.num_rows, self.before + self.after, *flat.shape[1:])
         grid[self.taped[0], self.taped[1]] = tape[self.taped[2], self.taped[3]]
         grid[self.fed[0], self.fed[1]] = flat[self.fed[2]]
         return grid
 
 
+def _upload(values: Sequence[object], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=1)
+def _layouts(rows: tuple[RowSpan, ...], device: torch.device) -> list[_Layout]:
+    """All layers of a step share them: short rows together, each long prefill row by itself."""
+    short = [row for row in rows if row.num_certain <= SEQUENTIAL_LIMIT]
+    groups = [short] if short else []
+    groups += [[row] for row in rows if row.num_certain > SEQUENTIAL_LIMIT]
+    return [_Layout(group, device) for group in groups]
+
+
 def _mix_group(
-    rows: Sequence[RowSpan],
+    at: _Layout,
     conv_in: Tensor,
     gates: Tensor,
     conv_weight: Tensor,
@@ -76,11 +84,10 @@ def _mix_group(
     cache: GdnLayerCache,
     out: Tensor,
 ) -> None:
-    at = _Layout(rows, conv_in.device)
     decay, beta = at.grid(gates, cache.tape_gates).unbind(2)  # [rows, columns, v heads]
     q, k, v = _split_heads(_conv(at, conv_in, conv_weight, cache), gdn)
     state = cache.state[at.slots]
-    step = _steps if len(rows) > 1 or at.before <= SEQUENTIAL_LIMIT else _chunks
+    step = _steps if at.num_rows > 1 or at.before <= SEQUENTIAL_LIMIT else _chunks
     mixed, state = step(state, q, k, v, decay, beta, slice(0, at.before))
     cache.state[at.slots] = state
     ahead, _ = _steps(state, q, k, v, decay, beta, slice(at.before, at.before + at.after))

@@ -39,10 +39,6 @@ def ignore_progress(num_bytes: int) -> None:
     """Nobody watches."""
 
 
-def memory_of(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> MemoryPlan:
-    return plan_memory(model, place(config, model.spec), engine, config)
-
-
 def load_runner(
     model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
 ) -> TorchRunner:

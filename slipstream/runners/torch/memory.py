@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from slipstream.runners.torch.placement import Placement
 from slipstream.runners.torch.weights import LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
+LEAST_BLOCKS = 2
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
 
 
@@ -81,9 +82,7 @@ def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, 
         block_size=engine.block_size,
         max_context=max_context,
     )
-    num_blocks = _num_blocks(fixed, placement, runner.kv_memory)
-    values = {name: getattr(fixed, name) for name in fixed.__slots__}
-    return MemoryPlan(**{**values, "num_blocks": num_blocks})
+    return replace(fixed, num_blocks=_num_blocks(fixed, placement, runner.kv_memory))
 
 
 def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> int:
@@ -103,10 +102,10 @@ def _state_bytes(spec: ModelSpec, max_depth: int, item: int) -> int:
     """Recurrent layers: committed state, conv window, tape."""
     if spec.gdn is None:
         return 0
-    gdn, depth = spec.gdn, max(1, max_depth)
-    state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * 4
+    gdn, depth, wide = spec.gdn, max(1, max_depth), max(4, item)
+    state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * wide
     rows = (gdn.conv_kernel - 1 + depth) * gdn.conv_channels * item
-    return spec.num_gdn_layers * (state + rows + depth * 2 * gdn.num_v_heads * 4)
+    return spec.num_gdn_layers * (state + rows + depth * 2 * gdn.num_v_heads * wide)
 
 
 def _rotary_bytes(spec: ModelSpec, max_context: int) -> int:
@@ -138,10 +137,10 @@ def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None) 
     wanted = max(one_stream, fixed.num_slots * -(-DEFAULT_TOKENS_PER_STREAM // fixed.block_size))
     most = fixed.num_slots * one_stream
     num_blocks = min(budget // block, most if kv_memory is not None or placement.device.type == "cuda" else wanted)
-    if num_blocks < 2:
+    if num_blocks < LEAST_BLOCKS:
         raise ConfigError(
-            f"{_mb(max(budget, 0))} are left for KV, but one block of {fixed.block_size} tokens takes {_mb(block)}: "
-            "give more with kv_memory, or fewer max_streams"
+            f"{_mb(max(budget, 0))} are left for KV, but the least is {LEAST_BLOCKS} blocks of {fixed.block_size} "
+            f"tokens, {_mb(LEAST_BLOCKS * block)}: give more kv_memory or allow fewer max_streams"
         )
     return num_blocks
 

@@ -77,7 +77,7 @@ class Truncation:
         drop = chance < self.min_p * chance[0]
         if self.top_p < 1.0:
             drop |= chance.cumsum(-1) - chance >= self.top_p
-        drop[0] = False
+        drop[:1].fill_(False)  # an assignment would make the host wait for a GPU
         logits[order] = ranked.masked_fill(drop, float("-inf"))
 
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "pool.h"
+#include "tile_amx.h"
 #include "tile_dot.h"
 #include "tile_float.h"
 
@@ -28,7 +29,6 @@ INLINE int rounds_x(int format) { return format <= W8; }
 #else
 #define KIND(F) tile_float
 INLINE int rounds_x(int format) { return (void)format, 0; }
-INLINE void round_block(const float *x, int8_t *parts, float *step, int32_t *total) { (void)x, (void)parts, (void)step, (void)total; }
 #endif
 
 #define TILE(F, MT)                                                                                                   \
@@ -44,6 +44,15 @@ INLINE void round_block(const float *x, int8_t *parts, float *step, int32_t *tot
 TILES(W4) TILES(W4M) TILES(W8) TILES(BF16) TILES(F32)
 static const tile_fn tiles[5][MAX_MT] = {NAMES(W4), NAMES(W4M), NAMES(W8), NAMES(BF16), NAMES(F32)};
 
+#ifdef HAS_AMX
+#define KIND_AMX(F, MT) static void amx_##F##_##MT(const linear_job *j, int panel, int row) { tile_amx(j, F, MT, panel, row); }
+#define AMX_TILES(F)                                                                                                  \
+  KIND_AMX(F, 1) KIND_AMX(F, 2) KIND_AMX(F, 3) KIND_AMX(F, 4) KIND_AMX(F, 5) KIND_AMX(F, 6) KIND_AMX(F, 7) KIND_AMX(F, 8)
+#define AMX_NAMES(F) { amx_##F##_1, amx_##F##_2, amx_##F##_3, amx_##F##_4, amx_##F##_5, amx_##F##_6, amx_##F##_7, amx_##F##_8 }
+AMX_TILES(W4) AMX_TILES(W4M) AMX_TILES(W8)
+static const tile_fn amx_tiles[3][MAX_MT] = {AMX_NAMES(W4), AMX_NAMES(W4M), AMX_NAMES(W8)};
+#endif
+
 /* A chunk: a few panels against one slab of rows. Neighbouring chunks share the slab. */
 static void linear_chunk(void *job, int chunk) {
   const linear_job *j = job;
@@ -51,6 +60,17 @@ static void linear_chunk(void *job, int chunk) {
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
   int end = panel + j->panels_per_chunk < j->panels ? panel + j->panels_per_chunk : j->panels;
+#ifdef HAS_AMX
+  if (j->use_amx) {
+    for (int row = first; row < last; row += MAX_MT) {
+      int mt = last - row < MAX_MT ? last - row : MAX_MT;
+      amx_begin(mt);
+      for (int at = panel; at < end; at++) amx_tiles[j->w->format][mt - 1](j, at, row);
+    }
+    amx_end();
+    return;
+  }
+#endif
   for (; panel < end; panel++)
     for (int row = first; row < last; row += MAX_MT)
       fns[(last - row < MAX_MT ? last - row : MAX_MT) - 1](j, panel, row);
@@ -72,13 +92,24 @@ typedef struct {
   int32_t *totals;
 } prepare_job;
 
+#ifdef HAS_DOT
+static void round_row(const prepare_job *p, int i, int blocks, const float *x) {
+  const int first = i - i % MAX_MT, group = p->j->m - first < MAX_MT ? p->j->m - first : MAX_MT;
+  for (int b = 0; b < blocks; b++) {
+    int8_t *high = parts_of(p->parts, blocks, i, b) + (i - first) * BLOCK;
+    const int64_t at = (int64_t)i * blocks + b;
+    round_block(x + b * BLOCK, high, high + group * BLOCK, p->steps + at, p->totals + at);
+  }
+}
+#else
+static void round_row(const prepare_job *p, int i, int blocks, const float *x) { (void)p, (void)i, (void)blocks, (void)x; }
+#endif
+
 static void prepare_row(const prepare_job *p, int i) {
   const int cols = p->j->w->cols, blocks = num_blocks(cols);
   const float *x = p->j->x + i * p->j->ldx;
   const int64_t at = (int64_t)i * blocks;
-  if (p->parts)
-    for (int b = 0; b < blocks; b++)
-      round_block(x + b * BLOCK, p->parts + (at + b) * PARTS_BYTES, p->steps + at + b, p->totals + at + b);
+  if (p->parts) round_row(p, i, blocks, x);
   if (p->padded) {
     float *to = p->padded + at * BLOCK;
     memset(to + (blocks - 1) * BLOCK, 0, BLOCK * 4);
@@ -97,7 +128,8 @@ static void prepare_chunk(void *job, int chunk) {
 /* What the format's tile wants of x: its bytes, or whole blocks and their sums. Block formats have whole blocks. */
 static void prepare(linear_job *j) {
   const int format = j->w->format, pad = j->w->cols % BLOCK != 0, round = rounds_x(format), sum = format == W4M && !round;
-  const uint64_t n = (uint64_t)j->m * (uint64_t)num_blocks(j->w->cols);
+  const uint64_t whole = (uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT; /* rows, in whole groups */
+  const uint64_t n = whole * (uint64_t)num_blocks(j->w->cols);
   if (!pad && !sum && !round) return;
   uint8_t *memory = pool_scratch(n * (pad ? BLOCK * 4 : PARTS_BYTES) + n * 8);
   prepare_job p = {.j = j};
@@ -125,6 +157,9 @@ void ss_linear(const weight_t *w, const float *x, int64_t ldx, int m, float *out
   }
   linear_job j = {.w = w, .x = x, .bias = bias, .add = add, .out = out, .ldx = ldx, .ldo = ldo, .lda = lda, .m = m};
   prepare(&j);
+#ifdef HAS_AMX
+  j.use_amx = j.parts && m >= AMX_ROWS && amx_allowed();
+#endif
   j.panels = num_panels(w->rows);
   int slabs = (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
   int per_chunk = (int)((int64_t)j.panels * slabs / (pool_threads() * 16));

@@ -10,13 +10,13 @@ typedef struct {
   const weight_t *w;
   const float *x; /* [m, >= padded cols] */
   const float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
-  const int8_t *parts; /* [m, blocks, 2 * BLOCK]: x in two bytes, dot tiles only (tile_dot.h) */
+  const int8_t *parts; /* x in two bytes, dot tiles only (tile_dot.h) */
   const float *steps; /* [m, blocks]: what 1 means in parts */
   const int32_t *totals; /* [m, blocks]: sums of x in those steps */
   const float *bias, *add;
   float *out;
   int64_t ldx, ldo, lda;
-  int m, panels, panels_per_chunk, chunks_per_slab;
+  int m, panels, panels_per_chunk, chunks_per_slab, use_amx;
 } linear_job;
 
 typedef vf sums_t[MAX_MT][NUM_GROUPS];

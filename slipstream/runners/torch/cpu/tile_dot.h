@@ -15,7 +15,7 @@
 
 #include "tile.h"
 
-#define PARTS_BYTES (2 * BLOCK) /* of a block: the high bytes, then the low */
+#define PARTS_BYTES (2 * BLOCK) /* of a row's block: high and low bytes */
 #define TOP (127 * 128)
 #define NUM_WORDS 8 /* of 4 columns in a block: of each 8 columns the even, then the odd */
 
@@ -33,8 +33,13 @@ INLINE void store_bytes(const int32_t *v, int8_t *to) {
 #endif
 }
 
+/* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low. */
+INLINE int8_t *parts_of(int8_t *parts, int blocks, int row, int b) {
+  return parts + ((int64_t)(row / MAX_MT) * blocks + b) * MAX_MT * PARTS_BYTES;
+}
+
 /* One block of x: its bytes, its step, and the sum of its v. */
-INLINE void round_block(const float *x, int8_t *parts, float *step, int32_t *total) {
+INLINE void round_block(const float *x, int8_t *high_at, int8_t *low_at, float *step, int32_t *total) {
   vf most = v_set(0.0f);
   for (int i = 0; i < BLOCK; i += VL) most = v_max(most, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
   float top = v_hmax(most);
@@ -47,8 +52,8 @@ INLINE void round_block(const float *x, int8_t *parts, float *step, int32_t *tot
     vi_store(low + i, vi_sub(v, vi_shl(h, 7)));
   }
   for (int k = 0; k < BLOCK; k++) sum += 128 * high[k] + low[k];
-  store_bytes(high, parts);
-  store_bytes(low, parts + BLOCK);
+  store_bytes(high, high_at);
+  store_bytes(low, low_at);
   *step = top > 1e-30f ? top / TOP : 0.0f;
   *total = sum;
 }
@@ -74,14 +79,23 @@ INLINE int32_t word_at(const int8_t *parts, int i) {
   return word;
 }
 
+/* acc and the share of one block whose integer sum is t. */
+INLINE vf add_dot(const int format, vf d, vf low, vi t, float step, int32_t total, vf acc) {
+  acc = v_fma(v_mul(d, v_set(step)), v_from_int(t), acc);
+  return format == W4M ? v_fma(low, v_set(step * (float)total), acc) : acc;
+}
+
+INLINE int offset_of(int format) { return format == W8 ? 128 : 8; }
+
 INLINE void tile_dot(const linear_job *j, const int format, const int mt, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols), offset = format == W8 ? 128 : 8;
+  const int blocks = num_blocks(j->w->cols), offset = offset_of(format);
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
   const int64_t at = (int64_t)row * blocks;
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
     const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
+    const int8_t *parts = parts_of((int8_t *)j->parts, blocks, row, b);
     fetch_ahead(format, p);
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
       vi w[NUM_WORDS];
@@ -90,15 +104,13 @@ INLINE void tile_dot(const linear_job *j, const int format, const int mt, int pa
       vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
       _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
         const int64_t i = at + (int64_t)m * blocks + b;
-        const int8_t *parts = j->parts + i * PARTS_BYTES;
+        const int8_t *high_at = parts + m * BLOCK, *low_at = parts + (mt + m) * BLOCK;
         vi high = vi_set(0), rest = vi_set(-offset * j->totals[i]);
         _Pragma("GCC unroll 8") for (int k = 0; k < NUM_WORDS; k++) {
-          high = vi_dot(high, w[k], vi_set(word_at(parts, k)));
-          rest = vi_dot(rest, w[k], vi_set(word_at(parts + BLOCK, k)));
+          high = vi_dot(high, w[k], vi_set(word_at(high_at, k)));
+          rest = vi_dot(rest, w[k], vi_set(word_at(low_at, k)));
         }
-        vf t = v_from_int(vi_add(vi_shl(high, 7), rest)), step = v_set(j->steps[i]);
-        acc[m][g] = v_fma(v_mul(d, step), t, acc[m][g]);
-        if (format == W4M) acc[m][g] = v_fma(low, v_set(j->steps[i] * (float)j->totals[i]), acc[m][g]);
+        acc[m][g] = add_dot(format, d, low, vi_add(vi_shl(high, 7), rest), j->steps[i], j->totals[i], acc[m][g]);
       }
     }
   }

@@ -1,0 +1,108 @@
+/* A dot tile on the matrix unit of recent Xeons: the integer sums of a block for all its rows in one instruction.
+ *
+ * The sums are the same integers as in tile_dot.h and meet the same float operations in the same order, so the bits are
+ * the same; only the time differs. The unit reads tiles from memory, so a block's weights are unpacked to a buffer that
+ * stays in the nearest cache.
+ */
+#ifndef SS_TILE_AMX_H
+#define SS_TILE_AMX_H
+
+#include "tile_dot.h"
+
+#if defined(HAS_DOT) && VL == 16 && defined(__AMX_INT8__) && defined(__linux__)
+#define HAS_AMX 1
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define AMX_ROWS 2 /* fewer rows are limited by memory anyway */
+
+/* The kernel grants the unit's large registers on request, once for the process. */
+INLINE int amx_allowed(void) {
+  static int answer = -1;
+  if (answer < 0) answer = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
+  return answer;
+}
+
+typedef struct {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} tile_config;
+
+/* Tiles 0 to 2: the sums of the three groups; 3 to 5: their weights; 6: high bytes of mt rows of x above the low. */
+INLINE void amx_begin(int mt) {
+  tile_config c = {.palette = 1};
+  for (int g = 0; g < NUM_GROUPS; g++) c.rows[g] = (uint8_t)(2 * mt), c.row_bytes[g] = 64;
+  for (int g = NUM_GROUPS; g < 2 * NUM_GROUPS; g++) c.rows[g] = NUM_WORDS, c.row_bytes[g] = 64;
+  c.rows[6] = (uint8_t)(2 * mt), c.row_bytes[6] = BLOCK;
+  _tile_loadconfig(&c);
+}
+
+INLINE void amx_end(void) { _tile_release(); }
+
+typedef int32_t words_t[NUM_GROUPS][NUM_WORDS * VL] __attribute__((aligned(64)));
+typedef int32_t dots_t[NUM_GROUPS][2 * MAX_MT * VL] __attribute__((aligned(64)));
+
+INLINE void unpack_block(const int format, const uint8_t *p, words_t words) {
+  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+    vi w[NUM_WORDS];
+    load_words(format, p + g * VL * UNIT_BYTES, w);
+    _Pragma("GCC unroll 8") for (int k = 0; k < NUM_WORDS; k++) vi_store(words[g] + k * VL, w[k]);
+  }
+}
+
+INLINE void multiply_block(const int8_t *parts, words_t words, dots_t dots) {
+  _tile_loadd(6, parts, BLOCK);
+  _tile_loadd(3, words[0], 64);
+  _tile_zero(0);
+  _tile_dpbsud(0, 6, 3);
+  _tile_loadd(4, words[1], 64);
+  _tile_zero(1);
+  _tile_dpbsud(1, 6, 4);
+  _tile_loadd(5, words[2], 64);
+  _tile_zero(2);
+  _tile_dpbsud(2, 6, 5);
+  _tile_stored(0, dots[0], 64);
+  _tile_stored(1, dots[1], 64);
+  _tile_stored(2, dots[2], 64);
+}
+
+INLINE void finish_block(const linear_job *j, const int format, const int mt, const uint8_t *p, int64_t at, int blocks,
+                         dots_t dots, sums_t acc) {
+  const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
+  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+    vf d = v_load_scale(scale + g * VL);
+    vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
+    _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
+      const int64_t i = at + (int64_t)m * blocks;
+      vi high = vi_load(dots[g] + m * VL), rest = vi_load(dots[g] + (mt + m) * VL);
+      vi t = vi_add(vi_add(vi_shl(high, 7), rest), vi_set(-offset_of(format) * j->totals[i]));
+      acc[m][g] = add_dot(format, d, low, t, j->steps[i], j->totals[i], acc[m][g]);
+    }
+  }
+}
+
+/* Three blocks are under way at a time: one being unpacked, one in the matrix unit, one being added up. */
+INLINE void tile_amx(const linear_job *j, const int format, const int mt, int panel, int row) {
+  const int blocks = num_blocks(j->w->cols);
+  const uint8_t *p = block_of(j->w, panel * PANEL, 0);
+  const int64_t at = (int64_t)row * blocks;
+  words_t words[2];
+  dots_t dots[2];
+  sums_t acc;
+  clear(mt, acc);
+  for (int b = 0; b < blocks + 2; b++, p += block_bytes(format)) {
+    if (b < blocks) {
+      fetch_ahead(format, p);
+      unpack_block(format, p, words[b & 1]);
+    }
+    if (b >= 2) finish_block(j, format, mt, p - 2 * block_bytes(format), at + b - 2, blocks, dots[b & 1], acc);
+    if (b >= 1 && b <= blocks)
+      multiply_block(parts_of((int8_t *)j->parts, blocks, row, b - 1), words[(b - 1) & 1], dots[(b - 1) & 1]);
+  }
+  store_tile(j, mt, panel, row, acc);
+}
+
+#endif
+#endif

@@ -1,0 +1,256 @@
+"""The command line as users meet it: real processes for terminals, pipes and exits; `main` for the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from slipstream import __version__
+from slipstream.cli import main
+
+COMMAND = [sys.executable, "-m", "slipstream.cli"]
+SMALL = ["--max-streams", "2", "--max-context", "512"]
+ONE = ["--max-streams", "1", "--max-context", "512", "--draft", "2"]  # a fixed depth needs no calibration
+PARIS = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+
+
+def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def refused(code: int, told: str, *said: str) -> None:
+    assert code == 1
+    assert told.startswith("slipstream: ")
+    assert told.count("\n") == 1, told
+    for part in said:
+        assert part in told
+
+
+# ---- generate ----
+
+
+def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", *ONE, "--prompt", PARIS, "--max-tokens", "24"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ANSWER + "\n"
+    assert re.search(r"8 tokens, \d+\.\d tok/s, \d+ of \d+ drafts accepted", err)
+
+
+def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [PARIS, "Name three colours."]
+    arguments = ["--json", "--max-tokens", "12", "--prompt", asked[0], "--prompt", asked[1]]
+    assert main(["generate", *SMALL, *arguments]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["prompt"] for each in told] == asked
+    assert told[0]["text"] == ANSWER
+    assert told[0]["finish_reason"] == "stop"
+    for each in told:
+        assert each["stats"]["output_tokens"] == len(each["token_ids"])
+        assert each["stats"]["prompt_tokens"] == len(each["prompt_token_ids"])
+        assert each["speculation"].startswith("adaptive:")
+
+
+def test_generate_raw_continues_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", *ONE, "--raw", "--json", "--prompt", "The capital of France is", "--max-tokens", "4"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["prompt_token_ids"]) == 5
+    assert told["text"].startswith(" ")
+
+
+def test_a_reader_that_leaves_is_no_crash() -> None:
+    arguments = ["generate", *ONE, "--prompt", PARIS, "--max-tokens", "12"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert "Broken pipe" not in err
+
+
+# ---- plan ----
+
+
+def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--max-streams", "4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("SmolLM2-135M-Instruct (llama), with its MTP head\n")
+    for part in ("weights", "MTP head", "KV pool", "in all", "4 of    512 tokens", "--kv-memory"):
+        assert part in out
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
+    assert main(["plan", "--json", *arguments]) == 0
+    told: dict[str, int] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_the_pool_follows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = plan(capsys, "--kv-memory", "100M"), plan(capsys, "--kv-memory", "200M")
+    assert 99e6 < small["kv_pool"] <= 100e6
+    assert 199e6 < large["kv_pool"] <= 200e6
+    assert large["total"] - small["total"] == pytest.approx(100e6, rel=0.05)
+    few, many = plan(capsys, "--max-streams", "8"), plan(capsys, "--max-streams", "16")
+    assert few["kv_pool"] * 2 == many["kv_pool"]
+    assert plan(capsys, "--max-streams", "1", "--max-context", "256")["kv_pool"] < few["kv_pool"]
+
+
+def test_a_plan_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["plan", "--kv-memory", "1M"])
+    refused(code, capsys.readouterr().err, "1.0 MB are left for KV", "1.5 MB", "kv_memory")
+
+
+# ---- chat ----
+
+
+def test_chat_through_a_pipe_is_answers_only() -> None:
+    done = run("chat", *ONE, "--max-tokens", "24", text=f"{PARIS}\n/new\n\n/what\n{PARIS}\n/quit\nnever asked\n")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("SmolLM2-135M-Instruct on cpu")
+    assert lines[1].startswith("speculation: ")
+    assert lines[3:6] == [ANSWER, "a new conversation", f"/what is no command: {lines[2]}"]
+    assert lines[6:] == [ANSWER]
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_chat_ends_with_its_input_and_remembers() -> None:
+    done = run("chat", *ONE, "--max-tokens", "24", "--system", "Answer briefly.", text=f"{PARIS}\nAnd of Italy?\n")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) >= 5
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_refuses_a_question_over_the_context_and_goes_on() -> None:
+    done = run("chat", *ONE, "--max-tokens", "24", text=f"{'word ' * 600}\n{PARIS}\n")
+    assert done.returncode == 0
+    assert "not sent: " in done.stderr
+    assert ANSWER in done.stdout
+
+
+class Terminal:
+    """A process that has a terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._fd, theirs = pty.openpty()
+        self.process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 30.0) -> None:
+        """Reads on until the pattern stands in what came since the last time."""
+        start, until = len(self.seen), time.monotonic() + seconds
+        while not re.search(pattern, self.seen[start:]):
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"no {pattern!r} in {self.seen[start:]!r}"
+            self.seen += os.read(self._fd, 4096).decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal("chat", *ONE, "--max-tokens", "400")
+    yield terminal
+    terminal.close()
+
+
+def test_chat_on_a_terminal_survives_a_stopped_answer(terminal: Terminal) -> None:
+    terminal.wait_for("> ")
+    terminal.type("Count from one to one thousand.\n")
+    terminal.wait_for(r"(?s)thousand.*[A-Za-z0-9]{2,}.*[,.]")
+    terminal.process.send_signal(signal.SIGINT)  # what Ctrl-C does
+    terminal.wait_for(r"(?s)\[stopped\].*> ")
+    terminal.type("/new\n")
+    terminal.wait_for("(?s)a new conversation.*> ")
+    terminal.type(PARIS + "\n")
+    terminal.wait_for(r"(?s)is Paris\..*\x1b\[2m8 tokens.*> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(30) == 0
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "/no/such/model.gguf", "--prompt", "x"], "/no/such/model.gguf"),
+        (["plan", "--mtp", "/no/such/head"], "/no/such/head"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "--prompt", "x", "--top-p", "7"], "top_p"),
+        (["generate", "--prompt", "x", "--max-tokens", "0"], "max_tokens"),
+        (["plan", "--max-streams", "0"], "max_streams"),
+        (["plan", "--device", "tpu"], "tpu"),
+        (["plan", "--kv-memory=-5M"], "kv_memory"),
+        (["bench", "prompts", "--tokens", "0"], "tokens"),
+        (["bench", "prompts", "--out", "/no/such/folder/file"], "/no/such/folder/file"),
+    ],
+)
+def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    refused(main(arguments), capsys.readouterr().err, said)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["sing"],
+        ["generate"],
+        ["plan", "--dtype", "int3"],
+        ["plan", "--draft", "sometimes"],
+        ["plan", "--draft", "99"],
+        ["plan", "--kv-memory", "much"],
+        ["plan", "--kv-memory", "inf"],
+        ["plan", "--max-streams", "two"],
+        ["bench", "prompts", "--streams", "1,0"],
+        ["bench", "prompts", "--policies", "off,,"],
+    ],
+)
+def test_misuse_shows_the_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert "usage: slipstream" in capsys.readouterr().err
+
+
+def test_an_error_in_a_real_process_shows_no_traceback() -> None:
+    done = run("generate", "/no/such/model.gguf", "--prompt", "x")
+    refused(done.returncode, done.stderr)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["bench", "prompts", "--help"]])
+def test_help_imports_no_array_library(arguments: list[str]) -> None:
+    script = (
+        "import sys\nfrom slipstream.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit as left:\n    assert left.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage: slipstream" in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"slipstream {__version__}\n"
