@@ -126,14 +126,7 @@ def test_chat_through_a_pipe_is_answers_only() -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
-def test_chat_ends_with_its_input_and_remembers() -> None:
-    done = run("chat", *ONE, "--max-tokens", "24", "--system", "Answer briefly.", text=f"{PARIS}\nAnd of Italy?\n")
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) >= 5
-    assert "Traceback" not in done.stderr
-
-
-def test_chat_refuses_a_question_over_the_context_and_goes_on() -> None:
+def test_chat_refuses_a_question_over_the_context_goes_on_and_ends_with_its_input() -> None:
     done = run("chat", *ONE, "--max-tokens", "24", text=f"{'word ' * 600}\n{PARIS}\n")
     assert done.returncode == 0
     assert "not sent: " in done.stderr
@@ -213,14 +206,10 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: 
     "arguments",
     [
         [],
-        ["sing"],
         ["generate"],
         ["plan", "--dtype", "int3"],
-        ["plan", "--draft", "sometimes"],
         ["plan", "--draft", "99"],
-        ["plan", "--kv-memory", "much"],
         ["plan", "--kv-memory", "inf"],
-        ["plan", "--max-streams", "two"],
         ["bench", "prompts", "--streams", "1,0"],
         ["bench", "prompts", "--policies", "off,,"],
     ],

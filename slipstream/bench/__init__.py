@@ -1,0 +1,1 @@
+"""What `slipstream bench` measures."""

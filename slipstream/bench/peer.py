@@ -1,17 +1,18 @@
 """llama.cpp beside us, in the same run: the same GGUF, the same prompts, the same number of threads.
 
-Driven through the PyPI package xllamacpp, which holds llama.cpp's own server. Between its turns it waits without
+It runs in a process of its own (llamacpp.py) through the PyPI package xllamacpp. Between its turns it waits without
 spinning, as our engine does. Knows token ids, not text.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from slipstream.errors import ConfigError
 from slipstream.runners.torch.cpu.ops import available_threads
 
 PACKAGE = "xllamacpp"
+END_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,65 +30,60 @@ class Answer:
 
 
 class Peer:
-    def __init__(self, server: Any, count: int, note: str) -> None:
-        self.note = note  # one line for people: what was built and how it runs
-        self._server = server
-        self._threads = ThreadPoolExecutor(count)
+    """llama.cpp with ``count`` slots of ``context`` tokens each."""
+
+    def __init__(self, path: Path, count: int, context: int) -> None:
+        numbers = (count, context, available_threads())
+        command = [sys.executable, "-m", "slipstream.bench.llamacpp", str(path), *map(str, numbers)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        try:
+            self.note = _note(path, self._read())  # one line for people: what was built and how it runs
+        except ConfigError:
+            self.close()
+            raise
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Answer]:
         """Greedy answers to all prompts, ``count`` at a time, each up to the model's end token."""
-        return list(self._threads.map(lambda tokens: self._answer(tokens, num_tokens), prompts))
-
-    def _answer(self, tokens: Sequence[int], num_tokens: int) -> Answer:
-        asked = {"prompt": list(tokens), "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False}
-        told = self._server.handle_completions({**asked, "stream": False})
-        if "timings" not in told:
-            raise ConfigError(f"llama.cpp refused a prompt of {len(tokens)} tokens: {told}")
-        return Answer(int(told["timings"]["predicted_n"]), told["timings"]["predicted_ms"] / 1e3)
+        assert self.process.stdin is not None
+        asked = {"prompts": [list(tokens) for tokens in prompts], "num_tokens": num_tokens}
+        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        return [Answer(*told) for told in self._read()]
 
     def close(self) -> None:
-        self._threads.shutdown()
-        self._server = None  # its destructor ends the server
+        """An end of input ends it."""
+        try:
+            self.process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+
+    def _read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise ConfigError(f"llama.cpp ended with exit code {self.process.wait()}: leave out --peer")
+        return json.loads(line)
+
+
+def _note(path: Path, told: dict[str, str]) -> str:
+    if "error" in told:
+        raise ConfigError(f"llama.cpp cannot open {path}: {told['error']}")
+    return told["note"]
 
 
 @contextmanager
 def open_peer(path: Path, count: int, wanted: bool, context: int = 1024) -> Iterator[Peer | None]:
-    """llama.cpp with ``count`` slots of ``context`` tokens each; None if nobody wants it."""
+    """None if nobody wants it."""
     if not wanted:
         yield None
         return
-    package = _package()
-    peer = Peer(_server(package, path, count, context), count, _note(package))
+    if find_spec(PACKAGE) is None:
+        raise ConfigError(f"--peer needs llama.cpp: pip install {PACKAGE}")
+    if path.suffix != ".gguf":
+        raise ConfigError(f"llama.cpp reads GGUF files only, and {path} is none: leave out --peer")
+    peer = Peer(path, count, context)
     try:
         yield peer
     finally:
         peer.close()
-
-
-def _package() -> Any:
-    try:
-        return import_module(PACKAGE)
-    except ImportError as error:
-        raise ConfigError(f"--peer needs llama.cpp: pip install {PACKAGE}") from error
-
-
-def _note(package: Any) -> str:
-    built = re.findall(r"(\w+) = 1", package.get_system_info())
-    return f"{PACKAGE} {package.__version__} on {available_threads()} threads, built with {' '.join(built)}"
-
-
-def _server(package: Any, path: Path, count: int, context: int) -> Any:
-    if path.suffix != ".gguf":
-        raise ConfigError(f"llama.cpp reads GGUF files only, and {path} is none: leave out --peer")
-    params = package.CommonParams()
-    params.model.path = str(path)
-    params.n_parallel, params.n_ctx = count, count * context
-    params.n_gpu_layers = 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = available_threads()
-    params.hostnames, params.port = ["127.0.0.1"], 0
-    params.cache_prompt, params.cache_ram_mib = False, 0
-    params.verbosity = 0
-    try:
-        return package.Server(params)
-    except RuntimeError as error:
-        raise ConfigError(f"llama.cpp cannot open {path}: {error}") from error

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from slipstream.bench.nine import NINE_PROMPTS
 from slipstream.bench.peer import Peer, open_peer
 from slipstream.errors import ConfigError
 from slipstream.load import default_model_path, open_model
 
-PARIS = [{"role": "user", "content": "What is the capital of France?"}]
+TRANSLATE = [{"role": "user", "content": NINE_PROMPTS["translation"]}]
+
+
+def cpu_seconds(pid: int) -> float:
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_nobody_wants_it() -> None:
@@ -32,15 +39,27 @@ def test_a_folder_is_no_gguf(tmp_path: Path) -> None:
         pass
 
 
+def test_a_damaged_file(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF and no more")
+    with pytest.raises(ConfigError, match="cannot open"), open_peer(broken, 1, True):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads CPU time from /proc")
 def test_it_answers_in_silence_and_then_rests(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("xllamacpp")
-    prompt = open_model().tokenizer.chat(PARIS)
+    prompt = open_model().tokenizer.chat(TRANSLATE)
     with open_peer(default_model_path(), 2, True, 256) as peer:
         assert isinstance(peer, Peer)
-        answers = peer.generate([prompt] * 3, 24)
-        busy = time.process_time()
+        answers = peer.generate([prompt] * 2, 64) + peer.generate([prompt], 5)
+        busy = cpu_seconds(peer.process.pid)
         time.sleep(0.5)
-        assert time.process_time() - busy < 0.1, "its threads spin while others are measured"
-    assert [answer.num_tokens for answer in answers] == [8] * 3  # up to the end token, which counts
+        assert cpu_seconds(peer.process.pid) - busy < 0.1, "its threads spin while others are measured"
+    assert peer.process.returncode == 0
+    lengths = [answer.num_tokens for answer in answers]
+    assert 10 < lengths[0] == lengths[1] < 64, "an answer ends at the model's end token"
+    assert lengths[2] == 5
     assert all(answer.decode_seconds > 0 for answer in answers)
     assert capfd.readouterr() == ("", "")

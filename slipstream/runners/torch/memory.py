@@ -6,6 +6,7 @@ Arithmetic on shapes: what ``slipstream plan`` prints and what the caches are si
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from slipstream.runners.torch.weights import LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
 LEAST_BLOCKS = 2
+FIRST_STEPS = 16 << 20  # parts of libraries and of the allocator that only running touches; measured on Linux
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
 
 
@@ -34,7 +36,7 @@ class MemoryPlan:
     kv_per_token: int
     state_per_stream: int
     workspace: int
-    process: int  # what the interpreter and its libraries hold already
+    process: int  # the interpreter, its libraries, the tokenizer
     num_slots: int
     num_blocks: int
     block_size: int
@@ -76,7 +78,7 @@ def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, 
         kv_per_token=kv_per_token,
         state_per_stream=state,
         workspace=_workspace_bytes(spec, engine, max_depth, item, _largest(trunk)) + _rotary_bytes(spec, max_context),
-        process=resident_bytes() if placement.device.type == "cpu" else 0,
+        process=resident_bytes() + FIRST_STEPS if placement.device.type == "cpu" else 0,
         num_slots=engine.max_streams,
         num_blocks=0,
         block_size=engine.block_size,
@@ -129,20 +131,30 @@ def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, max_depth: int, item
 def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None) -> int:
     block = fixed.block_size * fixed.kv_per_token
     one_stream = -(-fixed.max_context // fixed.block_size)
+    free = free_bytes(placement.device) - fixed.weights - fixed.head - fixed.workspace
     if kv_memory is not None:
         budget = kv_memory - fixed.states
     else:
-        free = free_bytes(placement.device) - fixed.weights - fixed.head - fixed.workspace - fixed.states
-        budget = int(free * SHARE_OF_FREE[placement.device.type])
+        budget = int((free - fixed.states) * SHARE_OF_FREE[placement.device.type])
     wanted = max(one_stream, fixed.num_slots * -(-DEFAULT_TOKENS_PER_STREAM // fixed.block_size))
     most = fixed.num_slots * one_stream
     num_blocks = min(budget // block, most if kv_memory is not None or placement.device.type == "cuda" else wanted)
+    _check_room(fixed, num_blocks, budget, free)
+    return num_blocks
+
+
+def _check_room(fixed: MemoryPlan, num_blocks: int, budget: int, free: int) -> None:
+    block = fixed.block_size * fixed.kv_per_token
     if num_blocks < LEAST_BLOCKS:
         raise ConfigError(
             f"{_mb(max(budget, 0))} are left for KV, but the least is {LEAST_BLOCKS} blocks of {fixed.block_size} "
             f"tokens, {_mb(LEAST_BLOCKS * block)}: give more kv_memory or allow fewer max_streams"
         )
-    return num_blocks
+    if num_blocks * block + fixed.states > free:
+        raise ConfigError(
+            f"{_mb(num_blocks * block + fixed.states)} are asked for KV and states, but beside the weights only "
+            f"{_mb(max(free, 0))} are free: give less kv_memory or allow fewer max_streams"
+        )
 
 
 def _mb(num_bytes: int) -> str:
@@ -160,7 +172,7 @@ def free_bytes(device: torch.device) -> int:
 
 def trim_heap() -> None:
     """Gives back what was allocated and freed while loading; only glibc keeps it otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 

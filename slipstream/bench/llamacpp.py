@@ -1,0 +1,74 @@
+"""The process in which llama.cpp runs: one JSON line in, one out, until its input ends.
+
+A process of its own, because beside PyTorch both share one OpenMP library, whose threads then sleep at every barrier:
+llama.cpp would run at a third of its speed. Imports no array library. Started by peer.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from typing import Any, TextIO
+
+llama: Any = import_module("xllamacpp")
+
+
+def main(path: str, count: int, context: int, num_threads: int) -> None:
+    answers = _own_output()
+    try:
+        server = _server(path, count, context, num_threads)
+    except RuntimeError as error:
+        _tell(answers, {"error": str(error)})
+        return
+    _tell(answers, {"note": _note(num_threads)})
+    with ThreadPoolExecutor(count) as threads:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            _tell(answers, list(threads.map(partial(_answer, server, asked["num_tokens"]), asked["prompts"])))
+
+
+def _own_output() -> TextIO:
+    """Standard output for our lines alone: what native code prints there or as an error goes nowhere."""
+    own = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    return own
+
+
+def _tell(answers: TextIO, told: object) -> None:
+    print(json.dumps(told), file=answers, flush=True)
+
+
+def _note(num_threads: int) -> str:
+    built = re.findall(r"(\w+) = 1", llama.get_system_info())
+    return f"xllamacpp {llama.__version__} on {num_threads} threads, built with {' '.join(built)}"
+
+
+def _server(path: str, count: int, context: int, num_threads: int) -> Any:
+    params = llama.CommonParams()
+    params.model.path = path
+    params.n_parallel, params.n_ctx = count, count * context
+    params.n_gpu_layers = 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
+    params.hostnames, params.port = ["127.0.0.1"], 0
+    params.cache_prompt, params.cache_ram_mib = False, 0
+    params.verbosity = 0
+    return llama.Server(params)
+
+
+def _answer(server: Any, num_tokens: int, prompt: Sequence[int]) -> tuple[int, float]:
+    """Tokens, the end token included, and the seconds after the first one."""
+    asked = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False, "stream": False}
+    timings = server.handle_completions(asked)["timings"]
+    return timings["predicted_n"], timings["predicted_ms"] / 1e3
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
