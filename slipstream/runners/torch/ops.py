@@ -31,8 +31,8 @@ class Linear(Protocol):
         """The rows of W that ``ids`` name, as activations: an embedding."""
         ...
 
-    def first(self, num_rows: int) -> Linear:
-        """The same matrix cut to its first rows; shares storage."""
+    def for_drafts(self, num_rows: int) -> Linear:
+        """Its first rows, as cheap as the device likes them: drafts need not be exact."""
         ...
 
 
@@ -56,7 +56,7 @@ class DenseLinear:
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight[ids]
 
-    def first(self, num_rows: int) -> DenseLinear:
+    def for_drafts(self, num_rows: int) -> DenseLinear:
         assert self.bias is None
         return DenseLinear(self.weight[:num_rows])
 

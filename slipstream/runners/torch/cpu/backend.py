@@ -22,7 +22,7 @@ from slipstream.runners.torch.weights import as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
 SLAB = 1 << 20  # elements converted at once
-_BY_DTYPE = {"float32": F32, "bfloat16": BF16, "int8": W8}
+_BY_DTYPE = {"float32": F32, "bfloat16": BF16, "int8": W8, "int4": W4M}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,12 @@ class PackedLinear:
     def rows(self, ids: Tensor) -> Tensor:
         return self.kernels.embed(ids, self.weight)
 
-    def first(self, num_rows: int) -> PackedLinear:
+    def for_drafts(self, num_rows: int) -> PackedLinear:
+        """In 4 bits: a draft pass reads little else than this matrix."""
         assert self.bias is None
-        return PackedLinear(self.kernels, self.weight.slice_rows(num_rows))
+        if self.weight.cols % 32:
+            return PackedLinear(self.kernels, self.weight.slice_rows(num_rows))
+        return PackedLinear(self.kernels, self.kernels.quantize_w4(self.rows(torch.arange(num_rows))))
 
 
 class PackedFormat:
@@ -68,7 +71,7 @@ class PackedFormat:
 
     def _format(self, dtype: str, num_cols: int) -> int:
         chosen = _AS_STORED.get(dtype, W8) if self._dtype == "auto" else _BY_DTYPE[self._dtype]
-        return BF16 if chosen == W8 and num_cols % 32 else chosen
+        return BF16 if chosen in (W8, W4M) and num_cols % 32 else chosen
 
     def _pack(self, raw: RawTensor) -> PackedWeight:
         """A large matrix slab by slab: what stands between the file and the kernels' layout stays small."""
@@ -84,6 +87,8 @@ class PackedFormat:
         matrix = as_tensor(raw)
         if form == W8:
             return self.kernels.quantize_w8(matrix)
+        if form == W4M:
+            return self.kernels.quantize_w4(matrix)
         return self.kernels.pack_float(matrix.to(torch.bfloat16 if form == BF16 else torch.float32))
 
 

@@ -213,6 +213,19 @@ class Kernels:
         raw = torch.cat([scale.unsqueeze(2).view(torch.uint8), levels.view(torch.uint8)], 2)
         return self.pack_blocks(W8, raw.reshape(rows, -1).contiguous(), cols)
 
+    def quantize_w4(self, matrix: Tensor) -> PackedWeight:
+        """Round a float matrix to 4 bits with a scale and a minimum for 32 columns (GGUF's Q4_1)."""
+        rows, cols = matrix.shape
+        assert cols % 32 == 0
+        blocks = matrix.float().reshape(rows, cols // 32, 32)
+        low, high = blocks.aminmax(dim=2, keepdim=True)
+        scale, low = ((high - low) / 15).half(), low.half()  # [rows, blocks, 1]
+        wide = scale.float()
+        levels = torch.where(wide > 0, (blocks - low.float()) / wide.clamp(min=1e-30), 0).round().clamp(0, 15).byte()
+        nibbles = levels[..., :16] | levels[..., 16:] << 4
+        raw = torch.cat([scale.view(torch.uint8), low.view(torch.uint8), nibbles], 2)
+        return self.pack_blocks(W4M, raw.reshape(rows, -1).contiguous(), cols)
+
     def concat(self, parts: list[PackedWeight]) -> PackedWeight:
         """Put output rows below each other. Parts of different formats stay as they are and are only stacked."""
         if len(parts) == 1:
