@@ -18,6 +18,7 @@ from slipstream.sampling.params import MAX_DEPTH
 BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
 PROBE_SHARE = 0.005  # of the time since the last probe, what the next one may cost
+OTHER_RATE = 0.05  # how fast the estimate of the time outside the runner follows
 PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step costs must not be hearsay
 
 Slot = tuple[float, int, int]  # (-S, depth, row): one draft that may be made
@@ -40,6 +41,7 @@ class Adaptive(DepthPolicy):
         self._max_depth = max_depth
         self._verify = CostCurve(costs.verify)
         self._draft = CostCurve(costs.draft)
+        self._other = 0.0  # seconds a step takes outside the runner, whatever its depth
         self._acceptance = Acceptance(max_depth)
         self._reason = "adaptive: no step yet"
         self._num_steps = 0  # since the last probe
@@ -55,6 +57,9 @@ class Adaptive(DepthPolicy):
 
     def observe_step(self, timing: StepTiming) -> None:
         self._verify.observe(timing.num_tokens, timing.verify_seconds)
+        # An engine that was idle for a while says nothing: no step has that much beside it.
+        other = min(timing.other_seconds, timing.verify_seconds)
+        self._other += OTHER_RATE * (other - self._other)
         if not timing.pass_rows or timing.draft_seconds <= 0.0:
             return
         if not self._draft.known:
@@ -85,7 +90,8 @@ class Adaptive(DepthPolicy):
     def _best(self, rows: Sequence[DrawRow], load: Load) -> Choice:
         """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait."""
         slots = self._slots(rows)[: load.room]
-        verify = self._verify.span(len(rows) + load.num_other_tokens, len(slots) + 1)
+        start = len(rows) + load.num_other_tokens
+        verify = [seconds + self._other for seconds in self._verify.span(start, len(slots) + 1)]
         draft = [0.0, *self._draft.span(1, len(rows))]
         best = Choice([0] * len(rows), float(len(rows)), verify[0], verify[0])
         deepest = max((row.most for row in rows), default=0)
@@ -134,7 +140,7 @@ class Adaptive(DepthPolicy):
     def _seconds_of(self, depths: list[int], load: Load) -> float:
         passes = [sum(depth > i for depth in depths) for i in range(max(depths))]
         num_tokens = len(depths) + load.num_other_tokens + sum(depths)
-        return self._verify.at(num_tokens) + sum(self._draft.at(num_rows) for num_rows in passes)
+        return self._other + self._verify.at(num_tokens) + sum(self._draft.at(num_rows) for num_rows in passes)
 
 
 def _best_prefix(slots: list[Slot], verify: list[float], draft: list[float], best: Choice) -> Choice:

@@ -39,6 +39,7 @@ class StepTiming:
     pass_rows: tuple[int, ...]  # rows in draft pass 1, 2, ...
     verify_seconds: float
     draft_seconds: float
+    other_seconds: float = 0.0  # what passed between this step and the one before, outside the runner
 
 
 class DepthPolicy(ABC):

@@ -65,6 +65,7 @@ class Scheduler:
         self._leaves: list[int] = []  # slots the runner still has to empty
         self._flights: deque[Flight] = deque()
         self._next_step = 0
+        self._applied_at = clock()  # when the last result came in
 
     @property
     def has_work(self) -> bool:
@@ -225,9 +226,10 @@ class Scheduler:
         assert flight.plan.step == result.step
         assert len(flight.sequences) == len(result.rows)
         self.counters.num_steps += bool(result.rows)
-        if result.rows and not flight.has_chunks:
-            self.policy.observe_step(_timing(flight.plan, result))
         now = self._clock()
+        if result.rows and not flight.has_chunks:
+            self.policy.observe_step(_timing(flight.plan, result, now - self._applied_at))
+        self._applied_at = now
         events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
         return [event for event in events if event is not None]
 
@@ -286,8 +288,11 @@ class Scheduler:
         )
 
 
-def _timing(plan: StepPlan, result: StepResult) -> StepTiming:
+def _timing(plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
     num_tokens = sum(row.num_fed for row in result.rows)
     depths = [row.propose for row in plan.rows]
     pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
-    return StepTiming(num_tokens, pass_rows, result.verify_seconds, result.draft_seconds)
+    computing = result.verify_seconds + result.draft_seconds
+    return StepTiming(
+        num_tokens, pass_rows, result.verify_seconds, result.draft_seconds, max(0.0, since_last - computing)
+    )

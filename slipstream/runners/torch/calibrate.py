@@ -1,6 +1,7 @@
 """Times verification by tokens and a draft pass by rows on this machine, for the depth policy.
 
-Runs the real decoder and head on made-up tokens in caches that nobody owns yet.
+Runs the real decoder and head on made-up tokens in caches that nobody owns yet. All sizes take turns, and the median
+counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them alike.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 
 import torch
 
@@ -18,8 +20,10 @@ from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowDraw, RowTable
 
-REPEATS = 3
+ROUNDS = 7
 CONTEXT = 64  # tokens each made-up row has behind it
+
+Task = Callable[[], object]
 
 
 def measure(
@@ -32,14 +36,20 @@ def measure(
     num_rows: Sequence[int],
 ) -> StepCosts:
     start = min(CONTEXT, info.max_context // 2)
-    verify, draft = [], []
+    tasks: dict[tuple[str, int], Task] = {}
     for n in num_tokens:
-        batch = _batch(table, info, n, start)
-        verify.append((n, _fastest(partial(_verify_step, decoder, drafter, ops, batch), ops)))
+        tasks["verify", n] = partial(_verify_step, decoder, drafter, ops, _batch(table, info, n, start))
     for n in num_rows:
         if drafter.max_depth > 1 and n <= info.num_slots:
-            draft.append((n, _draft_pass(decoder, drafter, ops, table, info, n, start)))
-    return StepCosts(_rising(verify), _rising(draft))
+            for depth in (1, 2):
+                tasks[f"depth {depth}", n] = _proposal(decoder, drafter, ops, table, n, start, depth)
+    seconds = _take_turns(tasks, ops)
+    draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
+    return StepCosts(_rising(_of(seconds, "verify")), _rising(draft))
+
+
+def _of(seconds: dict[tuple[str, int], float], kind: str) -> list[tuple[int, float]]:
+    return [(n, value) for (name, n), value in seconds.items() if name == kind]
 
 
 def _rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -71,33 +81,31 @@ def _verify_step(decoder: Decoder, drafter: Drafter, ops: Ops, batch: RaggedBatc
     drafter.feed(hidden, draws, batch)
 
 
-def _draft_pass(
-    decoder: Decoder, drafter: Drafter, ops: Ops, table: RowTable, info: RunnerInfo, num_rows: int, start: int
-) -> float:
-    """The difference between proposing two and one."""
-    batch = make_batch(
-        tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows)), [1] * num_rows, table.block_table
-    )
+def _proposal(
+    decoder: Decoder, drafter: Drafter, ops: Ops, table: RowTable, num_rows: int, start: int, depth: int
+) -> Task:
+    spans = tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows))
+    batch = make_batch(spans, [1] * num_rows, table.block_table)
     fed = drafter.feed(decoder.forward(batch), batch.tokens, batch)
     greedy = RowDraw(True, 1.0, 0, 0.0, 0, ())
-    rows = [Row(span.slot, [1] * start, greedy) for span in batch.rows]
+    rows = [Row(span.slot, [1] * start, greedy) for span in spans]
     last = torch.arange(num_rows, device=ops.device)
-
-    def propose(depth: int) -> float:
-        ends = Ends(rows, batch.rows, [depth] * num_rows, last, batch.positions.long() + 1)
-        return _fastest(lambda: drafter.propose(fed, ends), ops)
-
-    one = propose(1)
-    return max(one, propose(2) - one)
+    ends = Ends(rows, spans, [depth] * num_rows, last, batch.positions.long() + 1)
+    return partial(drafter.propose, fed, ends)
 
 
-def _fastest(run: Callable[[], object], ops: Ops) -> float:
-    """The best of a few: what others do on the machine only ever adds time."""
-    times = []
-    for _ in range(REPEATS + 1):
-        began = time.perf_counter()
-        run()
-        if ops.device.type == "cuda":
-            torch.cuda.synchronize(ops.device)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+def _take_turns(tasks: dict[tuple[str, int], Task], ops: Ops) -> dict[tuple[str, int], float]:
+    """Median seconds of each task; the first round only warms up."""
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in tasks}
+    for _ in range(ROUNDS + 1):
+        for key, task in tasks.items():
+            times[key].append(_seconds(task, ops))
+    return {key: median(taken[1:]) for key, taken in times.items()}
+
+
+def _seconds(task: Task, ops: Ops) -> float:
+    began = time.perf_counter()
+    task()
+    if ops.device.type == "cuda":
+        torch.cuda.synchronize(ops.device)
+    return time.perf_counter() - began

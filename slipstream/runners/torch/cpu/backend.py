@@ -46,9 +46,9 @@ class PackedLinear:
         return self.kernels.embed(ids, self.weight)
 
     def for_drafts(self, num_rows: int) -> PackedLinear:
-        """In 4 bits: a draft pass reads little else than this matrix."""
+        """In 4 bits where it is cut anyway: a draft pass reads little else than this matrix."""
         assert self.bias is None
-        if self.weight.cols % 32:
+        if num_rows == self.weight.rows or self.weight.cols % 32:
             return PackedLinear(self.kernels, self.weight.slice_rows(num_rows))
         return PackedLinear(self.kernels, self.kernels.quantize_w4(self.rows(torch.arange(num_rows))))
 

@@ -45,35 +45,31 @@ TILES(W4) TILES(W4M) TILES(W8) TILES(BF16) TILES(F32)
 static const tile_fn tiles[5][MAX_MT] = {NAMES(W4), NAMES(W4M), NAMES(W8), NAMES(BF16), NAMES(F32)};
 
 #ifdef HAS_AMX
-#define KIND_AMX(F, MT) static void amx_##F##_##MT(const linear_job *j, int panel, int row) { tile_amx(j, F, MT, panel, row); }
-#define AMX_TILES(F)                                                                                                  \
-  KIND_AMX(F, 1) KIND_AMX(F, 2) KIND_AMX(F, 3) KIND_AMX(F, 4) KIND_AMX(F, 5) KIND_AMX(F, 6) KIND_AMX(F, 7) KIND_AMX(F, 8)
-#define AMX_NAMES(F) { amx_##F##_1, amx_##F##_2, amx_##F##_3, amx_##F##_4, amx_##F##_5, amx_##F##_6, amx_##F##_7, amx_##F##_8 }
-AMX_TILES(W4) AMX_TILES(W4M) AMX_TILES(W8)
-static const tile_fn amx_tiles[3][MAX_MT] = {AMX_NAMES(W4), AMX_NAMES(W4M), AMX_NAMES(W8)};
+#define AMX(F) static void amx_##F(const linear_job *j, int panel, int row) { tile_amx(j, F, panel, row); }
+AMX(W4) AMX(W4M) AMX(W8)
+static const tile_fn amx_tiles[3] = {amx_W4, amx_W4M, amx_W8};
+INLINE tile_fn full_tile(const linear_job *j) {
+  return j->parts && amx_allowed() ? amx_tiles[j->w->format] : tiles[j->w->format][MAX_MT - 1];
+}
+#else
+INLINE tile_fn full_tile(const linear_job *j) { return tiles[j->w->format][MAX_MT - 1]; }
+INLINE void amx_begin(void) {}
+INLINE void amx_end(void) {}
 #endif
 
 /* A chunk: a few panels against one slab of rows. Neighbouring chunks share the slab. */
 static void linear_chunk(void *job, int chunk) {
   const linear_job *j = job;
-  const tile_fn *fns = tiles[j->w->format];
+  const tile_fn *fns = tiles[j->w->format], full = full_tile(j);
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
   int end = panel + j->panels_per_chunk < j->panels ? panel + j->panels_per_chunk : j->panels;
-#ifdef HAS_AMX
-  if (j->use_amx) {
-    for (int row = first; row < last; row += MAX_MT) {
-      int mt = last - row < MAX_MT ? last - row : MAX_MT;
-      amx_begin(mt);
-      for (int at = panel; at < end; at++) amx_tiles[j->w->format][mt - 1](j, at, row);
-    }
-    amx_end();
-    return;
-  }
-#endif
+  const int matrix_unit = last - first >= MAX_MT && full != fns[MAX_MT - 1];
+  if (matrix_unit) amx_begin();
   for (; panel < end; panel++)
     for (int row = first; row < last; row += MAX_MT)
-      fns[(last - row < MAX_MT ? last - row : MAX_MT) - 1](j, panel, row);
+      (last - row < MAX_MT ? fns[last - row - 1] : full)(j, panel, row);
+  if (matrix_unit) amx_end();
 }
 
 /* Sums of x over blocks of 32 columns. */
@@ -87,9 +83,9 @@ static void sum_row(const float *x, int blocks, float *out) {
 
 typedef struct {
   linear_job *j;
-  float *padded, *sums, *steps; /* each may be NULL */
+  float *padded, *sums; /* each may be NULL */
   int8_t *parts;
-  int32_t *totals;
+  block_facts *facts;
 } prepare_job;
 
 #ifdef HAS_DOT
@@ -97,8 +93,8 @@ static void round_row(const prepare_job *p, int i, int blocks, const float *x) {
   const int first = i - i % MAX_MT, group = p->j->m - first < MAX_MT ? p->j->m - first : MAX_MT;
   for (int b = 0; b < blocks; b++) {
     int8_t *high = parts_of(p->parts, blocks, i, b) + (i - first) * BLOCK;
-    const int64_t at = (int64_t)i * blocks + b;
-    round_block(x + b * BLOCK, high, high + group * BLOCK, p->steps + at, p->totals + at);
+    block_facts *facts = p->facts + (int64_t)i * blocks + b;
+    round_block(x + b * BLOCK, offset_of(p->j->w->format), high, high + group * BLOCK, facts);
   }
 }
 #else
@@ -131,14 +127,14 @@ static void prepare(linear_job *j) {
   const uint64_t whole = (uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT; /* rows, in whole groups */
   const uint64_t n = whole * (uint64_t)num_blocks(j->w->cols);
   if (!pad && !sum && !round) return;
-  uint8_t *memory = pool_scratch(n * (pad ? BLOCK * 4 : PARTS_BYTES) + n * 8);
+  uint8_t *memory = pool_scratch(n * (pad ? BLOCK * 4 : PARTS_BYTES + sizeof(block_facts)));
   prepare_job p = {.j = j};
-  if (round) p.parts = (int8_t *)memory, p.steps = (float *)(memory + n * PARTS_BYTES), p.totals = (int32_t *)(p.steps + n);
+  if (round) p.parts = (int8_t *)memory, p.facts = (block_facts *)(memory + n * PARTS_BYTES);
   if (pad) p.padded = (float *)memory;
   if (sum) p.sums = (float *)memory;
   pool_run(prepare_chunk, &p, (j->m + PREPARE_ROWS - 1) / PREPARE_ROWS);
   if (pad) j->x = p.padded, j->ldx = (int64_t)num_blocks(j->w->cols) * BLOCK;
-  j->sums = p.sums, j->parts = p.parts, j->steps = p.steps, j->totals = p.totals;
+  j->sums = p.sums, j->parts = p.parts, j->facts = p.facts;
 }
 
 /* Parts of different formats side by side in out. */
@@ -157,9 +153,6 @@ void ss_linear(const weight_t *w, const float *x, int64_t ldx, int m, float *out
   }
   linear_job j = {.w = w, .x = x, .bias = bias, .add = add, .out = out, .ldx = ldx, .ldo = ldo, .lda = lda, .m = m};
   prepare(&j);
-#ifdef HAS_AMX
-  j.use_amx = j.parts && m >= AMX_ROWS && amx_allowed();
-#endif
   j.panels = num_panels(w->rows);
   int slabs = (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
   int per_chunk = (int)((int64_t)j.panels * slabs / (pool_threads() * 16));

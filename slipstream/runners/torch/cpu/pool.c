@@ -23,7 +23,7 @@
 #define MAX_THREADS 256
 #define INDEX_BITS 20
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
-#define SPIN_NS 50000
+#define SPIN_NS 500000
 #define LATE_NS 200000 /* no chunk takes this much longer than its neighbour */
 #define ALONE_FACTOR 20
 

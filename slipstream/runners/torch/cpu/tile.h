@@ -7,16 +7,21 @@
 #define FETCH_BYTES 4096
 
 typedef struct {
+  float step; /* what 1 means in the bytes */
+  float sum; /* of x as rounded */
+  int32_t start; /* where the integer sum starts, so that unsigned weights come out signed */
+} block_facts;
+
+typedef struct {
   const weight_t *w;
   const float *x; /* [m, >= padded cols] */
   const float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
   const int8_t *parts; /* x in two bytes, dot tiles only (tile_dot.h) */
-  const float *steps; /* [m, blocks]: what 1 means in parts */
-  const int32_t *totals; /* [m, blocks]: sums of x in those steps */
+  const block_facts *facts; /* [m, blocks]: dot tiles only */
   const float *bias, *add;
   float *out;
   int64_t ldx, ldo, lda;
-  int m, panels, panels_per_chunk, chunks_per_slab, use_amx;
+  int m, panels, panels_per_chunk, chunks_per_slab;
 } linear_job;
 
 typedef vf sums_t[MAX_MT][NUM_GROUPS];

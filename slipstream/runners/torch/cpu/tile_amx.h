@@ -2,7 +2,8 @@
  *
  * The sums are the same integers as in tile_dot.h and meet the same float operations in the same order, so the bits are
  * the same; only the time differs. The unit reads tiles from memory, so a block's weights are unpacked to a buffer that
- * stays in the nearest cache.
+ * stays in the nearest cache. That pays for full tiles of MAX_MT rows only: with fewer, moving data takes longer than the
+ * byte products do (docs/LOG.md).
  */
 #ifndef SS_TILE_AMX_H
 #define SS_TILE_AMX_H
@@ -15,7 +16,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define AMX_ROWS 5 /* with fewer, moving tiles takes longer than the byte products do */
 
 /* The kernel grants the unit's large registers on request, once for the process. */
 INLINE int amx_allowed(void) {
@@ -30,12 +30,12 @@ typedef struct {
   uint8_t rows[16];
 } tile_config;
 
-/* Tiles 0 to 2: the sums of the three groups; 3 to 5: their weights; 6: high bytes of mt rows of x above the low. */
-INLINE void amx_begin(int mt) {
+/* Tiles 0 to 2: the sums of the three groups; 3 to 5: their weights; 6: high bytes of the rows of x above the low. */
+INLINE void amx_begin(void) {
   tile_config c = {.palette = 1};
-  for (int g = 0; g < NUM_GROUPS; g++) c.rows[g] = (uint8_t)(2 * mt), c.row_bytes[g] = 64;
+  for (int g = 0; g < NUM_GROUPS; g++) c.rows[g] = 2 * MAX_MT, c.row_bytes[g] = 64;
   for (int g = NUM_GROUPS; g < 2 * NUM_GROUPS; g++) c.rows[g] = NUM_WORDS, c.row_bytes[g] = 64;
-  c.rows[6] = (uint8_t)(2 * mt), c.row_bytes[6] = BLOCK;
+  c.rows[6] = 2 * MAX_MT, c.row_bytes[6] = BLOCK;
   _tile_loadconfig(&c);
 }
 
@@ -68,40 +68,40 @@ INLINE void multiply_block(const int8_t *parts, words_t words, dots_t dots) {
   _tile_stored(2, dots[2], 64);
 }
 
-INLINE void finish_block(const linear_job *j, const int format, const int mt, const uint8_t *p, int64_t at, int blocks,
+INLINE void finish_block(const linear_job *j, const int format, const uint8_t *p, int64_t at, int blocks,
                          dots_t dots, sums_t acc) {
   const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
     vf d = v_load_scale(scale + g * VL);
     vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
-    _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
+    _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++) {
       const int64_t i = at + (int64_t)m * blocks;
-      vi high = vi_load(dots[g] + m * VL), rest = vi_load(dots[g] + (mt + m) * VL);
-      vi t = vi_add(vi_add(vi_shl(high, 7), rest), vi_set(-offset_of(format) * j->totals[i]));
-      acc[m][g] = add_dot(format, d, low, t, j->steps[i], j->totals[i], acc[m][g]);
+      vi high = vi_load(dots[g] + m * VL), rest = vi_load(dots[g] + (MAX_MT + m) * VL);
+      vi t = vi_add(vi_add(vi_shl(high, 7), rest), vi_set(j->facts[i].start));
+      acc[m][g] = add_dot(format, d, low, t, j->facts + i, acc[m][g]);
     }
   }
 }
 
 /* Three blocks are under way at a time: one being unpacked, one in the matrix unit, one being added up. */
-INLINE void tile_amx(const linear_job *j, const int format, const int mt, int panel, int row) {
+INLINE void tile_amx(const linear_job *j, const int format, int panel, int row) {
   const int blocks = num_blocks(j->w->cols);
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
   const int64_t at = (int64_t)row * blocks;
   words_t words[2];
   dots_t dots[2];
   sums_t acc;
-  clear(mt, acc);
+  clear(MAX_MT, acc);
   for (int b = 0; b < blocks + 2; b++, p += block_bytes(format)) {
     if (b < blocks) {
       fetch_ahead(format, p);
       unpack_block(format, p, words[b & 1]);
     }
-    if (b >= 2) finish_block(j, format, mt, p - 2 * block_bytes(format), at + b - 2, blocks, dots[b & 1], acc);
+    if (b >= 2) finish_block(j, format, p - 2 * block_bytes(format), at + b - 2, blocks, dots[b & 1], acc);
     if (b >= 1 && b <= blocks)
       multiply_block(parts_of((int8_t *)j->parts, blocks, row, b - 1), words[(b - 1) & 1], dots[(b - 1) & 1]);
   }
-  store_tile(j, mt, panel, row, acc);
+  store_tile(j, MAX_MT, panel, row, acc);
 }
 
 #endif

@@ -4,7 +4,7 @@
  * The weights' q are bytes already, so a block's sum of q[k] v[k] is exact; it is rounded once, when it becomes a float:
  *
  *     for each block of 32 columns:  t = sum over k of (q[k] - offset) v[k], an integer
- *                                    acc = (d step) t + acc
+ *                                    acc = d (step t) + acc
  *                                    acc = (m + 8 d) (step sum(v in block)) + acc     (W4M only)
  *
  * The rounding of x (2^-15 of the block's largest) is far below that of the weights. A byte product does four times the
@@ -33,13 +33,16 @@ INLINE void store_bytes(const int32_t *v, int8_t *to) {
 #endif
 }
 
+/* What is added to q to make it unsigned. */
+INLINE int offset_of(int format) { return format == W8 ? 128 : 8; }
+
 /* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low. */
 INLINE int8_t *parts_of(int8_t *parts, int blocks, int row, int b) {
   return parts + ((int64_t)(row / MAX_MT) * blocks + b) * MAX_MT * PARTS_BYTES;
 }
 
-/* One block of x: its bytes, its step, and the sum of its v. */
-INLINE void round_block(const float *x, int8_t *high_at, int8_t *low_at, float *step, int32_t *total) {
+/* One block of x: its bytes, and what the sums need beside them. */
+INLINE void round_block(const float *x, int offset, int8_t *high_at, int8_t *low_at, block_facts *facts) {
   vf most = v_set(0.0f);
   for (int i = 0; i < BLOCK; i += VL) most = v_max(most, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
   float top = v_hmax(most);
@@ -54,8 +57,9 @@ INLINE void round_block(const float *x, int8_t *high_at, int8_t *low_at, float *
   for (int k = 0; k < BLOCK; k++) sum += 128 * high[k] + low[k];
   store_bytes(high, high_at);
   store_bytes(low, low_at);
-  *step = top > 1e-30f ? top / TOP : 0.0f;
-  *total = sum;
+  facts->step = top > 1e-30f ? top / TOP : 0.0f;
+  facts->sum = facts->step * (float)sum;
+  facts->start = -offset * sum;
 }
 
 /* The q of one block for one vector of rows, as unsigned bytes: 8 words of 4 columns. */
@@ -80,15 +84,13 @@ INLINE int32_t word_at(const int8_t *parts, int i) {
 }
 
 /* acc and the share of one block whose integer sum is t. */
-INLINE vf add_dot(const int format, vf d, vf low, vi t, float step, int32_t total, vf acc) {
-  acc = v_fma(v_mul(d, v_set(step)), v_from_int(t), acc);
-  return format == W4M ? v_fma(low, v_set(step * (float)total), acc) : acc;
+INLINE vf add_dot(const int format, vf d, vf low, vi t, const block_facts *x, vf acc) {
+  acc = v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc);
+  return format == W4M ? v_fma(low, v_set(x->sum), acc) : acc;
 }
 
-INLINE int offset_of(int format) { return format == W8 ? 128 : 8; }
-
 INLINE void tile_dot(const linear_job *j, const int format, const int mt, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols), offset = offset_of(format);
+  const int blocks = num_blocks(j->w->cols);
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
   const int64_t at = (int64_t)row * blocks;
   sums_t acc;
@@ -105,12 +107,12 @@ INLINE void tile_dot(const linear_job *j, const int format, const int mt, int pa
       _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
         const int64_t i = at + (int64_t)m * blocks + b;
         const int8_t *high_at = parts + m * BLOCK, *low_at = parts + (mt + m) * BLOCK;
-        vi high = vi_set(0), rest = vi_set(-offset * j->totals[i]);
+        vi high = vi_set(0), rest = vi_set(j->facts[i].start);
         _Pragma("GCC unroll 8") for (int k = 0; k < NUM_WORDS; k++) {
           high = vi_dot(high, w[k], vi_set(word_at(high_at, k)));
           rest = vi_dot(rest, w[k], vi_set(word_at(low_at, k)));
         }
-        acc[m][g] = add_dot(format, d, low, vi_add(vi_shl(high, 7), rest), j->steps[i], j->totals[i], acc[m][g]);
+        acc[m][g] = add_dot(format, d, low, vi_add(vi_shl(high, 7), rest), j->facts + i, acc[m][g]);
       }
     }
   }
