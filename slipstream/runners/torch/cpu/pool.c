@@ -3,7 +3,7 @@
  * A job is cut into chunks; a 64-bit ticket (generation | number of chunks | next chunk) hands them out by one
  * atomic add, so a late worker can never mix one job's chunk with the next job's function. The caller works too and
  * waits only for chunks that somebody claimed: a worker that the system has put aside delays nobody.
- * Workers spin for some tens of microseconds (the gap between two kernels of a step), then sleep.
+ * Workers spin for half a millisecond (about the gap between two steps of a small model), then sleep.
  * A worker put aside in the middle of a chunk does cost a time slice: then another process wants its core, and the
  * caller goes on alone for twenty times as long as it was made to wait.
  *
