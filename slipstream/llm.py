@@ -147,10 +147,9 @@ class LLM:
             for tokens, own, collector in zip(encoded, each, collectors, strict=True):
                 ids.append(self.engine.submit(tokens, own, collector))
             events = [collector.wait() for collector in collectors]
-        except BaseException:
-            for request_id in ids:
+        finally:
+            for request_id in ids:  # what is finished ignores it: this is for a prompt refused, or Ctrl-C
                 self.engine.abort(request_id)
-            raise
         return [
             self._output(tokens, collector, event)
             for tokens, collector, event in zip(encoded, collectors, events, strict=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from slipstream.runners.torch.cpu.build import build
+from slipstream.runners.torch.cpu.rounding import q4_1_blocks, q8_0_blocks
 
 Tensor = torch.Tensor
 
@@ -203,28 +204,12 @@ class Kernels:
         return weight
 
     def quantize_w8(self, matrix: Tensor) -> PackedWeight:
-        """Round a float matrix to 8 bits with one half-precision scale for 32 columns (GGUF's Q8_0)."""
-        rows, cols = matrix.shape
-        assert cols % 32 == 0
-        blocks = matrix.float().reshape(rows, cols // 32, 32)
-        scale = (blocks.abs().amax(2) / 127).half()  # [rows, blocks]
-        wide = scale.float().unsqueeze(2)
-        levels = torch.where(wide > 0, blocks / wide.clamp(min=1e-30), 0).round().clamp(-127, 127).to(torch.int8)
-        raw = torch.cat([scale.unsqueeze(2).view(torch.uint8), levels.view(torch.uint8)], 2)
-        return self.pack_blocks(W8, raw.reshape(rows, -1).contiguous(), cols)
+        """Round a float matrix to 8 bits, as GGUF's Q8_0."""
+        return self.pack_blocks(W8, q8_0_blocks(matrix), matrix.shape[1])
 
     def quantize_w4(self, matrix: Tensor) -> PackedWeight:
-        """Round a float matrix to 4 bits with a scale and a minimum for 32 columns (GGUF's Q4_1)."""
-        rows, cols = matrix.shape
-        assert cols % 32 == 0
-        blocks = matrix.float().reshape(rows, cols // 32, 32)
-        low, high = blocks.aminmax(dim=2, keepdim=True)
-        scale, low = ((high - low) / 15).half(), low.half()  # [rows, blocks, 1]
-        wide = scale.float()
-        levels = torch.where(wide > 0, (blocks - low.float()) / wide.clamp(min=1e-30), 0).round().clamp(0, 15).byte()
-        nibbles = levels[..., :16] | levels[..., 16:] << 4
-        raw = torch.cat([scale.view(torch.uint8), low.view(torch.uint8), nibbles], 2)
-        return self.pack_blocks(W4M, raw.reshape(rows, -1).contiguous(), cols)
+        """Round a float matrix to 4 bits, as GGUF's Q4_1."""
+        return self.pack_blocks(W4M, q4_1_blocks(matrix), matrix.shape[1])
 
     def concat(self, parts: list[PackedWeight]) -> PackedWeight:
         """Put output rows below each other. Parts of different formats stay as they are and are only stacked."""

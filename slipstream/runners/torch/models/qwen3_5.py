@@ -11,7 +11,7 @@ from slipstream.load.spec import GdnSpec, ModelSpec
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache
 from slipstream.runners.torch.gdn import gdn_mix
-from slipstream.runners.torch.models.layers import DecoderLayer, Mixer, load_attention, load_mlp, load_norm
+from slipstream.runners.torch.models.layers import DecoderLayer, Mixer, Mlp, load_attention, load_mlp, load_norm
 from slipstream.runners.torch.ops import LayerKv, Linear, Ops, Rotary, wide
 from slipstream.runners.torch.weights import Weights
 
@@ -65,18 +65,21 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache)
     )
 
 
-def load_mixer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache) -> Mixer:
-    if isinstance(cache, GdnLayerCache):
-        return load_gdn(weights, f"{name}.linear_attn", spec, cache)
-    return load_attention(weights, f"{name}.self_attn", spec, rotary, cache)
-
-
 def load_layer(
     weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
 ) -> DecoderLayer:
-    return DecoderLayer(
-        load_norm(weights, f"{name}.input_layernorm", spec),
-        load_mixer(weights, name, spec, rotary, cache),
-        load_norm(weights, f"{name}.post_attention_layernorm", spec),
-        load_mlp(weights, f"{name}.mlp", spec.hidden_size, spec.intermediate_size),
-    )
+    mlp = load_mlp(weights, f"{name}.mlp", spec.hidden_size, spec.intermediate_size)
+    return hybrid_layer(weights, name, spec, rotary, cache, mlp)
+
+
+def hybrid_layer(
+    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache, mlp: Mlp
+) -> DecoderLayer:
+    """Attention or recurrence, as the layer's cache says, around the family's own MLP."""
+    mixer: Mixer
+    if isinstance(cache, GdnLayerCache):
+        mixer = load_gdn(weights, f"{name}.linear_attn", spec, cache)
+    else:
+        mixer = load_attention(weights, f"{name}.self_attn", spec, rotary, cache)
+    input_norm = load_norm(weights, f"{name}.input_layernorm", spec)
+    return DecoderLayer(input_norm, mixer, load_norm(weights, f"{name}.post_attention_layernorm", spec), mlp)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from slipstream.load.spec import ModelSpec, MoeSpec
 from slipstream.runners.torch.caches import GdnLayerCache
-from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, load_mlp, load_norm
-from slipstream.runners.torch.models.qwen3_5 import load_mixer
+from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, load_mlp
+from slipstream.runners.torch.models.qwen3_5 import hybrid_layer
 from slipstream.runners.torch.ops import LayerKv, Linear, Rotary, wide
 from slipstream.runners.torch.weights import Weights
 
@@ -61,9 +61,4 @@ def _load_apart(weights: Weights, name: str, spec: ModelSpec, moe: MoeSpec) -> l
 def load_layer(
     weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
 ) -> DecoderLayer:
-    return DecoderLayer(
-        load_norm(weights, f"{name}.input_layernorm", spec),
-        load_mixer(weights, name, spec, rotary, cache),
-        load_norm(weights, f"{name}.post_attention_layernorm", spec),
-        load_moe(weights, f"{name}.mlp", spec),
-    )
+    return hybrid_layer(weights, name, spec, rotary, cache, load_moe(weights, f"{name}.mlp", spec))
