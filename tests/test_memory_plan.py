@@ -16,6 +16,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf import open_hf
+from slipstream.runners.torch.drafter import MtpDrafter
 from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.ops import Linear
@@ -113,7 +114,9 @@ def test_the_default_model_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[int] = []
     _watch(monkeypatch, stored.append)
     plan = plan_memory(model, place(config, model.spec), engine, config)
-    load_runner(model, engine, config)
+    drafter = load_runner(model, engine, config).drafter
+    assert isinstance(drafter, MtpDrafter)
+    stored.append(drafter.output.num_bytes)  # the part of the output matrix that drafts read, in 4 bits
     assert sum(stored) == pytest.approx(plan.weights + plan.head, rel=0.02)
 
 

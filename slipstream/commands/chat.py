@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import dim, summary
@@ -21,7 +22,7 @@ def chat(options: ModelOptions, params: SamplingParams, system: str | None) -> i
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() history and editing
 
-    with load_llm(options) as llm:
+    with load_llm(replace(options, max_streams=1)) as llm:
         print(f"{llm.model.name} on {llm.engine.info.note}")
         print(dim(f"speculation: {llm.speculation}\n{HELP}", sys.stdout))
         Conversation(llm, params, system).run()

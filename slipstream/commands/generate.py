@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import summary
@@ -14,7 +14,7 @@ from slipstream.sampling import SamplingParams
 
 
 def generate(options: ModelOptions, prompts: Sequence[str], params: SamplingParams, *, raw: bool, as_json: bool) -> int:
-    with load_llm(options) as llm:
+    with load_llm(replace(options, max_streams=min(options.max_streams, len(prompts)))) as llm:
         chat = not raw and llm.tokenizer.has_chat_template
         encoded = [_encode(llm, prompt, chat) for prompt in prompts]
         outputs = llm.generate(encoded, params)

@@ -18,6 +18,7 @@ from slipstream.sampling.params import MAX_DEPTH
 BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
 PROBE_SHARE = 0.005  # of the time since the last probe, what the next one may cost
+MARGIN = 1.02  # drafting must promise this much: less than the estimates' own error is no gain
 OTHER_RATE = 0.05  # how fast the estimate of the time outside the runner follows
 PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step costs must not be hearsay
 
@@ -93,11 +94,12 @@ class Adaptive(DepthPolicy):
         start = len(rows) + load.num_other_tokens
         verify = [seconds + self._other for seconds in self._verify.span(start, len(slots) + 1)]
         draft = [0.0, *self._draft.span(1, len(rows))]
-        best = Choice([0] * len(rows), float(len(rows)), verify[0], verify[0])
+        best = plain = Choice([0] * len(rows), float(len(rows)), verify[0], verify[0])
         deepest = max((row.most for row in rows), default=0)
         for cap in range(1, deepest):
             best = _best_prefix([slot for slot in slots if slot[1] <= cap], verify, draft, best)
-        return _best_prefix(slots, verify, draft, best)
+        best = _best_prefix(slots, verify, draft, best)
+        return best if best.rate > MARGIN * plain.rate else plain
 
     def _slots(self, rows: Sequence[DrawRow]) -> list[Slot]:
         """The likeliest first; a row's own drafts stay in order because its S never rises."""

@@ -231,12 +231,15 @@ class Engine:
 
 
 def grid(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... up to ``most``: dense where steps are small."""
-    points = {1, most}
-    power = 2
-    while power <= most:
-        points |= {power, min(most, power * 3 // 2)}
-        power *= 2
+    """The sizes to time up to ``most``: each one where steps are small, then both sides of every edge.
+
+    Kernels work in tiles, so a step that needs one more tile costs a stair, not a slope: 8 and 9, 16 and 17, ...
+    """
+    points = {n for n in (*range(1, 10), 12) if n <= most} | {most}
+    edge = 16
+    while edge <= most:
+        points |= {edge, min(most, edge + 1), min(most, edge * 3 // 2), min(most, edge * 3 // 2 + 1)}
+        edge *= 2
     return sorted(points)
 
 

@@ -287,4 +287,4 @@ def test_calibration_only_where_costs_are_wanted(draft: str, num_calls: int) -> 
 
 def test_grid() -> None:
     assert grid(1) == [1]
-    assert grid(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    assert grid(20) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 20]

@@ -20,7 +20,7 @@ from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowDraw, RowTable
 
-ROUNDS = 7
+ROUNDS = 5
 CONTEXT = 64  # tokens each made-up row has behind it
 
 Task = Callable[[], object]

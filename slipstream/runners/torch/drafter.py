@@ -70,7 +70,7 @@ class MtpDrafter:
         self.max_depth = max_depth
         self._head = head
         self._embedding = embedding
-        self._output = output  # may hold only the first, most frequent, part of the vocabulary
+        self.output = output  # may hold only the first, most frequent, part of the vocabulary
         self._ops = ops
         self._block_table = block_table
 
@@ -112,7 +112,7 @@ class MtpDrafter:
 
     def _pick(self, hidden: Tensor, ends: Ends, active: Sequence[int], index: Tensor) -> tuple[Tensor, Tensor]:
         """A token per row, drawn with the noise the target will use at that index, and whether to go on."""
-        logits = self._output(hidden)
+        logits = self.output(hidden)
         draws = [ends.rows[row].draw for row in active]
         token = choose(self._ops, logits, draws, index)
         if not any(draw.p_min for draw in draws):

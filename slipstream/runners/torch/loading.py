@@ -24,8 +24,6 @@ from slipstream.runners.torch.weights import Weights
 Progress = Callable[[int], None]  # called with the bytes just read
 LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerKv | GdnLayerCache], DecoderLayer]
 
-SMALL_DRAFT_VOCAB = 24576  # drafts among the most frequent tokens, where the output matrix is much of the model
-
 _FAMILIES: dict[Family, LoadLayer] = {
     "llama": llama.load_layer,
     "qwen2": llama.load_layer,
@@ -105,14 +103,8 @@ class _Loader:
         weights = Weights(self.model.head, self.ops, self.placement.head_form, self.progress)
         layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, self.placement.stack([layer]))
-        output = decoder.output.for_drafts(self._draft_vocab())
+        output = decoder.output.for_drafts(self.placement.draft_vocab)
         return MtpDrafter(head, decoder.embedding, output, self.ops, self.table.block_table, self.max_depth)
-
-    def _draft_vocab(self) -> int:
-        asked = self.config.draft_vocab
-        if asked is None:
-            asked = SMALL_DRAFT_VOCAB if self.ops.device.type == "cpu" else 0
-        return min(asked or self.spec.vocab_size, self.spec.vocab_size)
 
     def _info(self, drafter: Drafter) -> RunnerInfo:
         return RunnerInfo(

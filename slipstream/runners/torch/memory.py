@@ -97,7 +97,9 @@ def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearForm
 
 
 def _head_bytes(head: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
-    return _stored_bytes(head, (name for name in head.names() if name.startswith("mtp.")), placement.head_form, spec)
+    names = (name for name in head.names() if name.startswith("mtp."))
+    rough = placement.head_form.draft_bytes(placement.draft_vocab, (spec.vocab_size, spec.hidden_size))
+    return _stored_bytes(head, names, placement.head_form, spec) + rough
 
 
 def _state_bytes(spec: ModelSpec, max_depth: int, item: int) -> int:

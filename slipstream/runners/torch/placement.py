@@ -17,6 +17,8 @@ from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, Layers
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
+SMALL_DRAFT_VOCAB = 24576  # on a CPU a draft pass reads little else than the output matrix
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -24,6 +26,7 @@ class Placement:
     form: LinearFormat
     head_form: LinearFormat
     note: str  # one line for people: what runs where
+    draft_vocab: int  # the head drafts among the first so many tokens
     stack: Callable[[Sequence[DecoderLayer]], Layers] = InTurn  # how layers are joined
 
     @property
@@ -48,16 +51,17 @@ def choose_device(name: str) -> torch.device:
 def place(config: RunnerConfig, spec: ModelSpec) -> Placement:
     device = choose_device(config.device)
     if device.type != "cpu":
-        return _dense(device, config.dtype, "PyTorch operations")
+        return _dense(device, config, spec, "PyTorch operations")
     kernels = _cpu_kernels(config, spec)
     if isinstance(kernels, str):
-        return _dense(device, config.dtype, f"plain PyTorch operations: {kernels}")
+        return _dense(device, config, spec, f"plain PyTorch operations: {kernels}")
     stored = "matrices as stored" if config.dtype == "auto" else f"matrices in {config.dtype}"
     note = f"cpu, {stored}, {kernels.isa} kernels on {kernels.num_threads} threads"
     # The head decides nothing, so it may be rounded: 8 bits make a draft cheaper.
     head = PackedFormat(kernels, "int8") if config.dtype == "auto" else PackedFormat(kernels, config.dtype)
     ops = CpuOps(kernels)
-    return Placement(ops, PackedFormat(kernels, config.dtype), head, note, ops.stack)
+    vocab = _draft_vocab(config, spec, SMALL_DRAFT_VOCAB)
+    return Placement(ops, PackedFormat(kernels, config.dtype), head, note, vocab, ops.stack)
 
 
 def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:
@@ -70,11 +74,16 @@ def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:
     return load_kernels()
 
 
-def _dense(device: torch.device, dtype: str, why: str) -> Placement:
+def _draft_vocab(config: RunnerConfig, spec: ModelSpec, default: int) -> int:
+    asked = default if config.draft_vocab is None else config.draft_vocab
+    return min(asked or spec.vocab_size, spec.vocab_size)
+
+
+def _dense(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str) -> Placement:
     default = "float32" if device.type == "cpu" else "bfloat16"
-    name = default if dtype == "auto" else dtype
+    name = default if config.dtype == "auto" else config.dtype
     if name == "int8":
         raise ConfigError(f"dtype int8 needs the CPU kernels, but here there are only {why}")
     ops = TorchOps(device, getattr(torch, name))
     form = DenseFormat(ops)
-    return Placement(ops, form, form, f"{device.type}, {name}, {why}")
+    return Placement(ops, form, form, f"{device.type}, {name}, {why}", _draft_vocab(config, spec, 0))

@@ -41,6 +41,10 @@ class LinearFormat(Protocol):
         """What a tensor of that type and shape will take once loaded."""
         ...
 
+    def draft_bytes(self, num_rows: int, shape: tuple[int, int]) -> int:
+        """What ``for_drafts(num_rows)`` of a matrix of that shape takes beside it."""
+        ...
+
 
 class DenseFormat:
     """Every matrix in the activations' own type."""
@@ -54,6 +58,9 @@ class DenseFormat:
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * torch.empty(0, dtype=self.ops.dtype).element_size()
+
+    def draft_bytes(self, num_rows: int, shape: tuple[int, int]) -> int:
+        return 0
 
 
 class Weights:

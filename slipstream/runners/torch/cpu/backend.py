@@ -50,7 +50,10 @@ class PackedLinear:
         assert self.bias is None
         if num_rows == self.weight.rows or self.weight.cols % 32:
             return PackedLinear(self.kernels, self.weight.slice_rows(num_rows))
-        return PackedLinear(self.kernels, self.kernels.quantize_w4(self.rows(torch.arange(num_rows))))
+        step = max(1, SLAB // self.weight.cols)
+        slabs = (torch.arange(at, min(at + step, num_rows)) for at in range(0, num_rows, step))
+        rounded = (self.kernels.quantize_w4(self.rows(slab)) for slab in slabs)
+        return PackedLinear(self.kernels, self.kernels.gather(num_rows, rounded))
 
 
 class PackedFormat:
@@ -68,6 +71,9 @@ class PackedFormat:
             return math.prod(shape) * 4
         *count, rows, cols = shape
         return math.prod(count) * self.kernels.packed_bytes(self._format(dtype, cols), rows, cols)
+
+    def draft_bytes(self, num_rows: int, shape: tuple[int, int]) -> int:
+        return 0 if num_rows == shape[0] or shape[1] % 32 else self.kernels.packed_bytes(W4M, num_rows, shape[1])
 
     def _format(self, dtype: str, num_cols: int) -> int:
         chosen = _AS_STORED.get(dtype, W8) if self._dtype == "auto" else _BY_DTYPE[self._dtype]
