@@ -18,7 +18,7 @@ from slipstream.sampling.params import MAX_DEPTH
 BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
 PROBE_SHARE = 0.005  # of the time since the last probe, what the next one may cost
-MARGIN = 1.02  # drafting must promise this much: less than the estimates' own error is no gain
+MARGIN = 1.01  # drafting must promise this much: less than the estimates' own error is no gain
 OTHER_RATE = 0.05  # how fast the estimate of the time outside the runner follows
 PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step costs must not be hearsay
 
