@@ -1,7 +1,7 @@
 """The process in which llama.cpp runs: one JSON line in, one out, until its input ends.
 
-A process of its own, because beside PyTorch both share one OpenMP library, whose threads then sleep at every barrier:
-llama.cpp would run at a third of its speed. Imports no array library. Started by peer.py.
+A process of its own, because in ours it was measured at a third of its speed (why is not known; both bring an OpenMP
+library). Imports no array library. Started by peer.py.
 """
 
 from __future__ import annotations
