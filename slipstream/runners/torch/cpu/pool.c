@@ -5,7 +5,7 @@
  * waits only for chunks that somebody claimed: a worker that the system has put aside delays nobody.
  * Workers spin for half a millisecond (about the gap between two steps of a small model), then sleep.
  * A worker put aside in the middle of a chunk does cost a time slice: then another process wants its core, and the
- * caller goes on alone for twenty times as long as it was made to wait.
+ * caller goes on alone for four times as long as it was made to wait.
  *
  * After fork() the child has no workers: it runs jobs alone until it calls ss_set_threads itself. Forking while a
  * job runs is not supported.
@@ -25,7 +25,7 @@
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
 #define SPIN_NS 500000
 #define LATE_NS 200000 /* no chunk takes this much longer than its neighbour */
-#define ALONE_FACTOR 20
+#define ALONE_FACTOR 4
 
 typedef struct {
   chunk_fn fn;
