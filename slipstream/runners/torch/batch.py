@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Batch(Protocol):
+    """What a model sees of a step; the rest is between the runner and its operations."""
+
+    @property
+    def tokens(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from slipstream.load.spec import GdnSpec, ModelSpec
-from slipstream.runners.torch.ops import LayerKv
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """One layer's share of the paged cache."""
+
+    k: Tensor  # [blocks, kv heads, block size, head dim]
+    v: Tensor  # [blocks, kv heads, block size, head dim]
 
 
 class PagedKv:

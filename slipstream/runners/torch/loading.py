@@ -8,14 +8,14 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.plan import RunnerInfo
 from slipstream.load import OpenedModel
 from slipstream.load.spec import Family, ModelSpec
-from slipstream.runners.torch.caches import GdnCache, GdnLayerCache, PagedKv
+from slipstream.runners.torch.caches import GdnCache, GdnLayerCache, LayerKv, PagedKv
 from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
 from slipstream.runners.torch.models.layers import DecoderLayer, rotary_table
 from slipstream.runners.torch.models.mtp import load_head
-from slipstream.runners.torch.ops import LayerKv, Rotary
+from slipstream.runners.torch.ops import Rotary
 from slipstream.runners.torch.placement import Placement, place
 from slipstream.runners.torch.rows import RowTable
 from slipstream.runners.torch.runner import TorchRunner

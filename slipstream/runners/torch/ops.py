@@ -7,12 +7,15 @@ Knows tensors only: no requests, no scheduling.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
+from slipstream.runners.torch.gdn import gdn_mix
 from slipstream.runners.torch.noise import gumbel_noise
 
 
@@ -26,6 +29,14 @@ class Linear(Protocol):
     def num_bytes(self) -> int: ...
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor: ...
+
+    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        """The product with normalised x."""
+        ...
+
+    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        """The product with normalised x: silu of its first half times its second half."""
+        ...
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of W that ``ids`` name, as activations: an embedding."""
@@ -52,6 +63,12 @@ class DenseLinear:
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         y = torch.nn.functional.linear(x, self.weight, self.bias)
         return y if add is None else y + add
+
+    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        return self(norm(x))
+
+    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        return norm.ops.silu_mul(self(norm(x)))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight[ids]
@@ -81,14 +98,20 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerKv:
-    """One layer's share of the paged cache."""
+class GdnWeights:
+    """What a Gated DeltaNet layer has beside its matrices."""
 
-    k: Tensor  # [blocks, kv heads, block size, head dim]
-    v: Tensor  # [blocks, kv heads, block size, head dim]
+    conv: Tensor  # [kernel, channels]
+    decay_scale: Tensor  # [v heads]: -exp(A_log), float32
+    dt_bias: Tensor  # [v heads], float32
+    norm: Tensor  # [v dim]: plain weights, unlike the model's other norms
+    eps: float
+    spec: GdnSpec
 
 
 class Ops(Protocol):
+    """``batch`` is what this runner's steps are made of; a model hands it on unread."""
+
     device: torch.device
     dtype: torch.dtype  # of activations and caches
 
@@ -102,13 +125,19 @@ class Ops(Protocol):
         heads: HeadShape,
         rotary: Rotary,
         kv: LayerKv,
-        batch: RaggedBatch,
+        batch: Any,
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
         """Normalise (if asked) and rotate q and k, write k and v into the cache; returns q [tokens, q width]."""
         ...
 
-    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch) -> Tensor: ...
+    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: Any, gate: Tensor | None) -> Tensor:
+        """[tokens, q width], multiplied with sigmoid(gate) if there is one."""
+        ...
+
+    def gdn(self, mixed: Tensor, weights: GdnWeights, cache: Any, batch: Any) -> Tensor:
+        """mixed: [tokens, ...] conv channels (q, k, v), z, b, a -> [tokens, v heads * v dim], normed and gated."""
+        ...
 
     def argmax(self, logits: Tensor) -> Tensor: ...
 
@@ -117,6 +146,16 @@ class Ops(Protocol):
     def confidence(self, logits: Tensor) -> Tensor:
         """The largest probability of each row. [rows]"""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    weight: Tensor  # [hidden]
+    eps: float
+    ops: Ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -160,13 +199,15 @@ class TorchOps:
         kv.v[block, :, positions % block_size] = v
         return q.reshape(num_tokens, -1)
 
-    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch, gate: Tensor | None = None
+    ) -> Tensor:
         out = torch.empty_like(q)
         for row in batch.rows:
             span = slice(row.offset, row.offset + row.num_fed)
             blocks = batch.block_table[row.slot, : -(-(row.start + row.num_fed) // kv.k.shape[2])].long()
             out[span] = self._attend_row(q[span], heads, kv, blocks, batch.positions[span])
-        return out
+        return out if gate is None else out * torch.sigmoid(gate)
 
     def _attend_row(self, q: Tensor, heads: HeadShape, kv: LayerKv, blocks: Tensor, positions: Tensor) -> Tensor:
         num_new, end = q.shape[0], blocks.shape[0] * kv.k.shape[2]
@@ -181,6 +222,9 @@ class TorchOps:
         mixed: Tensor = weights @ v[:, None]
         return mixed.permute(2, 0, 1, 3).reshape(num_new, -1)
 
+    def gdn(self, mixed: Tensor, weights: GdnWeights, cache: GdnLayerCache, batch: RaggedBatch) -> Tensor:
+        return gated_delta_net(self, mixed, weights, cache, batch)
+
     def argmax(self, logits: Tensor) -> Tensor:
         return logits.argmax(-1)
 
@@ -190,6 +234,18 @@ class TorchOps:
 
     def confidence(self, logits: Tensor) -> Tensor:
         return wide(logits).softmax(-1).amax(-1)
+
+
+def gated_delta_net(ops: Ops, mixed: Tensor, weights: GdnWeights, cache: GdnLayerCache, batch: RaggedBatch) -> Tensor:
+    """The reference of ``Ops.gdn``, around the operations' own norm."""
+    gdn = weights.spec
+    widths = [gdn.conv_channels, gdn.num_v_heads * gdn.v_dim, gdn.num_v_heads, gdn.num_v_heads]
+    conv_in, z, b, a = mixed.split(widths, dim=-1)
+    decay = weights.decay_scale * torch.nn.functional.softplus(wide(a) + weights.dt_bias)
+    gates = torch.stack([decay, wide(b).sigmoid()], dim=1)
+    heads = gdn_mix(conv_in, gates, weights.conv, gdn, cache, batch).unflatten(-1, (gdn.num_v_heads, gdn.v_dim))
+    normed = wide(ops.rms_norm(heads, weights.norm, weights.eps)).flatten(1)
+    return (normed * torch.nn.functional.silu(wide(z))).to(mixed.dtype)
 
 
 def _rotate(x: Tensor, rotary: Rotary, positions: Tensor) -> Tensor:

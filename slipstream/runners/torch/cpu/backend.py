@@ -14,10 +14,11 @@ from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.torch.batch import RaggedBatch
+from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.cpu.layers import Layer, LayerStack
 from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
-from slipstream.runners.torch.ops import HeadShape, LayerKv, Linear, Rotary
+from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, RmsNorm, Rotary, gated_delta_net
 from slipstream.runners.torch.weights import as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
@@ -41,6 +42,12 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self.kernels.linear(x, self.weight, torch.empty(x.shape[0], self.num_out), self.bias, add)
+
+    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        return self(norm(x))
+
+    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        return norm.ops.silu_mul(self(norm(x)))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.kernels.embed(ids, self.weight)
@@ -142,9 +149,15 @@ class CpuOps:
         where = (batch.positions, batch.token_slots, batch.block_table)
         return self._kernels.rope_store(qkv, q, kv.k, kv.v, *where, rotary.cos, rotary.sin, *(norms or ()))
 
-    def attend(self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch) -> Tensor:
+    def attend(
+        self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: RaggedBatch, gate: Tensor | None = None
+    ) -> Tensor:
         where = (batch.positions, batch.token_slots, batch.block_table)
-        return self._kernels.attend(q, kv.k, kv.v, *where, heads.dim**-0.5, torch.empty_like(q))
+        y = self._kernels.attend(q, kv.k, kv.v, *where, heads.dim**-0.5, torch.empty_like(q))
+        return y if gate is None else y * torch.sigmoid(gate)
+
+    def gdn(self, mixed: Tensor, weights: GdnWeights, cache: GdnLayerCache, batch: RaggedBatch) -> Tensor:
+        return gated_delta_net(self, mixed, weights, cache, batch)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return self._kernels.argmax(logits)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
-from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.models.layers import Layers, RmsNorm, load_norm
-from slipstream.runners.torch.ops import Linear
+from slipstream.runners.torch.batch import Batch
+from slipstream.runners.torch.models.layers import Layers, load_norm
+from slipstream.runners.torch.ops import Linear, RmsNorm
 from slipstream.runners.torch.weights import Weights
 
 
@@ -23,7 +23,7 @@ class Decoder:
     norm: RmsNorm
     output: Linear
 
-    def forward(self, batch: RaggedBatch) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Hidden states after the final norm. [tokens, hidden]"""
         return self.norm(self.layers(self.embedding.rows(batch.tokens), batch))
 

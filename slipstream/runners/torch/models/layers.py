@@ -8,25 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec, RopeSpec
-from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.ops import HeadShape, LayerKv, Linear, Ops, Rotary
+from slipstream.runners.torch.batch import Batch
+from slipstream.runners.torch.caches import LayerKv
+from slipstream.runners.torch.ops import HeadShape, Linear, Ops, RmsNorm, Rotary
 from slipstream.runners.torch.weights import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class RmsNorm:
-    weight: Tensor  # [hidden]
-    eps: float
-    ops: Ops
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight, self.eps)
 
 
 def load_norm(weights: Weights, name: str, spec: ModelSpec, size: int | None = None) -> RmsNorm:
@@ -35,7 +26,9 @@ def load_norm(weights: Weights, name: str, spec: ModelSpec, size: int | None = N
 
 
 class Mlp(Protocol):
-    def __call__(self, x: Tensor, add: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        """x + mlp(norm(x))"""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +37,12 @@ class DenseMlp:
     down: Linear
     ops: Ops
 
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        return self.down(self.ops.silu_mul(self.gate_up(x)), add)
+    def __call__(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        return self.down(self.gate_up.gated(x, norm), x)
+
+    def alone(self, x: Tensor) -> Tensor:
+        """mlp(x) of an x that is already normalised, for an expert among others."""
+        return self.down(self.ops.silu_mul(self.gate_up(x)))
 
 
 def load_mlp(weights: Weights, name: str, hidden: int, inner: int) -> DenseMlp:
@@ -54,9 +51,11 @@ def load_mlp(weights: Weights, name: str, hidden: int, inner: int) -> DenseMlp:
 
 
 class Mixer(Protocol):
-    """Attention or recurrence: mixes tokens of a row, adds the residual."""
+    """Attention or recurrence: mixes the tokens of a row."""
 
-    def __call__(self, x: Tensor, batch: RaggedBatch, add: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
+        """x + mix(norm(x))"""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +69,12 @@ class Attention:
     kv: LayerKv
     ops: Ops
 
-    def __call__(self, x: Tensor, batch: RaggedBatch, add: Tensor) -> Tensor:
-        mixed = self.qkv(x)
-        qkv = mixed[:, : self.heads.qkv_width] if self.gated else mixed
+    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
+        mixed = self.qkv.normed(x, norm)
+        width = self.heads.qkv_width
+        qkv, gate = (mixed[:, :width], mixed[:, width:]) if self.gated else (mixed, None)
         q = self.ops.rope_store(qkv, self.heads, self.rotary, self.kv, batch, self.norms)
-        y = self.ops.attend(q, self.heads, self.kv, batch)
-        if self.gated:
-            y = y * torch.sigmoid(mixed[:, self.heads.qkv_width :])
-        return self.out(y, add)
+        return self.out(self.ops.attend(q, self.heads, self.kv, batch, gate), x)
 
 
 def load_attention(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, kv: LayerKv) -> Attention:
@@ -103,22 +100,21 @@ class DecoderLayer:
     post_norm: RmsNorm
     mlp: Mlp
 
-    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
-        x = self.mixer(self.input_norm(x), batch, x)
-        return self.mlp(self.post_norm(x), x)
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        return self.mlp(self.mixer(x, self.input_norm, batch), self.post_norm)
 
 
 class Layers(Protocol):
     """Several layers, one after the other."""
 
-    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor: ...
+    def __call__(self, x: Tensor, batch: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
     layers: Sequence[DecoderLayer]
 
-    def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         for layer in self.layers:
             x = layer(x, batch)
         return x

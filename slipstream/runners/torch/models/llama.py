@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from slipstream.load.spec import ModelSpec
-from slipstream.runners.torch.caches import GdnLayerCache
+from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.models.layers import DecoderLayer, load_attention, load_mlp, load_norm
-from slipstream.runners.torch.ops import LayerKv, Rotary
+from slipstream.runners.torch.ops import Rotary
 from slipstream.runners.torch.weights import Weights
 
 

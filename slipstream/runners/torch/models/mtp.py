@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
-from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.models.layers import Layers, RmsNorm, load_norm
-from slipstream.runners.torch.ops import Linear
+from slipstream.runners.torch.batch import Batch
+from slipstream.runners.torch.models.layers import Layers, load_norm
+from slipstream.runners.torch.ops import Linear, RmsNorm
 from slipstream.runners.torch.weights import Weights
 
 
@@ -26,7 +26,7 @@ class MtpHead:
     layer: Layers
     norm: RmsNorm
 
-    def forward(self, embedded: Tensor, hidden: Tensor, batch: RaggedBatch) -> Tensor:
+    def forward(self, embedded: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         """[tokens, hidden] after `mtp.norm`: what the output matrix reads, and the next draft's hidden state."""
         x = self.fc(torch.cat([self.norm_embedding(embedded), self.norm_hidden(hidden)], dim=-1))
         return self.norm(self.layer(x, batch))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from slipstream.load.spec import GdnSpec, ModelSpec
-from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.caches import GdnLayerCache
-from slipstream.runners.torch.gdn import gdn_mix
+from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.batch import Batch
+from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.models.layers import DecoderLayer, Mixer, Mlp, load_attention, load_mlp, load_norm
-from slipstream.runners.torch.ops import LayerKv, Linear, Ops, Rotary, wide
+from slipstream.runners.torch.ops import GdnWeights, Linear, Ops, RmsNorm, Rotary
 from slipstream.runners.torch.weights import Weights
 
 
@@ -20,28 +18,12 @@ from slipstream.runners.torch.weights import Weights
 class GatedDeltaNet:
     inputs: Linear  # rows: conv channels (q, k, v), z, b, a
     out: Linear
-    conv: Tensor  # [kernel, channels]
-    decay_scale: Tensor  # [v heads]: -exp(A_log), float32
-    dt_bias: Tensor  # [v heads], float32
-    norm: Tensor  # [v dim]: plain weights, unlike the model's other norms
-    eps: float
-    gdn: GdnSpec
+    weights: GdnWeights
     cache: GdnLayerCache
     ops: Ops
 
-    def __call__(self, x: Tensor, batch: RaggedBatch, add: Tensor) -> Tensor:
-        gdn = self.gdn
-        widths = [gdn.conv_channels, gdn.num_v_heads * gdn.v_dim, gdn.num_v_heads, gdn.num_v_heads]
-        conv_in, z, b, a = self.inputs(x).split(widths, dim=-1)
-        decay = self.decay_scale * torch.nn.functional.softplus(wide(a) + self.dt_bias)
-        gates = torch.stack([decay, wide(b).sigmoid()], dim=1)
-        mixed = gdn_mix(conv_in, gates, self.conv, gdn, self.cache, batch)
-        return self.out(self._gated_norm(mixed, z), add)
-
-    def _gated_norm(self, mixed: Tensor, z: Tensor) -> Tensor:
-        heads = mixed.unflatten(-1, (self.gdn.num_v_heads, self.gdn.v_dim))
-        normed = wide(self.ops.rms_norm(heads, self.norm, self.eps)).flatten(1)
-        return (normed * torch.nn.functional.silu(wide(z))).to(mixed.dtype)
+    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
+        return self.out(self.ops.gdn(self.inputs.normed(x, norm), self.weights, self.cache, batch), x)
 
 
 def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache) -> GatedDeltaNet:
@@ -51,18 +33,17 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache)
     parts = [f"{name}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
     outs = [gdn.conv_channels, value, gdn.num_v_heads, gdn.num_v_heads]
     conv = weights.tensor(f"{name}.conv1d.weight", (gdn.conv_channels, 1, gdn.conv_kernel))
-    return GatedDeltaNet(
-        inputs=weights.linear(parts, outs, spec.hidden_size),
-        out=weights.linear([f"{name}.out_proj"], [spec.hidden_size], value),
+    inputs = weights.linear(parts, outs, spec.hidden_size)
+    out = weights.linear([f"{name}.out_proj"], [spec.hidden_size], value)
+    beside = GdnWeights(
         conv=conv[:, 0].T.contiguous(),
         decay_scale=-weights.vector(f"{name}.A_log", gdn.num_v_heads).exp(),
         dt_bias=weights.vector(f"{name}.dt_bias", gdn.num_v_heads),
         norm=weights.vector(f"{name}.norm.weight", gdn.v_dim),
         eps=spec.norm_eps,
-        gdn=gdn,
-        cache=cache,
-        ops=weights.ops,
+        spec=gdn,
     )
+    return GatedDeltaNet(inputs, out, beside, cache, weights.ops)
 
 
 def load_layer(

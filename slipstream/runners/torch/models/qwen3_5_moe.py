@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec, MoeSpec
-from slipstream.runners.torch.caches import GdnLayerCache
+from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, load_mlp
 from slipstream.runners.torch.models.qwen3_5 import hybrid_layer
-from slipstream.runners.torch.ops import LayerKv, Linear, Rotary, wide
+from slipstream.runners.torch.ops import Linear, RmsNorm, Rotary, wide
 from slipstream.runners.torch.weights import Weights
 
 
@@ -23,11 +23,12 @@ class SparseMlp:
     shared: DenseMlp
     num_active: int
 
-    def __call__(self, x: Tensor, add: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        add, x = x, norm(x)
         scores, shared_gate = self.router(x).split([len(self.experts), 1], dim=-1)
         share, expert = wide(scores).softmax(-1).topk(self.num_active, dim=-1)  # [tokens, active]
         share = (share / share.sum(-1, keepdim=True)).to(x.dtype)
-        y = add + torch.sigmoid(shared_gate) * self.shared(x)
+        y = add + torch.sigmoid(shared_gate) * self.shared.alone(x)
         return y + self._routed(x, share, expert)
 
     def _routed(self, x: Tensor, share: Tensor, expert: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ class SparseMlp:
         pairs = x.new_empty(*expert.shape, x.shape[1])  # [tokens, active, hidden]
         for e in expert.unique().tolist():
             token, place = (expert == e).nonzero(as_tuple=True)
-            pairs[token, place] = self.experts[e](x[token])
+            pairs[token, place] = self.experts[e].alone(x[token])
         return (pairs * share[..., None]).sum(1)
 
 
