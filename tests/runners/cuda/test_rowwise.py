@@ -28,7 +28,8 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_rms_norm(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape, device=device, dtype=dtype), torch.randn(shape[-1], device=device)
     got = rms_norm(x, weight, EPS)
-    assert got.dtype == dtype and got.is_contiguous()
+    assert got.dtype == dtype
+    assert got.is_contiguous()
     close(got, norm(x, weight))
 
 
@@ -57,7 +58,8 @@ def test_concat_norm(device: torch.device, dtype: torch.dtype, num_tokens: int, 
 def test_silu_mul(device: torch.device, dtype: torch.dtype, num_tokens: int, width: int) -> None:
     gate_up = 3 * torch.randn(num_tokens, 2 * width + 5, device=device, dtype=dtype)[:, 5:]
     got = silu_mul(gate_up)
-    assert got.dtype == dtype and got.shape == (num_tokens, width)
+    assert got.dtype == dtype
+    assert got.shape == (num_tokens, width)
     close(got, TorchOps(device, torch.float32).silu_mul(gate_up.float()))
 
 

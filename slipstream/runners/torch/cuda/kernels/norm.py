@@ -77,7 +77,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width = x.shape[-1]
     rows = x if x.dim() == 3 else x[:, None] if x.dim() == 2 else x.view(-1, 1, width)  # [outer, inner, width]
     num_outer, num_inner, _ = rows.shape
-    assert rows.stride(2) == 1 and weight.shape == (width,) and weight.is_contiguous()
+    assert rows.stride(2) == 1
+    assert weight.shape == (width,)
+    assert weight.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(width)
     rows_each = max(1, 1024 // block)
@@ -113,14 +115,17 @@ def embed_concat_norm(
     eps: float,
 ) -> Tensor:
     """``concat_norm`` of the rows of ``table`` that ``ids`` name, and ``b``."""
-    assert ids.shape == (b.shape[0],) and ids.is_contiguous()
+    assert ids.shape == (b.shape[0],)
+    assert ids.is_contiguous()
     return _concat_norm(table, ids, weight_a, b, weight_b, eps)
 
 
 def _concat_norm(a: Tensor, ids: Tensor | None, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
     num_tokens, width = b.shape
-    assert a.stride(1) == 1 and b.stride(1) == 1
-    assert a.shape[1] == width and weight_a.shape == weight_b.shape == (width,)
+    assert a.stride(1) == 1
+    assert b.stride(1) == 1
+    assert a.shape[1] == width
+    assert weight_a.shape == weight_b.shape == (width,)
     out = torch.empty((num_tokens, 2 * width), dtype=b.dtype, device=b.device)
     block = triton.next_power_of_2(width)
     _concat_norm_kernel[(num_tokens, 2)](
