@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from hypothesis import settings
 
@@ -10,3 +12,7 @@ settings.load_profile("slipstream")
 
 # Tiny tensors gain nothing from a second thread, and waiting for it on a busy machine costs much.
 torch.set_num_threads(1)
+
+# Without a GPU, Triton kernels run in its interpreter. Read when a kernel is decorated, so set before any is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"

@@ -1,0 +1,331 @@
+"""Causal attention of ragged rows over the paged cache: one kernel for decoding and for prompts.
+
+A program takes one KV head and some (token, query head) pairs that share it, so each cached row is read once for all of
+them. Few rows leave most of the machine idle: then the context is split too, and a second kernel merges the parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.runners.torch.cuda.kernels.product import product
+from slipstream.runners.torch.cuda.kernels.views import TiledRows
+from slipstream.runners.torch.ops import HeadShape, LayerKv
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+SHORTEST_SPLIT = tl.constexpr(128)  # positions: below it, merging costs more than the split gains
+LONG_CONTEXT = 8192
+
+
+@triton.jit
+def _split_length(length, num_splits, BLOCK_N: tl.constexpr):
+    """Positions each split of a row covers: the same answer in both kernels."""
+    even = tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N) * BLOCK_N
+    return tl.maximum(even, SHORTEST_SPLIT)
+
+
+@triton.jit
+def _clear_padding(
+    out,
+    positions,
+    num_tokens,
+    first,
+    head,
+    GROUP: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Zeros for the padding among some tokens, in the columns of one KV head."""
+    tokens = first + tl.arange(0, TOKENS)
+    cols = tl.arange(0, BLOCK_D)
+    padding = (tl.load(positions + tokens, mask=tokens < num_tokens, other=0) < 0)[:, None] & (cols < DIM)[None, :]
+    places = tokens.to(tl.int64)[:, None] * (NUM_KV * GROUP * DIM) + head * GROUP * DIM + cols[None, :]
+    for i in tl.static_range(GROUP):
+        tl.store(out + places + i * DIM, tl.zeros([TOKENS, BLOCK_D], out.dtype.element_ty), mask=padding)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
+def _attend_kernel(
+    q,
+    gate,
+    k_cache,
+    v_cache,
+    positions,
+    row_slots,
+    row_offsets,
+    row_starts,
+    row_fed,
+    tile_rows,
+    tile_firsts,
+    block_table,
+    out,  # with splits: float32 [splits, tokens, query heads, dim], not yet divided
+    scales,  # with splits: float32 [2, splits, tokens, query heads]: log2 of the largest weight, sum of weights
+    num_tokens,
+    num_tiles,
+    stride_q,
+    stride_gate,
+    stride_table,
+    stride_block,
+    scale,
+    GROUP: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    head = tl.program_id(1) % NUM_KV
+    part = tl.program_id(1) // NUM_KV  # of the tile's (token, query head) pairs
+    if tile >= num_tiles:
+        if part == 0:
+            _clear_padding(out, positions, num_tokens, (tile - num_tiles) * 16, head, GROUP, NUM_KV, DIM, 16, BLOCK_D)
+        return
+    row = tl.load(tile_rows + tile)
+    if row < 0:
+        return
+    fed = tl.load(row_fed + row)
+    pairs = part * BLOCK_M + tl.arange(0, BLOCK_M)
+    first = tl.load(tile_firsts + tile)
+    tokens = first + pairs // GROUP  # within the row
+    if first + part * BLOCK_M // GROUP >= fed:
+        return
+    end = first + tl.minimum((part * BLOCK_M + BLOCK_M - 1) // GROUP + 1, TILE)
+    start = tl.load(row_starts + row)
+    low = 0
+    high = start + tl.minimum(end, fed)  # what the last of these tokens sees
+    if SPLIT:
+        length = _split_length(start + fed, tl.num_programs(2), BLOCK_N)
+        low = tl.program_id(2) * length
+        if low >= start + fed:
+            return
+        high = tl.minimum(high, low + length)
+    real = (pairs < TILE * GROUP) & (tokens < fed)
+    flat = (tl.load(row_offsets + row) + tokens).to(tl.int64)
+    column = (head * GROUP + pairs % GROUP) * DIM
+    cols = tl.arange(0, BLOCK_D)
+    inside = cols < DIM
+    mask = real[:, None] & inside[None, :]
+    # [BLOCK_M, BLOCK_D]
+    queries = tl.load(q + (flat * stride_q + column)[:, None] + cols[None, :], mask=mask, other=0.0)
+    sees = tl.where(real, start + tokens, -1)
+
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    blocks = block_table + tl.load(row_slots + row).to(tl.int64) * stride_table
+    k_head = k_cache + head * (BLOCK_SIZE * DIM) + cols
+    v_head = v_cache + head * (BLOCK_SIZE * DIM) + cols
+    for at in tl.range(low, high, BLOCK_N):
+        seen = at + tl.arange(0, BLOCK_N)
+        stored = tl.minimum(seen, high - 1)  # behind the end: the last row again, with weight 0
+        block = tl.load(blocks + stored // BLOCK_SIZE).to(tl.int64)
+        place = block * stride_block + (stored % BLOCK_SIZE) * DIM
+        if DIM == BLOCK_D:
+            k = tl.load(k_head[None, :] + place[:, None])
+            v = tl.load(v_head[None, :] + place[:, None])
+        else:
+            k = tl.load(k_head[None, :] + place[:, None], mask=inside[None, :], other=0.0)
+            v = tl.load(v_head[None, :] + place[:, None], mask=inside[None, :], other=0.0)
+        scores = product(queries, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
+        scores = tl.where((seen[None, :] <= sees[:, None]) & (seen < high)[None, :], scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # a token may see nothing of this split
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(best - shift)
+        total = total * fade + tl.sum(weights, axis=1)
+        mix = product(weights.to(v.dtype), v, mix * fade[:, None])
+        best = new_best
+
+    if SPLIT:
+        pair = (tl.program_id(2) * num_tokens + flat) * (NUM_KV * GROUP) + head * GROUP + pairs % GROUP
+        tl.store(out + pair[:, None] * DIM + cols[None, :], mix, mask=mask)
+        tl.store(scales + pair, best, mask=real)
+        tl.store(scales + tl.num_programs(2).to(tl.int64) * num_tokens * (NUM_KV * GROUP) + pair, total, mask=real)
+    else:
+        mix = mix / tl.where(real, total, 1.0)[:, None]
+        if gate is not None:
+            opened = tl.load(gate + (flat * stride_gate + column)[:, None] + cols[None, :], mask=mask, other=0.0)
+            mix = mix * tl.sigmoid(opened.to(tl.float32))
+        target = (flat * (NUM_KV * GROUP * DIM) + column)[:, None] + cols[None, :]
+        tl.store(out + target, mix.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_splits"])
+def _merge_kernel(
+    parts,
+    scales,
+    gate,
+    positions,
+    token_rows,
+    row_starts,
+    row_fed,
+    out,
+    num_tokens,
+    num_splits,
+    stride_gate,
+    NUM_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One query head of one token: its parts by weight, then the gate. Zeros for padding."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    cols = tl.arange(0, BLOCK_D)
+    inside = cols < DIM
+    merged = tl.zeros([BLOCK_D], tl.float32)
+    if tl.load(positions + token) >= 0:
+        row = tl.load(token_rows + token)
+        length = tl.load(row_starts + row) + tl.load(row_fed + row)
+        num_parts = tl.cdiv(length, _split_length(length, num_splits, BLOCK_N))
+        splits = tl.arange(0, BLOCK_S)
+        pairs = (splits * num_tokens + token) * NUM_HEADS + head
+        best = tl.load(scales + pairs, mask=splits < num_parts, other=float("-inf"))
+        sums = scales + num_splits.to(tl.int64) * num_tokens * NUM_HEADS
+        total = tl.load(sums + pairs, mask=splits < num_parts, other=0.0)
+        top = tl.max(best, axis=0)
+        divisor = tl.sum(tl.exp2(best - top) * total, axis=0)
+        for first in tl.range(0, num_parts, CHUNK):
+            some = first + tl.arange(0, CHUNK)
+            there = some < num_parts
+            pair = (some * num_tokens + token) * NUM_HEADS + head
+            weight = tl.exp2(tl.load(scales + pair, mask=there, other=float("-inf")) - top)
+            mask = there[:, None] & inside[None, :]
+            part = tl.load(parts + pair[:, None] * DIM + cols[None, :], mask=mask, other=0.0)
+            merged += tl.sum(weight[:, None] * part, axis=0)
+        merged = merged / divisor
+        if gate is not None:
+            opened = tl.load(gate + token * stride_gate + head * DIM + cols, mask=inside, other=0.0)
+            merged = merged * tl.sigmoid(opened.to(tl.float32))
+    tl.store(out + (token * NUM_HEADS + head) * DIM + cols, merged.to(out.dtype.element_ty), mask=inside)
+
+
+def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Tensor | None = None) -> Tensor:
+    """Each token over its row's positions up to its own, all written already. q, gate: [tokens, q width] -> the same.
+
+    With a gate, the result is multiplied by its sigmoid. Zeros for padding tokens.
+    """
+    num_tokens, num_tiles = q.shape[0], batch.tile_rows.shape[0]
+    group = heads.num_q // heads.num_kv
+    assert q.stride(1) == 1
+    assert gate is None or gate.stride(1) == 1
+    assert kv.k.stride() == kv.v.stride()
+    assert kv.k.stride()[1:] == (kv.k.shape[2] * heads.dim, heads.dim, 1)
+    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size())
+    num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
+    num_splits = split_count(num_tiles * heads.num_kv * num_parts, batch.context_hint, _num_processors(q.device))
+    out = torch.empty((num_tokens, heads.num_q * heads.dim), dtype=q.dtype, device=q.device)
+    split = num_splits > 1
+    target, scales = out, None
+    if split:
+        target = torch.empty((num_splits, num_tokens, heads.num_q, heads.dim), dtype=torch.float32, device=q.device)
+        scales = torch.empty((2, num_splits, num_tokens, heads.num_q), dtype=torch.float32, device=q.device)
+    num_items = num_tiles if split else num_tiles + triton.cdiv(num_tokens, 16)
+    _attend_kernel[(num_items, heads.num_kv * num_parts, num_splits)](
+        q,
+        None if split else gate,
+        kv.k,
+        kv.v,
+        batch.positions,
+        batch.row_slots,
+        batch.row_offsets,
+        batch.row_starts,
+        batch.row_fed,
+        batch.tile_rows,
+        batch.tile_firsts,
+        batch.block_table,
+        target,
+        scales,
+        num_tokens,
+        num_tiles,
+        q.stride(0),
+        0 if gate is None else gate.stride(0),
+        batch.block_table.stride(0),
+        kv.k.stride(0),
+        heads.dim**-0.5 * LOG2_E.value,
+        GROUP=group,
+        NUM_KV=heads.num_kv,
+        DIM=heads.dim,
+        BLOCK_SIZE=kv.k.shape[2],
+        TILE=batch.tile_size,
+        BLOCK_M=plan.block_m,
+        BLOCK_N=plan.block_n,
+        BLOCK_D=plan.block_d,
+        SPLIT=split,
+        num_warps=plan.num_warps,
+        num_stages=plan.num_stages,
+    )
+    if scales is not None:
+        _merge(target, scales, gate, heads, batch, plan, out)
+    return out
+
+
+def _merge(
+    parts: Tensor, scales: Tensor, gate: Tensor | None, heads: HeadShape, batch: TiledRows, plan: Blocks, out: Tensor
+) -> None:
+    num_splits, num_tokens = parts.shape[:2]
+    _merge_kernel[(num_tokens, heads.num_q)](
+        parts,
+        scales,
+        gate,
+        batch.positions,
+        batch.token_rows,
+        batch.row_starts,
+        batch.row_fed,
+        out,
+        num_tokens,
+        num_splits,
+        0 if gate is None else gate.stride(0),
+        NUM_HEADS=heads.num_q,
+        DIM=heads.dim,
+        BLOCK_N=plan.block_n,
+        BLOCK_S=triton.next_power_of_2(num_splits),
+        CHUNK=8,
+        BLOCK_D=plan.block_d,
+        num_warps=2,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a launch is cut."""
+
+    block_m: int  # (token, query head) pairs a program holds
+    block_n: int  # positions it reads at a time
+    block_d: int
+    num_warps: int
+    num_stages: int
+
+
+@cache
+def plan_blocks(num_pairs: int, dim: int, num_bytes: int) -> Blocks:
+    """32 KiB of keys and values a stage, three stages: two programs fit a processor of 227 KiB."""
+    block_d = max(16, triton.next_power_of_2(dim))
+    block_m = min(64, max(16, triton.next_power_of_2(num_pairs)))
+    block_n = min(128, max(16, 2**14 // (block_d * num_bytes)))
+    return Blocks(block_m, block_n, block_d, num_warps=4, num_stages=3)
+
+
+def split_count(num_programs: int, context: int, num_processors: int) -> int:
+    """In how many parts each context is read: two programs a processor, four where the context is long."""
+    wanted = (2 if context < LONG_CONTEXT else 4) * num_processors // num_programs
+    return max(1, min(wanted, context // SHORTEST_SPLIT.value))
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

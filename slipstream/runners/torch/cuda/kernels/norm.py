@@ -1,0 +1,150 @@
+"""RMSNorm over rows of any stride, alone and as the entry of the MTP head (two norms side by side)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _normalised(x, weight, eps, cols, mask, WIDTH: tl.constexpr):
+    """x: [rows, block] float32, zero where masked."""
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
+    return x * scale[:, None] * tl.load(weight + cols, mask=mask, other=0.0)[None, :]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    x,
+    weight,
+    out,
+    num_rows,
+    stride_outer,
+    stride_inner,
+    eps,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < WIDTH
+    mask = (rows < num_rows)[:, None] & inside[None, :]
+    source = (rows // INNER).to(tl.int64) * stride_outer + (rows % INNER) * stride_inner
+    values = tl.load(x + source[:, None] + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    normed = _normalised(values, weight, eps, cols, inside, WIDTH)
+    target = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
+    tl.store(out + target, normed.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _concat_norm_kernel(
+    a,
+    ids,
+    weight_a,
+    b,
+    weight_b,
+    out,
+    stride_a,
+    stride_b,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a token and side. With ids, a is a table and each token reads its own row of it."""
+    token = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < WIDTH
+    target = out + token * 2 * WIDTH
+    if tl.program_id(1) == 0:
+        row = token
+        if ids is not None:
+            row = tl.load(ids + token).to(tl.int64)
+        left = tl.load(a + row * stride_a + cols, mask=mask, other=0.0).to(tl.float32)
+        normed = _normalised(left[None, :], weight_a, eps, cols, mask, WIDTH)
+        tl.store(target + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
+    else:
+        right = tl.load(b + token * stride_b + cols, mask=mask, other=0.0).to(tl.float32)
+        normed = _normalised(right[None, :], weight_b, eps, cols, mask, WIDTH)
+        tl.store(target + WIDTH + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x: [..., width], its last dimension contiguous; rows may lie apart (a slice of a wider matrix)."""
+    width = x.shape[-1]
+    rows = x if x.dim() == 3 else x[:, None] if x.dim() == 2 else x.view(-1, 1, width)  # [outer, inner, width]
+    num_outer, num_inner, _ = rows.shape
+    assert rows.stride(2) == 1
+    assert weight.shape == (width,)
+    assert weight.is_contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(width)
+    rows_each = max(1, 1024 // block)
+    _rms_norm_kernel[(triton.cdiv(num_outer * num_inner, rows_each),)](
+        rows,
+        weight,
+        out,
+        num_outer * num_inner,
+        rows.stride(0),
+        rows.stride(1),
+        eps,
+        INNER=num_inner,
+        WIDTH=width,
+        ROWS=rows_each,
+        BLOCK=block,
+        num_warps=_num_warps(rows_each * block),
+    )
+    return out
+
+
+def concat_norm(a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+    """Both normalised, side by side. a, b: [tokens, width] -> [tokens, 2 * width]"""
+    assert a.shape == b.shape
+    return _concat_norm(a, None, weight_a, b, weight_b, eps)
+
+
+def embed_concat_norm(
+    table: Tensor,  # [vocabulary, width]
+    ids: Tensor,  # int32 [tokens]
+    weight_a: Tensor,
+    b: Tensor,  # [tokens, width]
+    weight_b: Tensor,
+    eps: float,
+) -> Tensor:
+    """``concat_norm`` of the rows of ``table`` that ``ids`` name, and ``b``."""
+    assert ids.shape == (b.shape[0],)
+    assert ids.is_contiguous()
+    return _concat_norm(table, ids, weight_a, b, weight_b, eps)
+
+
+def _concat_norm(a: Tensor, ids: Tensor | None, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+    num_tokens, width = b.shape
+    assert a.stride(1) == 1
+    assert b.stride(1) == 1
+    assert a.shape[1] == width
+    assert weight_a.shape == weight_b.shape == (width,)
+    out = torch.empty((num_tokens, 2 * width), dtype=b.dtype, device=b.device)
+    block = triton.next_power_of_2(width)
+    _concat_norm_kernel[(num_tokens, 2)](
+        a,
+        ids,
+        weight_a,
+        b,
+        weight_b,
+        out,
+        a.stride(0),
+        b.stride(0),
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=_num_warps(block),
+    )
+    return out
+
+
+def _num_warps(num_values: int) -> int:
+    """Eight values a thread, as far as a program has warps."""
+    return min(16, max(1, num_values // 256))

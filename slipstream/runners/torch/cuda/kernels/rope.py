@@ -1,0 +1,136 @@
+"""From the mixed projection to attention's inputs in one launch: per-head norms, rotary, the write to the paged cache."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.runners.torch.cuda.kernels.views import TokenPlaces
+from slipstream.runners.torch.ops import HeadShape, LayerKv, Rotary
+
+
+@triton.jit
+def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, DIM: tl.constexpr, HALF: tl.constexpr):
+    """One head of some tokens, normalised if there is a weight, then turned. source: [tokens, 1] pointers."""
+    turns = cols < 2 * HALF
+    partners = tl.where(cols < HALF, cols + HALF, tl.where(turns, cols - HALF, cols))
+    x = tl.load(source + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    partner = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
+    if weight is not None:
+        inside = cols < DIM
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+        x = x * scale * tl.load(weight + cols, mask=inside, other=0.0)[None, :]
+        partner = partner * scale * tl.load(weight + partners, mask=inside, other=0.0)[None, :]
+    angles = positions[:, None] * HALF + tl.where(cols < HALF, cols, cols - HALF)[None, :]
+    turned = mask & turns[None, :]
+    cos = tl.load(cos_table + angles, mask=turned, other=1.0)
+    sin = tl.load(sin_table + angles, mask=turned, other=0.0)
+    return x * cos + tl.where(cols < HALF, -partner, partner) * sin
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _rope_store_kernel(
+    mixed,
+    positions,
+    token_slots,
+    block_table,
+    cos_table,
+    sin_table,
+    weight_q,
+    weight_k,
+    q_out,
+    k_cache,
+    v_cache,
+    num_tokens,
+    stride_mixed,
+    stride_table,
+    stride_block,
+    eps,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program for one head (of q, then k, then v) of some tokens."""
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    head = tl.program_id(1)
+    cols = tl.arange(0, BLOCK)
+    inside = (cols < DIM)[None, :]
+    real = tokens < num_tokens
+    position = tl.load(positions + tokens, mask=real, other=-1)
+    written = position >= 0
+    position = tl.maximum(position, 0)  # padding is turned too, so that its q is finite
+    source = mixed + (tokens.to(tl.int64) * stride_mixed)[:, None] + head * DIM
+    if head < NUM_Q:
+        mask = real[:, None] & inside
+        q = _rotated(source, position, mask, cols, cos_table, sin_table, weight_q, eps, DIM, HALF)
+        target = tokens.to(tl.int64)[:, None] * (NUM_Q * DIM) + head * DIM + cols[None, :]
+        tl.store(q_out + target, q.to(q_out.dtype.element_ty), mask=mask)
+    else:
+        mask = written[:, None] & inside
+        slot = tl.load(token_slots + tokens, mask=written, other=0).to(tl.int64)
+        block = tl.load(block_table + slot * stride_table + position // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
+        kv_head = (head - NUM_Q) % NUM_KV
+        place = block * stride_block + (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
+        target = place[:, None] + cols[None, :]
+        if head < NUM_Q + NUM_KV:
+            k = _rotated(source, position, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
+            tl.store(k_cache + target, k.to(k_cache.dtype.element_ty), mask=mask)
+        else:
+            v = tl.load(source + cols[None, :], mask=mask, other=0.0)
+            tl.store(v_cache + target, v.to(v_cache.dtype.element_ty), mask=mask)
+
+
+def rope_store(
+    mixed: Tensor,  # [tokens, qkv_width or more]: q, k, v; rows may lie apart
+    heads: HeadShape,
+    rotary: Rotary,
+    kv: LayerKv,
+    batch: TokenPlaces,
+    norms: tuple[Tensor, Tensor, float] | None,
+) -> Tensor:
+    """Normalise (if asked) and rotate q and k, write k and v into the cache; returns q [tokens, q width]."""
+    num_tokens = mixed.shape[0]
+    half, block_size = rotary.cos.shape[1], kv.k.shape[2]
+    assert mixed.stride(1) == 1
+    assert mixed.shape[1] >= heads.qkv_width
+    assert kv.k.stride() == kv.v.stride()
+    assert kv.k.stride()[1:] == (block_size * heads.dim, heads.dim, 1)
+    assert rotary.cos.stride() == rotary.sin.stride() == (half, 1)
+    assert rotary.cos.dtype == rotary.sin.dtype == torch.float32
+    q = torch.empty((num_tokens, heads.num_q * heads.dim), dtype=mixed.dtype, device=mixed.device)
+    weight_q, weight_k, eps = norms if norms is not None else (None, None, 0.0)
+    block = triton.next_power_of_2(heads.dim)
+    tokens_each = 1 if num_tokens <= 256 else max(1, 1024 // block)
+    _rope_store_kernel[(triton.cdiv(num_tokens, tokens_each), heads.num_q + 2 * heads.num_kv)](
+        mixed,
+        batch.positions,
+        batch.token_slots,
+        batch.block_table,
+        rotary.cos,
+        rotary.sin,
+        weight_q,
+        weight_k,
+        q,
+        kv.k,
+        kv.v,
+        num_tokens,
+        mixed.stride(0),
+        batch.block_table.stride(0),
+        kv.k.stride(0),
+        eps,
+        NUM_Q=heads.num_q,
+        NUM_KV=heads.num_kv,
+        DIM=heads.dim,
+        HALF=half,
+        BLOCK_SIZE=block_size,
+        TOKENS=tokens_each,
+        BLOCK=block,
+        num_warps=min(4, max(1, tokens_each * block // 256)),
+    )
+    return q

@@ -1,0 +1,91 @@
+"""Ragged paged attention against the PyTorch reference: tiles, splits, gates, padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paged import Row, make_case
+from slipstream.runners.torch.cuda.kernels.attention import attend, split_count
+from slipstream.runners.torch.ops import HeadShape, LayerKv, TorchOps
+
+DECODE = [Row(7, 3, room=4), Row(150, 1), Row(0, 0, room=2), Row(0, 4)]
+PROMPT = [Row(0, 17), Row(35, 3), Row(20, 1)]
+
+
+def check(
+    device: torch.device,
+    rows: list[Row],
+    heads: HeadShape,
+    block_size: int = 16,
+    *,
+    tile_size: int = 4,
+    hint: int = 0,
+    gated: bool = False,
+    dtype: torch.dtype = torch.float32,
+    factor: float = 1.0,
+) -> None:
+    case = make_case(rows, heads, block_size, device, dtype, tile_size=tile_size, hint=hint)
+    width = heads.num_q * heads.dim
+    wide = factor * torch.randn(case.padded.num_tokens, 2 * width + 3, device=device, dtype=dtype)
+    q, gate = wide[:, :width], wide[:, width + 3 :] if gated else None
+    got = attend(q, heads, case.kv, case.padded, gate)
+    # The reference reads whole blocks: what lies behind a row's end must be finite there, and only there.
+    kv = LayerKv(case.kv.k.float().nan_to_num(), case.kv.v.float().nan_to_num())
+    ops = TorchOps(device, torch.float32)
+    want = ops.attend(q[case.real].float(), heads, kv, case.ragged)
+    if gate is not None:
+        want = want * gate[case.real].float().sigmoid()
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    assert got.dtype == dtype
+    torch.testing.assert_close(got[case.real].float(), want, rtol=tolerance, atol=tolerance)
+    padding = torch.ones(got.shape[0], dtype=torch.bool, device=device)
+    padding[case.real] = False
+    assert (got[padding] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("hint", [0, 600], ids=["whole", "split"])
+def test_decode(device: torch.device, dtype: torch.dtype, gated: bool, hint: int) -> None:
+    check(device, DECODE, HeadShape(6, 2, 64), gated=gated, dtype=dtype, hint=hint)
+
+
+@pytest.mark.parametrize(
+    ("heads", "block_size"),
+    [(HeadShape(6, 1, 256), 16), (HeadShape(2, 2, 80), 4), (HeadShape(6, 1, 96), 16), (HeadShape(4, 1, 16), 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("tile_size", [1, 2, 8])
+def test_shapes(device: torch.device, heads: HeadShape, block_size: int, tile_size: int) -> None:
+    check(device, [Row(40, 2), Row(3, 1, room=2)], heads, block_size, tile_size=tile_size)
+
+
+@pytest.mark.parametrize("length", [127, 128, 129, 256, 257, 600])
+def test_contexts_that_end_at_and_around_splits(device: torch.device, length: int) -> None:
+    check(device, [Row(length - 3, 3)], HeadShape(3, 1, 64), hint=640, gated=True)
+
+
+@pytest.mark.parametrize("hint", [0, 300], ids=["whole", "split"])
+@pytest.mark.parametrize("tile_size", [16, 32])
+@pytest.mark.parametrize("heads", [HeadShape(6, 1, 64), HeadShape(3, 3, 80)], ids=str)
+def test_prompts(device: torch.device, heads: HeadShape, tile_size: int, hint: int) -> None:
+    check(device, PROMPT, heads, 4, tile_size=tile_size, hint=hint, dtype=torch.bfloat16)
+
+
+def test_a_prompt_longer_than_a_split(device: torch.device) -> None:
+    """Its early tiles see nothing of the last split."""
+    check(device, [Row(0, 140)], HeadShape(1, 1, 16), tile_size=64, hint=256)
+
+
+def test_large_scores_do_not_overflow(device: torch.device) -> None:
+    check(device, [Row(140, 2)], HeadShape(2, 1, 32), hint=300, factor=300.0)
+
+
+def test_split_count_fills_the_machine_but_keeps_splits_long() -> None:
+    assert split_count(4, 100, 132) == 1
+    assert split_count(4, 130, 132) == 1
+    assert split_count(4, 1024, 132) == 8
+    assert split_count(4, 65536, 132) == 132
+    assert split_count(256, 4096, 132) == 1
+    assert split_count(1000, 65536, 132) == 1

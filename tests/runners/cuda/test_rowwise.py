@@ -1,0 +1,69 @@
+"""Norms and the gated activation against plain PyTorch, at odd sizes and strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.torch.cuda.kernels.norm import concat_norm, embed_concat_norm, rms_norm
+from slipstream.runners.torch.ops import TorchOps
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+EPS = 1e-5
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.float(), want.float(), rtol=tolerance, atol=tolerance)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """In float32, so that nothing but the kernel's own rounding differs."""
+    return TorchOps(x.device, torch.float32).rms_norm(x.float(), weight, EPS)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 576), (3, 5120), (17, 77), (2, 3, 128), (2, 2, 3, 40)], ids=str)
+def test_rms_norm(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape, device=device, dtype=dtype), torch.randn(shape[-1], device=device)
+    got = rms_norm(x, weight, EPS)
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    close(got, norm(x, weight))
+
+
+@pytest.mark.parametrize("width", [64, 80])
+def test_rms_norm_of_a_slice(device: torch.device, width: int) -> None:
+    wide, weight = torch.randn(5, 3 * width + 7, device=device), torch.randn(width, device=device)
+    close(rms_norm(wide[:, 7 : 7 + width], weight, EPS), norm(wide[:, 7 : 7 + width], weight))
+    heads = wide[:, 7 : 7 + 2 * width].view(5, 2, width)
+    close(rms_norm(heads, weight, EPS), norm(heads, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 576), (3, 77), (17, 130)])
+def test_concat_norm(device: torch.device, dtype: torch.dtype, num_tokens: int, width: int) -> None:
+    table = torch.randn(11, width, device=device, dtype=dtype)
+    b = torch.randn(num_tokens, 2 * width, device=device, dtype=dtype)[:, width:]
+    weight_a, weight_b = torch.randn(2, width, device=device)
+    ids = torch.randint(11, (num_tokens,), device=device, dtype=torch.int32)
+    want = torch.cat([norm(table[ids.long()], weight_a), norm(b, weight_b)], dim=-1)
+    close(concat_norm(table[ids.long()], weight_a, b, weight_b, EPS), want)
+    close(embed_concat_norm(table, ids, weight_a, b, weight_b, EPS), want)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 1536), (3, 77), (17, 1100)])
+def test_silu_mul(device: torch.device, dtype: torch.dtype, num_tokens: int, width: int) -> None:
+    gate_up = 3 * torch.randn(num_tokens, 2 * width + 5, device=device, dtype=dtype)[:, 5:]
+    got = silu_mul(gate_up)
+    assert got.dtype == dtype
+    assert got.shape == (num_tokens, width)
+    close(got, TorchOps(device, torch.float32).silu_mul(gate_up.float()))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's numpy tells; inf is right
+def test_silu_mul_of_huge_gates(device: torch.device) -> None:
+    gate_up = torch.tensor([[-200.0, 200.0, 2.0, 3.0]], device=device)
+    assert silu_mul(gate_up).tolist() == [[0.0, 600.0]]
