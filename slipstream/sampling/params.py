@@ -18,6 +18,7 @@ from slipstream.errors import ParamsError
 
 DraftSetting = Literal["off", "solo", "adaptive"] | int
 MAX_DEPTH = 8
+MAX_BIAS = 1024
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -66,6 +67,8 @@ class SamplingParams:
             check_draft(self.draft)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        if len(self.logit_bias) > MAX_BIAS:
+            raise ParamsError(f"logit_bias may name at most {MAX_BIAS} tokens, not {len(self.logit_bias)}")
         for token, bias in self.logit_bias.items():
             if not isinstance(token, int) or token < 0 or not -1000.0 <= bias <= 1000.0:
                 raise ParamsError(f"logit_bias maps token ids to numbers from -1000 to 1000, not {token!r}: {bias!r}")

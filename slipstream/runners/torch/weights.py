@@ -16,6 +16,7 @@ from torch import Tensor
 from slipstream.errors import MissingTensor
 from slipstream.load.dequantize import dequantize
 from slipstream.load.tensor import Checkpoint, RawTensor
+from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.ops import DenseLinear, HeadShape, Linear, Ops
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -30,11 +31,18 @@ def as_tensor(raw: RawTensor) -> Tensor:
     return tensor.view(_PLAIN[raw.dtype]).view(raw.shape)
 
 
+Parts = Sequence[RawTensor]  # of one matrix, stacked along the output
+
+
 class LinearFormat(Protocol):
     """How matrices are stored on this device."""
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         """One matrix of all parts, stacked along the output."""
+        ...
+
+    def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
+        """The experts of one layer, a matrix of each kind for every one."""
         ...
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
@@ -53,8 +61,17 @@ class DenseFormat:
         self.ops = ops
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
-        matrices = [as_tensor(part).to(self.ops.device, self.ops.dtype) for part in parts]
-        return DenseLinear(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
+        return self.wrap(self.matrix(parts), bias)
+
+    def matrix(self, parts: Parts) -> Tensor:
+        made = [as_tensor(part).to(self.ops.device, self.ops.dtype) for part in parts]
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+    def wrap(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return DenseLinear(weight, bias)
+
+    def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
+        return ExpertList([self.linear(p, None) for p in gate_up], [self.linear(p, None) for p in down], self.ops)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * torch.empty(0, dtype=self.ops.dtype).element_size()
@@ -102,11 +119,25 @@ class Weights:
         )
         return self._matrix([query, k, v, gate])
 
-    def stack(self, name: str, shape: tuple[int, int, int]) -> list[Linear]:
-        """A tensor of several matrices, each on its own."""
+    def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:
+        """All experts of a layer, stored as two stacks or one by one."""
+        if f"{name}.gate_up_proj" in self.checkpoint:
+            gate_up = self._stack(f"{name}.gate_up_proj", (count, 2 * inner, hidden))
+            down = self._stack(f"{name}.down_proj", (count, hidden, inner))
+        else:
+            gate_up = [
+                self._parts([f"{name}.{e}.gate_proj", f"{name}.{e}.up_proj"], inner, hidden) for e in range(count)
+            ]
+            down = [self._parts([f"{name}.{e}.down_proj"], hidden, inner) for e in range(count)]
+        return self.form.experts(gate_up, down)
+
+    def _stack(self, name: str, shape: tuple[int, int, int]) -> list[list[RawTensor]]:
         raw = self.raw(name, shape)
         rows = raw.data.reshape(shape[0], shape[1], -1)
-        return [self._matrix([RawTensor(name, raw.dtype, shape[1:], part)]) for part in rows]
+        return [[RawTensor(name, raw.dtype, shape[1:], part)] for part in rows]
+
+    def _parts(self, names: Sequence[str], num_out: int, num_in: int) -> list[RawTensor]:
+        return [self.raw(f"{name}.weight", (num_out, num_in)) for name in names]
 
     def _matrix(self, parts: Sequence[RawTensor], bias: Tensor | None = None) -> Linear:
         made = self.form.linear(parts, bias)

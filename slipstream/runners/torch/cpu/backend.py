@@ -17,9 +17,10 @@ from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.cpu.layers import Layer, LayerStack
 from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
+from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
 from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, RmsNorm, Rotary, gated_delta_net
-from slipstream.runners.torch.weights import as_tensor
+from slipstream.runners.torch.weights import Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
 SLAB = 1 << 20  # elements converted at once
@@ -72,6 +73,10 @@ class PackedFormat:
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         return PackedLinear(self.kernels, self.kernels.concat([self._pack(part) for part in parts]), bias)
+
+    def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
+        ups, downs = ([self.linear(parts, None) for parts in each] for each in (gate_up, down))
+        return ExpertList(ups, downs, CpuOps(self.kernels))
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) < 2 or shape[-2] == 1:  # a vector, or a conv's kernels

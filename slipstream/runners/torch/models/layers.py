@@ -26,7 +26,7 @@ def load_norm(weights: Weights, name: str, spec: ModelSpec, size: int | None = N
 
 
 class Mlp(Protocol):
-    def __call__(self, x: Tensor, norm: RmsNorm) -> Tensor:
+    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
         """x + mlp(norm(x))"""
         ...
 
@@ -37,7 +37,7 @@ class DenseMlp:
     down: Linear
     ops: Ops
 
-    def __call__(self, x: Tensor, norm: RmsNorm) -> Tensor:
+    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
         return self.down(self.gate_up.gated(x, norm), x)
 
     def alone(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class DecoderLayer:
     mlp: Mlp
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.mlp(self.mixer(x, self.input_norm, batch), self.post_norm)
+        return self.mlp(self.mixer(x, self.input_norm, batch), self.post_norm, batch)
 
 
 class Layers(Protocol):

@@ -1,0 +1,33 @@
+"""One step's rows and tokens as the kernels see them: device tensors of padded sizes, so that a graph can be replayed.
+
+What is known to the host (which rows, how many places each may fill) fixes the sizes; what only the device knows
+(how many tokens really count, from which position) lies in the tensors. Padding is skipped inside the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    num_rows: int  # R, padded
+    num_tokens: int  # T, padded
+    tokens: Tensor  # int32 [T]; 0 for padding
+    positions: Tensor  # int32 [T]; -1 for padding: nothing is read or written for such a token
+    token_slots: Tensor  # int32 [T]; 0 for padding
+    token_rows: Tensor  # int32 [T]; 0 for padding
+    row_slots: Tensor  # int32 [R]; 0 for padding
+    row_offsets: Tensor  # int32 [R]: flat index of the row's first token
+    row_starts: Tensor  # int32 [R]: its position, the row's cursor
+    row_fed: Tensor  # int32 [R]: tokens that count; 0 for padding
+    row_certain: Tensor  # int32 [R]: of those, known ones; the rest are drafts
+    row_replay: Tensor  # int32 [R]: drafts accepted last step, still to be replayed by recurrent layers
+    tile_rows: Tensor  # int32 [N]: row of each piece of attention work; -1 for padding
+    tile_firsts: Tensor  # int32 [N]: its first token, counted from the row's offset
+    tile_size: int  # tokens it covers at most: a power of two
+    block_table: Tensor  # int32 [slots, blocks per slot]
+    context_hint: int  # no token lies at this position or beyond
+    has_prompts: bool  # rows may be longer than a draft: this step is never captured

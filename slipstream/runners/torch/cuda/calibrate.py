@@ -1,0 +1,101 @@
+"""Times steps and draft passes on this GPU, for the depth policy: by tokens, and what each row costs beside them.
+
+Runs the captured steps on made-up rows in caches that nobody owns yet.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from slipstream.engine.plan import RowStep, StepCosts
+from slipstream.runners.torch.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, lay_out
+
+if TYPE_CHECKING:
+    from slipstream.runners.torch.cuda.runner import CudaRunner
+
+ROUNDS = 3
+CONTEXT = 64  # tokens each made-up row has behind it
+
+
+def measure(runner: CudaRunner, max_tokens: int, max_rows: int) -> StepCosts:
+    """Costs are flat between buckets: a point at both ends of each."""
+    if runner.device.type != "cuda":
+        return StepCosts()
+    token_sizes = _up_to(TOKEN_BUCKETS, max_tokens)
+    row_sizes = _up_to(ROW_BUCKETS, max_rows)
+    widest = 1 + runner.depth
+    verify = {n: _verify_seconds(runner, n, min(max_rows, -(-n // widest)))[0] for n in token_sizes}
+    per_row = _row_seconds(runner, verify, max_rows, widest)
+    draft = {n: _draft_seconds(runner, n) for n in row_sizes} if runner.depth > 1 else {}
+    _set_rows(runner, 0, 0)
+    points = [(n, max(0.0, seconds - per_row * min(max_rows, -(-n // widest)))) for n, seconds in verify.items()]
+    return StepCosts(_stairs(points), _stairs(list(draft.items())), per_row)
+
+
+def _up_to(buckets: tuple[int, ...], most: int) -> list[int]:
+    below = [n for n in buckets if n < most]
+    return [*below, buckets[len(below)]]
+
+
+def _row_seconds(runner: CudaRunner, verify: dict[int, float], max_rows: int, widest: int) -> float:
+    """As many tokens in many rows against few: the difference is the rows' own state."""
+    sizes = [n for n in verify if n <= max_rows and -(-n // widest) < n]
+    if not sizes:
+        return 0.0
+    num_tokens = sizes[-1]
+    spread = _verify_seconds(runner, num_tokens, num_tokens)[0]
+    return max(0.0, (spread - verify[num_tokens]) / (num_tokens - -(-num_tokens // widest)))
+
+
+def _stairs(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    best = float("inf")
+    levelled = []
+    for n, seconds in reversed(points):  # more work never takes less time: noise that says otherwise is levelled
+        best = min(best, seconds)
+        levelled.append((n, best))
+    levelled.reverse()
+    stairs = levelled[:1]
+    for (before, _), (n, seconds) in pairwise(levelled):
+        stairs += [(before + 1, seconds), (n, seconds)] if before + 1 < n else [(n, seconds)]
+    return tuple(stairs)
+
+
+def _set_rows(runner: CudaRunner, known: int, drafts: int) -> None:
+    state = runner.rows.state
+    state.known.fill_(known)
+    state.cursor.fill_(max(0, known - 1))
+    state.drafts.fill_(drafts)
+    state.replay.fill_(0)
+
+
+def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int) -> Layout:
+    feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
+    steps = [RowStep(slot, feed, propose) for slot, feed in enumerate(feeds)]
+    return lay_out(steps, [1] * num_rows, CONTEXT, True, runner.depth, runner.buffers.max_rows)
+
+
+def _verify_seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:
+    """Of verification and of the draft passes."""
+    layout = _layout(runner, num_tokens, num_rows, propose)
+    times = []
+    for _ in range(2 + ROUNDS):  # as it is, captured, and then timed
+        _set_rows(runner, min(CONTEXT, runner.info.max_context // 2), runner.depth)
+        (start,), (verified,) = runner.run(layout)
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        times.append((start.elapsed_time(verified) / 1e3, verified.elapsed_time(end) / 1e3))
+    verify, draft = zip(*times[2:], strict=True)
+    return median(verify), median(draft)
+
+
+def _draft_seconds(runner: CudaRunner, num_rows: int) -> float:
+    """One pass of the head over its own output, as the second draft needs it."""
+    num_rows = min(num_rows, runner.rows.num_slots)
+    one = _verify_seconds(runner, num_rows, num_rows, 1)[1]
+    two = _verify_seconds(runner, num_rows, num_rows, 2)[1]
+    return max(one, two - one)

@@ -1,0 +1,189 @@
+"""How a plan's rows lie in the flat batch: computed on the host, uploaded as one array of int32.
+
+A row gets as many places as it may feed at most; how many of them count is known to the device alone. Sizes are
+rounded up to buckets where a step can be captured, so that few graphs serve all loads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.engine.plan import RowStep
+from slipstream.runners.torch.cuda.batch import DeviceBatch
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+TOKEN_BUCKETS = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
+    *(1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096),
+)  # fmt: skip
+CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
+PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
+PROMPT_PAD = 64  # such steps are not captured, but few sizes mean few compilations
+
+
+def bucket(buckets: Sequence[int], size: int) -> int:
+    return buckets[bisect_left(buckets, size)]
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """All that a captured step depends on beside what lies in the buffers."""
+
+    num_rows: int
+    num_tokens: int
+    num_draws: int
+    num_tiles: int
+    tile_size: int
+    context: int
+    plain: bool  # every row takes the largest logit as it is
+    has_prompts: bool
+
+    @property
+    def parts(self) -> list[int]:
+        """Lengths of what is uploaded: row slots, offsets, feeds, draws; token rows; tile rows and firsts; draws."""
+        return [self.num_rows] * 4 + [self.num_tokens] + [self.num_tiles] * 2 + [self.num_draws]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    shape: StepShape
+    upload: np.ndarray  # int32: the draft passes' rows, then the parts
+    pass_rows: tuple[int, ...]  # padded number of rows in draft pass 1, 2, ...
+
+
+class Buffers:
+    """Device memory that all steps share. A captured step reads and writes these very addresses."""
+
+    def __init__(
+        self, num_slots: int, max_tokens: int, max_depth: int, block_table: Tensor, hidden: int, dtype: torch.dtype
+    ) -> None:
+        device = block_table.device
+        self.block_table = block_table
+        self.max_depth = max_depth
+        self.max_rows = bucket(ROW_BUCKETS, num_slots)
+        most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth)) + PROMPT_PAD
+        self._passes = self.max_rows * max_depth
+        self.upload = torch.zeros(self._passes + 8 * most, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(7, most, dtype=torch.int32, device=device)
+        self._rows = torch.zeros(11, self.max_rows, dtype=torch.int32, device=device)
+        self.sources = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
+        # Each row's hidden state for its next draft; the last one is where padding writes.
+        self.draft_hidden = torch.zeros(self.max_rows + 1, hidden, dtype=dtype, device=device)
+
+    def parts(self, shape: StepShape) -> tuple[Tensor, ...]:
+        lengths = shape.parts
+        return self.upload[self._passes : self._passes + sum(lengths)].split(lengths)
+
+    def pass_rows(self, ahead: int, num_rows: int) -> Tensor:
+        first = ahead * self.max_rows
+        return self.upload[first : first + num_rows]
+
+    @property
+    def row_slots(self) -> Tensor:
+        """Of the step's rows, whatever its shape: they lie first. [max rows]"""
+        return self.upload[self._passes : self._passes + self.max_rows]
+
+    def step(self, shape: StepShape) -> DeviceBatch:
+        row_slots, row_offsets, _, _, _, tile_rows, tile_firsts, _ = self.parts(shape)
+        tokens = [part[: shape.num_tokens] for part in self._tokens[:4]]
+        rows = [part[: shape.num_rows] for part in self._rows[:4]]
+        return DeviceBatch(
+            shape.num_rows, shape.num_tokens, *tokens, row_slots, row_offsets, *rows, tile_rows, tile_firsts,
+            shape.tile_size, self.block_table, shape.context, shape.has_prompts,
+        )  # fmt: skip
+
+    def draws(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        """Slot and index of each draw."""
+        return self._tokens[4, : shape.num_draws], self._tokens[5, : shape.num_draws]
+
+    def followers(self, shape: StepShape) -> Tensor:
+        return self._tokens[6, : shape.num_tokens]
+
+    def row_last(self, shape: StepShape) -> Tensor:
+        return self._rows[4, : shape.num_rows]
+
+    def draft(self, num_rows: int, context: int) -> DeviceBatch:
+        """The batch of a draft pass: one token a row. Shares the token buffers of the step, which is over by then."""
+        tokens = [part[:num_rows] for part in self._tokens[:4]]
+        offsets, starts, fed, certain, replay, tiles = (part[:num_rows] for part in self._rows[5:])
+        firsts = self._tokens[6, :num_rows]
+        return DeviceBatch(
+            num_rows, num_rows, *tokens, tokens[2], offsets, starts, fed, certain, replay, tiles, firsts,
+            1, self.block_table, context, False,
+        )  # fmt: skip
+
+    def draft_draws(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        return self._tokens[4, :num_rows], self._tokens[5, :num_rows]
+
+
+def lay_out(
+    steps: Sequence[RowStep], gaps: Sequence[int], most: int, plain: bool, max_depth: int, max_rows: int
+) -> Layout:
+    """``gaps``: each row's known tokens that are not computed yet. ``most``: no row has more tokens after this step."""
+    feed = np.array([step.feed for step in steps], np.int32)
+    gap = np.array(gaps, np.int32)
+    first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
+    num_draws = feed - first_draw
+    has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
+    shape = _shape(feed, int(num_draws.sum()), has_prompts, most, plain)
+    offsets = np.cumsum(feed) - feed
+    draws_before = np.cumsum(num_draws) - num_draws
+    places = np.arange(int(feed.sum()), dtype=np.int32)
+    token_rows = np.repeat(np.arange(len(steps), dtype=np.int32), feed)
+    is_draw = places - offsets[token_rows] >= first_draw[token_rows]
+    tile_rows, tile_firsts = _tiles(feed, shape.tile_size)
+    parts = [
+        _padded(np.array([step.slot for step in steps]), shape.num_rows, 0),
+        _padded(offsets, shape.num_rows, 0),
+        _padded(feed, shape.num_rows, 0),
+        _padded(np.where(num_draws > 0, draws_before, -1), shape.num_rows, -1),
+        _padded(token_rows, shape.num_tokens, -1),
+        _padded(tile_rows, shape.num_tiles, -1),
+        _padded(tile_firsts, shape.num_tiles, 0),
+        _padded(places[is_draw], shape.num_draws, -1),
+    ]
+    propose = np.where(num_draws > 0, [step.propose for step in steps], 0)
+    passes, pass_rows = _passes(propose, max_depth, max_rows)
+    return Layout(shape, np.concatenate([passes, *parts]), pass_rows)
+
+
+def _shape(feed: np.ndarray, num_draws: int, has_prompts: bool, most: int, plain: bool) -> StepShape:
+    num_rows, num_tokens = len(feed), int(feed.sum())
+    context = bucket(CONTEXT_BUCKETS, most)
+    if has_prompts:
+        padded = -(-num_tokens // PROMPT_PAD) * PROMPT_PAD
+        num_tiles = int((-(-feed // PROMPT_TILE)).sum())
+        return StepShape(num_rows, padded, num_draws, num_tiles, PROMPT_TILE, context, plain, True)
+    tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
+    tile = 1 << (int(feed.max()) - 1).bit_length()
+    return StepShape(rows, tokens, tokens, rows, tile, context, plain, False)
+
+
+def _tiles(feed: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    count = -(-feed // size)
+    rows = np.repeat(np.arange(len(feed), dtype=np.int32), count)
+    first = (np.arange(len(rows)) - (np.cumsum(count) - count)[rows]) * size
+    return rows, first
+
+
+def _passes(propose: np.ndarray, max_depth: int, max_rows: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """For each pass the rows that take part, in a field of its own."""
+    field = np.full((max_depth, max_rows), -1, np.int32)
+    counts = []
+    for ahead in range(int(propose.max(initial=0))):
+        rows = np.flatnonzero(propose > ahead)
+        field[ahead, : len(rows)] = rows
+        counts.append(bucket(ROW_BUCKETS, len(rows)))
+    return field.reshape(-1), tuple(counts)
+
+
+def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
+    out = np.full(size, fill, np.int32)
+    out[: len(values)] = values
+    return out

@@ -1,0 +1,102 @@
+"""Matrices on a GPU: our kernel while reading the weights is all that counts, the library's product beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, skinny_linear, tiling
+from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
+from slipstream.runners.torch.experts import Beside, Experts
+from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
+from slipstream.runners.torch.weights import DenseFormat, Parts
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLinear:
+    weight: Tensor  # [out, in], contiguous
+    bias: Tensor | None
+    scratch: Scratch
+    plain: Tiling | None  # None: always the library
+    fused: Tiling | None  # with the norm before it, or gated
+
+    @property
+    def num_out(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.numel() * self.weight.element_size()
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        if self.plain is not None and x.shape[0] <= MAX_TOKENS:
+            return skinny_linear(x, self.weight, self.plain, self.scratch, add=add)
+        if add is None or self.bias is not None:
+            y = torch.nn.functional.linear(x, self.weight, self.bias)
+            return y if add is None else y + add
+        return torch.addmm(add, x, self.weight.t())
+
+    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        if self.fused is not None and x.shape[0] <= MAX_TOKENS:
+            return skinny_linear(x, self.weight, self.fused, self.scratch, norm=(norm.weight, norm.eps))
+        return self(norm(x))
+
+    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
+        if self.fused is not None and x.shape[0] <= MAX_TOKENS:
+            return skinny_linear(x, self.weight, self.fused, self.scratch, norm=(norm.weight, norm.eps), gated=True)
+        return norm.ops.silu_mul(self(norm(x)))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(ids, self.weight)
+
+    def for_drafts(self, num_rows: int) -> CudaLinear:
+        assert self.bias is None
+        return make_linear(self.weight[:num_rows], None, self.scratch)
+
+
+def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
+    num_out, width = weight.shape
+    suits = bias is None and weight.dtype in (torch.bfloat16, torch.float16)
+    plain, fused = (tiling(num_out, width, fused=f) if suits else None for f in (False, True))
+    return CudaLinear(weight, bias, scratch, plain, fused)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """All experts of a layer in two tensors; pairs of token and expert are grouped on the device."""
+
+    gate_up: Tensor  # [experts, 2 * inner, hidden]
+    down: Tensor  # [experts, hidden, inner]
+
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
+        expert, share = route(scores, num_active)
+        pairs = expert_pairs(x, self.gate_up, self.down, expert, batch.positions)
+        return combine(pairs, share, batch.positions, beside.shared, beside.shared_gate, beside.residual)
+
+
+class CudaFormat(DenseFormat):
+    """Every matrix in the activations' own type, as our kernels read it."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops)
+        self._scratch = Scratch(ops.device)
+
+    def wrap(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return make_linear(weight, bias, self._scratch)
+
+    def wrap_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        return ExpertStack(gate_up, down)
+
+    def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
+        return self.wrap_experts(self._stacked(gate_up), self._stacked(down))
+
+    def _stacked(self, matrices: Sequence[Parts]) -> Tensor:
+        first = self.matrix(matrices[0])
+        whole = torch.empty(len(matrices), *first.shape, device=first.device, dtype=first.dtype)
+        for place, parts in zip(whole, matrices, strict=True):
+            place.copy_(self.matrix(parts))
+        return whole

@@ -1,0 +1,51 @@
+"""The operations a model is written in, as Triton kernels over a batch that lives on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream.runners.torch.caches import LayerKv
+from slipstream.runners.torch.cuda.batch import DeviceBatch
+from slipstream.runners.torch.cuda.caches import GdnRingLayer
+from slipstream.runners.torch.cuda.kernels.attention import attend
+from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
+from slipstream.runners.torch.cuda.kernels.norm import rms_norm
+from slipstream.runners.torch.cuda.kernels.rope import rope_store
+from slipstream.runners.torch.ops import GdnWeights, HeadShape, Rotary, TorchOps
+
+
+class CudaOps(TorchOps):
+    """Drawing tokens is the runner's own business here: it needs the rows that live on the device."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul(gate_up)
+
+    def rope_store(  # type: ignore[override]
+        self,
+        qkv: Tensor,
+        heads: HeadShape,
+        rotary: Rotary,
+        kv: LayerKv,
+        batch: DeviceBatch,
+        norms: tuple[Tensor, Tensor, float] | None,
+    ) -> Tensor:
+        return rope_store(qkv, heads, rotary, kv, batch, norms)
+
+    def attend(  # type: ignore[override]
+        self, q: Tensor, heads: HeadShape, kv: LayerKv, batch: DeviceBatch, gate: Tensor | None = None
+    ) -> Tensor:
+        return attend(q, heads, kv, batch, gate)
+
+    def gdn(  # type: ignore[override]
+        self, mixed: Tensor, weights: GdnWeights, cache: GdnRingLayer, batch: DeviceBatch
+    ) -> Tensor:
+        beside = (weights.conv, weights.decay_scale, weights.dt_bias, weights.norm, weights.eps, weights.spec)
+        return gdn_mix(mixed, *beside, cache.state, cache.ring, batch)

@@ -1,0 +1,46 @@
+"""The routed experts of a sparse MLP: the interface, and the reference that runs them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.runners.torch.ops import Linear, Ops, wide
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the routed experts' sum is added to."""
+
+    residual: Tensor  # [tokens, hidden]
+    shared: Tensor  # [tokens, hidden]: the shared expert's output
+    shared_gate: Tensor  # [tokens, 1], before the sigmoid
+
+
+class Experts(Protocol):
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
+        """residual + sigmoid(shared_gate) * shared + the best experts of x, by their share of the scores."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertList:
+    """Expert by expert, so that each one's matrices are read once; summed in the order of the routing."""
+
+    gate_up: Sequence[Linear]
+    down: Sequence[Linear]
+    ops: Ops
+
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
+        share, expert = wide(scores).softmax(-1).topk(num_active, dim=-1)  # [tokens, active]
+        share = (share / share.sum(-1, keepdim=True)).to(x.dtype)
+        pairs = x.new_empty(*expert.shape, x.shape[1])  # [tokens, active, hidden]
+        for e in expert.unique().tolist():
+            token, place = (expert == e).nonzero(as_tuple=True)
+            pairs[token, place] = self.down[e](self.ops.silu_mul(self.gate_up[e](x[token])))
+        y = beside.residual + torch.sigmoid(beside.shared_gate) * beside.shared
+        return y + (pairs * share[..., None]).sum(1)
