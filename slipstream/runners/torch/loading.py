@@ -17,6 +17,7 @@ from slipstream.runners.torch.models.layers import DecoderLayer, rotary_table
 from slipstream.runners.torch.models.mtp import load_head
 from slipstream.runners.torch.ops import LayerKv, Rotary
 from slipstream.runners.torch.placement import Placement, place
+from slipstream.runners.torch.random_weights import open_weights
 from slipstream.runners.torch.rows import RowTable
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.runners.torch.weights import Weights
@@ -31,6 +32,12 @@ _FAMILIES: dict[Family, LoadLayer] = {
     "qwen3_5": qwen3_5.load_layer,
     "qwen3_5_moe": qwen3_5_moe.load_layer,
 }
+
+
+def simulation_note(config: RunnerConfig) -> str:
+    """Behind a runner's note: what is not real about it."""
+    rates = "/".join(f"{rate:g}" for rate in config.simulate_acceptance)
+    return f", ACCEPTANCE SIMULATED at {rates}" if rates else ""
 
 
 def ignore_progress(num_bytes: int) -> None:
@@ -72,7 +79,8 @@ class _Loader:
     def load(self) -> TorchRunner:
         decoder = self._decoder()
         drafter = self._drafter(decoder)
-        return TorchRunner(self._info(drafter), decoder, drafter, self.ops, self.table, self.kv, self.gdn)
+        parts = (self._info(drafter), decoder, drafter, self.ops, self.table, self.kv, self.gdn)
+        return TorchRunner(*parts, self.config.simulate_acceptance)
 
     def _gdn(self) -> GdnCache | None:
         if self.spec.gdn is None:
@@ -87,7 +95,7 @@ class _Loader:
         )
 
     def _decoder(self) -> Decoder:
-        weights = Weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
+        weights = open_weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
         load_layer = _FAMILIES[self.spec.family]
         kv = iter(self.kv.layers)
         gdn = iter(self.gdn.layers if self.gdn else ())
@@ -100,7 +108,7 @@ class _Loader:
     def _drafter(self, decoder: Decoder) -> Drafter:
         if self.model.head is None or self.max_depth == 0:
             return NoDrafter()
-        weights = Weights(self.model.head, self.ops, self.placement.head_form, self.progress)
+        weights = open_weights(self.model.head, self.ops, self.placement.head_form, self.progress)
         layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, self.placement.stack([layer]))
         output = decoder.output.for_drafts(self.placement.draft_vocab)
@@ -115,5 +123,5 @@ class _Loader:
             vocab_size=self.spec.vocab_size,
             max_depth=drafter.max_depth,
             why_no_draft="" if drafter.max_depth else (self.model.head_reason or "max_depth is 0"),
-            note=self.placement.note,
+            note=self.placement.note + simulation_note(self.config),
         )

@@ -37,6 +37,10 @@ class LinearFormat(Protocol):
         """One matrix of all parts, stacked along the output."""
         ...
 
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        """A matrix that is already on the device, [out, in], in a float type."""
+        ...
+
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         """What a tensor of that type and shape will take once loaded."""
         ...
@@ -55,6 +59,9 @@ class DenseFormat:
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         matrices = [as_tensor(part).to(self.ops.device, self.ops.dtype) for part in parts]
         return DenseLinear(matrices[0] if len(matrices) == 1 else torch.cat(matrices), bias)
+
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        return DenseLinear(matrix.to(self.ops.dtype), bias)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * torch.empty(0, dtype=self.ops.dtype).element_size()
