@@ -54,6 +54,8 @@ class RunnerConfig:
     max_context: int | None = None  # None: the model's own
     draft_vocab: int | None = None  # the head drafts among the first n tokens; 0: all; None: chosen by size
     kernels: bool = True  # False: plain PyTorch operations even where we have our own kernels
+    # For benchmarks: draw the verdict on drafts instead of comparing; the chance that the first 1, 2, ... are accepted.
+    simulate_acceptance: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -62,6 +64,9 @@ class RunnerConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} must be a whole number, not {value!r}")
+        rates = self.simulate_acceptance
+        if not all(before >= after >= 0.0 for before, after in zip((1.0, *rates), rates)):
+            raise ConfigError(f"simulate_acceptance must fall from at most 1 to at least 0, not {rates}")
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8")

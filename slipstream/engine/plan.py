@@ -80,6 +80,7 @@ class StepCosts:
 
     verify: tuple[tuple[int, float], ...] = ()  # by tokens in the step
     draft: tuple[tuple[int, float], ...] = ()  # one draft pass, by rows
+    per_row: float = 0.0  # of verification, beside its tokens: reading and writing a row's recurrent state
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slipstream.errors import MissingTensor
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
@@ -11,15 +13,20 @@ Shapes = dict[str, tuple[int, ...]]
 
 def check_trunk(checkpoint: Checkpoint) -> None:
     """Raises MissingTensor for the first tensor of the model that is absent or has the wrong shape."""
-    spec = checkpoint.spec
-    wanted = top_shapes(spec)
-    for layer, kind in enumerate(spec.layer_kinds):
-        prefix = f"model.layers.{layer}."
-        wanted |= layer_shapes(spec, prefix, kind == "full_attention")
-        wanted |= mlp_shapes(spec, prefix + "mlp.", separate_experts(checkpoint, prefix))
+    wanted = trunk_shapes(checkpoint.spec, lambda prefix: separate_experts(checkpoint, prefix))
     for name, shape in wanted.items():
         if wrong := mismatch(checkpoint, name, shape):
             raise MissingTensor(f"{checkpoint.path}: {wrong}.")
+
+
+def trunk_shapes(spec: ModelSpec, separate: Callable[[str], bool] = lambda prefix: False) -> Shapes:
+    """Every tensor but the head's. `separate`: whether the layer of that prefix stores each expert by itself."""
+    shapes = top_shapes(spec)
+    for layer, kind in enumerate(spec.layer_kinds):
+        prefix = f"model.layers.{layer}."
+        shapes |= layer_shapes(spec, prefix, kind == "full_attention")
+        shapes |= mlp_shapes(spec, prefix + "mlp.", separate(prefix))
+    return shapes
 
 
 def mismatch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str:

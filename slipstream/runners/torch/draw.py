@@ -16,6 +16,7 @@ from slipstream.runners.torch.batch import RowSpan
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.processors import History
 from slipstream.runners.torch.rows import Row, RowDraw
+from slipstream.runners.torch.simulate import passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,19 @@ def _process_row(logits: Tensor, row: Row, span: RowSpan) -> None:
             processor(logits[i], seen)
 
 
-def verify(ops: Ops, logits: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verdict:
-    """logits: [drawing positions, vocab], each row's last known token and its drafts."""
+def verify(
+    ops: Ops, logits: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan], simulate: Sequence[float] = ()
+) -> Verdict:
+    """logits: [drawing positions, vocab], each row's last known token and its drafts. ``simulate``: see simulate.py."""
     process(logits, rows, spans)
     draws = [row.draw for row, span in zip(rows, spans, strict=True) for _ in range(span.num_drafts + 1)]
     # The index of the token being drawn. [drawing positions]
     index = [len(row.tokens) + i for row, span in zip(rows, spans, strict=True) for i in range(span.num_drafts + 1)]
     positions = torch.tensor(index).to(logits.device, non_blocking=True)
-    return accept(choose(ops, logits, draws, positions), rows, spans)
+    return accept(choose(ops, logits, draws, positions), rows, spans, simulate)
 
 
-def accept(draws: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verdict:
+def accept(draws: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan], simulate: Sequence[float] = ()) -> Verdict:
     depth = max(span.num_drafts for span in spans)
     places, drafts, at = [], [], 0
     for row, span in zip(rows, spans, strict=True):
@@ -80,5 +83,19 @@ def accept(draws: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verd
         at += span.num_drafts + 1
     grid = draws[torch.tensor(places).to(draws.device, non_blocking=True)]  # [rows, depth + 1]
     expected = torch.tensor(drafts, dtype=torch.int64).to(draws.device, non_blocking=True)  # [rows, depth]
+    if simulate:
+        return _accept_simulated(grid, expected, rows, simulate)
     accepted = (grid[:, :depth] == expected).long().cumprod(1).sum(1)
     return Verdict(draws, accepted, grid.gather(1, accepted[:, None])[:, 0])
+
+
+def _accept_simulated(grid: Tensor, expected: Tensor, rows: Sequence[Row], simulate: Sequence[float]) -> Verdict:
+    """The verdict is drawn. At an accepted draft's place the draft follows, whatever the target drew there."""
+    depth = expected.shape[1]
+    packed = torch.tensor([[row.draw.seed, len(row.tokens)] for row in rows]).to(grid.device, non_blocking=True)
+    there = expected >= 0
+    taken = (passes(packed[:, 0], packed[:, 1], simulate, depth) & there).long().cumprod(1)  # [rows, depth]
+    accepted = taken.sum(1)
+    follows = torch.cat([torch.where(taken.bool(), expected, grid[:, :depth]), grid[:, depth:]], dim=1)
+    own = torch.cat([there.new_ones(len(rows), 1), there], dim=1)  # [rows, depth + 1]: not padding
+    return Verdict(follows[own], accepted, grid.gather(1, accepted[:, None])[:, 0])

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import RunnerInfo
+from slipstream.engine.plan import Runner, RunnerInfo
 from slipstream.load import OpenedModel
 from slipstream.load.spec import Family, ModelSpec
-from slipstream.runners.torch.caches import GdnCache, GdnLayerCache, LayerKv, PagedKv
+from slipstream.runners.torch.caches import GdnCache, GdnRings, LayerCache, PagedKv
 from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
 from slipstream.runners.torch.models.layers import DecoderLayer, rotary_table
-from slipstream.runners.torch.models.mtp import load_head
-from slipstream.runners.torch.ops import Rotary
+from slipstream.runners.torch.models.mtp import MtpHead, load_head
+from slipstream.runners.torch.ops import Linear, Rotary
 from slipstream.runners.torch.placement import Placement, place
+from slipstream.runners.torch.random_weights import open_weights
 from slipstream.runners.torch.rows import RowTable
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.runners.torch.weights import Weights
 
 Progress = Callable[[int], None]  # called with the bytes just read
-LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerKv | GdnLayerCache], DecoderLayer]
+LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerCache], DecoderLayer]
 
 _FAMILIES: dict[Family, LoadLayer] = {
     "llama": llama.load_layer,
@@ -33,14 +34,26 @@ _FAMILIES: dict[Family, LoadLayer] = {
 }
 
 
+def simulation_note(config: RunnerConfig) -> str:
+    """Behind a runner's note: what is not real about it."""
+    rates = "/".join(f"{rate:g}" for rate in config.simulate_acceptance)
+    return f", ACCEPTANCE SIMULATED at {rates}" if rates else ""
+
+
 def ignore_progress(num_bytes: int) -> None:
     """Nobody watches."""
 
 
 def load_runner(
     model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
-) -> TorchRunner:
+) -> Runner:
     placement = place(config, model.spec)
+    return load_placed(model, engine, config, placement, progress)
+
+
+def load_placed(
+    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, placement: Placement, progress: Progress
+) -> Runner:
     memory = plan_memory(model, placement, engine, config)
     runner = _Loader(model, engine, config, placement, memory, progress).load()
     trim_heap()
@@ -59,61 +72,80 @@ class _Loader:
     ) -> None:
         self.model, self.spec = model, model.spec
         self.ops, self.placement = placement.ops, placement
-        self.config, self.memory, self.progress = config, memory, progress
+        self.engine, self.config, self.memory, self.progress = engine, config, memory, progress
         self.max_depth = engine.max_depth if model.head is not None else 0
         # Drafts may be fed up to max_depth positions past the last one that counts.
         self.rotary = rotary_table(self.spec.rope, memory.max_context + self.max_depth, self.ops.device)
         num_kv = self.spec.num_attention_layers + (1 if model.head is not None else 0)
         self.kv = PagedKv(self.spec, num_kv, memory.num_blocks, memory.block_size, self.ops.device, self.ops.dtype)
         self.gdn = self._gdn()
-        blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
-        self.table = RowTable(memory.num_slots, blocks_per_slot, self.ops.device)
+        self.blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
 
-    def load(self) -> TorchRunner:
+    def load(self) -> Runner:
         decoder = self._decoder()
-        drafter = self._drafter(decoder)
-        return TorchRunner(self._info(drafter), decoder, drafter, self.ops, self.table, self.kv, self.gdn)
+        return self._resident(decoder) if self.placement.resident else self._hosted(decoder)
 
-    def _gdn(self) -> GdnCache | None:
+    def _hosted(self, decoder: Decoder) -> TorchRunner:
+        """Rows live on the host; the step waits for its verdict."""
+        assert not isinstance(self.gdn, GdnRings)
+        table = RowTable(self.memory.num_slots, self.blocks_per_slot, self.ops.device)
+        drafter: Drafter = NoDrafter()
+        if self.max_depth:
+            head, output = self._head(decoder)
+            drafter = MtpDrafter(head, decoder.embedding, output, self.ops, table.block_table, self.max_depth)
+        parts = (self._info(lag=0), decoder, drafter, self.ops, table, self.kv, self.gdn)
+        return TorchRunner(*parts, self.config.simulate_acceptance)
+
+    def _resident(self, decoder: Decoder) -> Runner:
+        """Rows live on the device; the host is one step behind."""
+        from slipstream.runners.torch.cuda.layout import Buffers  # Triton is not everywhere
+        from slipstream.runners.torch.cuda.rows import DeviceRows
+        from slipstream.runners.torch.cuda.runner import CudaRunner
+
+        num_places = self.memory.max_context + 2 * self.max_depth + 2
+        rows = DeviceRows(self.memory.num_slots, num_places, self.blocks_per_slot, self.ops.device)
+        most = self.engine.max_step_tokens
+        shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
+        buffers = Buffers(self.memory.num_slots, most, self.max_depth, *shared)
+        head = self._head(decoder) if self.max_depth else (None, None)
+        parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers)
+        return CudaRunner(*parts, simulated=self.config.simulate_acceptance)
+
+    def _gdn(self) -> GdnCache | GdnRings | None:
         if self.spec.gdn is None:
             return None
-        return GdnCache(
-            self.spec.gdn,
-            self.spec.num_gdn_layers,
-            self.memory.num_slots,
-            self.max_depth,
-            self.ops.device,
-            self.ops.dtype,
-        )
+        sizes = (self.spec.gdn, self.spec.num_gdn_layers, self.memory.num_slots, self.max_depth)
+        kind = GdnRings if self.placement.resident else GdnCache
+        return kind(*sizes, self.ops.device, self.ops.dtype)
 
     def _decoder(self) -> Decoder:
-        weights = Weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
+        weights = open_weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
         load_layer = _FAMILIES[self.spec.family]
         kv = iter(self.kv.layers)
-        gdn = iter(self.gdn.layers if self.gdn else ())
+        gdn: Iterator[LayerCache] = iter(self.gdn.layers if self.gdn else ())
         layers = []
         for i, kind in enumerate(self.spec.layer_kinds):
-            cache = next(kv) if kind == "full_attention" else next(gdn)
+            cache: LayerCache = next(kv) if kind == "full_attention" else next(gdn)
             layers.append(load_layer(weights, f"model.layers.{i}", self.spec, self.rotary, cache))
         return load_decoder(weights, self.spec, self.placement.stack(layers))
 
-    def _drafter(self, decoder: Decoder) -> Drafter:
-        if self.model.head is None or self.max_depth == 0:
-            return NoDrafter()
-        weights = Weights(self.model.head, self.ops, self.placement.head_form, self.progress)
+    def _head(self, decoder: Decoder) -> tuple[MtpHead, Linear]:
+        """The draft head and its output matrix."""
+        assert self.model.head is not None
+        weights = open_weights(self.model.head, self.ops, self.placement.head_form, self.progress)
         layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, self.placement.stack([layer]))
-        output = decoder.output.for_drafts(self.placement.draft_vocab)
-        return MtpDrafter(head, decoder.embedding, output, self.ops, self.table.block_table, self.max_depth)
+        return head, decoder.output.for_drafts(self.placement.draft_vocab)
 
-    def _info(self, drafter: Drafter) -> RunnerInfo:
+    def _info(self, lag: int) -> RunnerInfo:
         return RunnerInfo(
             num_slots=self.memory.num_slots,
             num_blocks=self.memory.num_blocks,
             block_size=self.memory.block_size,
             max_context=self.memory.max_context,
             vocab_size=self.spec.vocab_size,
-            max_depth=drafter.max_depth,
-            why_no_draft="" if drafter.max_depth else (self.model.head_reason or "max_depth is 0"),
-            note=self.placement.note,
+            max_depth=self.max_depth,
+            why_no_draft="" if self.max_depth else (self.model.head_reason or "max_depth is 0"),
+            lag=lag,
+            note=self.placement.note + simulation_note(self.config),
         )

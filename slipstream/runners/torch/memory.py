@@ -18,6 +18,7 @@ from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
+from slipstream.runners.torch.caches import ring_bytes
 from slipstream.runners.torch.placement import Placement
 from slipstream.runners.torch.weights import LinearFormat
 
@@ -71,7 +72,7 @@ def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, 
     item = torch.empty(0, dtype=placement.ops.dtype).element_size()
     num_kv_layers = spec.num_attention_layers + (1 if head is not None else 0)
     kv_per_token = num_kv_layers * 2 * spec.num_kv_heads * spec.head_dim * item
-    state = _state_bytes(spec, max_depth, item)
+    state = _state_bytes(spec, max_depth, item, placement.resident)
     fixed = MemoryPlan(
         weights=_stored_bytes(trunk, (n for n in trunk.names() if not n.startswith("mtp.")), placement.form, spec),
         head=0 if head is None else _head_bytes(head, placement, spec),
@@ -102,10 +103,12 @@ def _head_bytes(head: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
     return _stored_bytes(head, names, placement.head_form, spec) + rough
 
 
-def _state_bytes(spec: ModelSpec, max_depth: int, item: int) -> int:
-    """Recurrent layers: committed state, conv window, tape."""
+def _state_bytes(spec: ModelSpec, max_depth: int, item: int, resident: bool) -> int:
+    """Recurrent layers: committed state, conv window, tape; on a GPU the last two are one ring."""
     if spec.gdn is None:
         return 0
+    if resident:
+        return ring_bytes(spec.gdn, spec.num_gdn_layers, max_depth, item)
     gdn, depth, wide = spec.gdn, max(1, max_depth), max(4, item)
     state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * wide
     rows = (gdn.conv_kernel - 1 + depth) * gdn.conv_channels * item

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
 from slipstream.config import RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.caches import CONV_KERNEL
 from slipstream.runners.torch.cpu.backend import CpuOps, PackedFormat
 from slipstream.runners.torch.cpu.ops import Kernels
 from slipstream.runners.torch.cpu.ops import load as load_kernels
@@ -17,6 +19,7 @@ from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, Layers
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
+LARGE_DRAFT_VOCAB = 65536  # on a GPU, where a vocabulary is much larger than that
 SMALL_DRAFT_VOCAB = 24576  # on a CPU a draft pass reads little else than the output matrix
 
 
@@ -27,6 +30,7 @@ class Placement:
     head_form: LinearFormat
     note: str  # one line for people: what runs where
     draft_vocab: int  # the head drafts among the first so many tokens
+    resident: bool = False  # rows live on the device, and the host is one step behind
     stack: Callable[[Sequence[DecoderLayer]], Layers] = InTurn  # how layers are joined
 
     @property
@@ -50,8 +54,8 @@ def choose_device(name: str) -> torch.device:
 
 def place(config: RunnerConfig, spec: ModelSpec) -> Placement:
     device = choose_device(config.device)
-    if device.type != "cpu":
-        return _dense(device, config, spec, "PyTorch operations")
+    if device.type == "cuda":
+        return _on_gpu(device, config, spec)
     kernels = _cpu_kernels(config, spec)
     if isinstance(kernels, str):
         return _dense(device, config, spec, f"plain PyTorch operations: {kernels}")
@@ -61,7 +65,43 @@ def place(config: RunnerConfig, spec: ModelSpec) -> Placement:
     head = PackedFormat(kernels, "int8") if config.dtype == "auto" else PackedFormat(kernels, config.dtype)
     ops = CpuOps(kernels)
     vocab = _draft_vocab(config, spec, SMALL_DRAFT_VOCAB)
-    return Placement(ops, PackedFormat(kernels, config.dtype), head, note, vocab, ops.stack)
+    return Placement(ops, PackedFormat(kernels, config.dtype), head, note, vocab, stack=ops.stack)
+
+
+def _on_gpu(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
+    why = _no_triton(config, spec)
+    if why is not None:
+        return _dense(device, config, spec, f"plain PyTorch operations: {why}")
+    return resident(device, config, spec)
+
+
+def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
+    """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
+    from slipstream.runners.torch.cuda.linear import CudaFormat  # Triton is not everywhere
+    from slipstream.runners.torch.cuda.ops import CudaOps
+
+    name = "bfloat16" if config.dtype == "auto" else config.dtype
+    ops = CudaOps(device, getattr(torch, name))
+    form = CudaFormat(ops)
+    note = f"{device.type}, {name}, Triton kernels in captured steps"
+    return Placement(ops, form, form, note, _draft_vocab(config, spec, _gpu_draft_vocab(spec)), resident=True)
+
+
+def _gpu_draft_vocab(spec: ModelSpec) -> int:
+    """A draft pass over all of a large vocabulary reads mostly the output matrix."""
+    return LARGE_DRAFT_VOCAB if spec.vocab_size > 2 * LARGE_DRAFT_VOCAB else 0
+
+
+def _no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
+    if not config.kernels:
+        return "kernels are switched off"
+    if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
+        return f"the kernels do not compute in {config.dtype}"
+    if spec.gdn is not None and spec.gdn.conv_kernel != CONV_KERNEL:
+        return f"the kernels do not take a conv over {spec.gdn.conv_kernel}"
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install slipstream[cuda])"
+    return None
 
 
 def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:

@@ -47,6 +47,7 @@ class TorchRunner:
         table: RowTable,
         kv: PagedKv,
         gdn: GdnCache | None,
+        simulate_acceptance: Sequence[float] = (),
     ) -> None:
         self.info = info
         self.kv = kv
@@ -56,6 +57,7 @@ class TorchRunner:
         self.decoder = decoder
         self._ops = ops
         self.table = table
+        self._simulate = simulate_acceptance
         self._done: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -122,7 +124,7 @@ class TorchRunner:
             nothing = drawing.flat
             return Verdict(nothing, nothing, nothing)
         logits = self.decoder.unembed(hidden[drawing.flat])
-        return verify(self._ops, logits, drawing.rows, drawing.spans)
+        return verify(self._ops, logits, drawing.rows, drawing.spans, self._simulate)
 
     def _next_tokens(
         self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, verdict: Verdict

@@ -45,6 +45,14 @@ class LinearFormat(Protocol):
         """The experts of one layer, a matrix of each kind for every one."""
         ...
 
+    def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """The same from stacks that are already on the device."""
+        ...
+
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        """A matrix that is already on the device, [out, in], in a float type."""
+        ...
+
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         """What a tensor of that type and shape will take once loaded."""
         ...
@@ -61,17 +69,20 @@ class DenseFormat:
         self.ops = ops
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
-        return self.wrap(self.matrix(parts), bias)
+        return self.dense(self.matrix(parts), bias)
 
     def matrix(self, parts: Parts) -> Tensor:
         made = [as_tensor(part).to(self.ops.device, self.ops.dtype) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made)
 
-    def wrap(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return DenseLinear(weight, bias)
-
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
         return ExpertList([self.linear(p, None) for p in gate_up], [self.linear(p, None) for p in down], self.ops)
+
+    def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        return ExpertList([self.dense(m) for m in gate_up], [self.dense(m) for m in down], self.ops)
+
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        return DenseLinear(matrix.to(self.ops.dtype), bias)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         return math.prod(shape) * torch.empty(0, dtype=self.ops.dtype).element_size()

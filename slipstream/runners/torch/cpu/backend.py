@@ -23,6 +23,7 @@ from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, RmsNorm,
 from slipstream.runners.torch.weights import Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
+_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 SLAB = 1 << 20  # elements converted at once
 _BY_DTYPE = {"float32": F32, "bfloat16": BF16, "int8": W8, "int4": W4M}
 
@@ -78,6 +79,14 @@ class PackedFormat:
         ups, downs = ([self.linear(parts, None) for parts in each] for each in (gate_up, down))
         return ExpertList(ups, downs, CpuOps(self.kernels))
 
+    def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        ups, downs = ([self.dense(matrix) for matrix in each] for each in (gate_up, down))
+        return ExpertList(ups, downs, CpuOps(self.kernels))
+
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        packed = self._pack_matrix(matrix, self._format(_NAMES[matrix.dtype], matrix.shape[1]))
+        return PackedLinear(self.kernels, packed, bias)
+
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) < 2 or shape[-2] == 1:  # a vector, or a conv's kernels
             return math.prod(shape) * 4
@@ -102,7 +111,9 @@ class PackedFormat:
         form = self._format(raw.dtype, raw.shape[1])
         if _AS_STORED.get(raw.dtype) == form and form in (W4, W4M, W8):
             return self.kernels.pack_blocks(form, torch.from_numpy(raw.data.copy()), raw.shape[1])
-        matrix = as_tensor(raw)
+        return self._pack_matrix(as_tensor(raw), form)
+
+    def _pack_matrix(self, matrix: Tensor, form: int) -> PackedWeight:
         if form == W8:
             return self.kernels.quantize_w8(matrix)
         if form == W4M:

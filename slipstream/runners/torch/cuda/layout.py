@@ -78,7 +78,7 @@ class Buffers:
 
     def parts(self, shape: StepShape) -> tuple[Tensor, ...]:
         lengths = shape.parts
-        return self.upload[self._passes : self._passes + sum(lengths)].split(lengths)
+        return tuple(self.upload[self._passes : self._passes + sum(lengths)].split(lengths))
 
     def pass_rows(self, ahead: int, num_rows: int) -> Tensor:
         first = ahead * self.max_rows
@@ -91,12 +91,28 @@ class Buffers:
 
     def step(self, shape: StepShape) -> DeviceBatch:
         row_slots, row_offsets, _, _, _, tile_rows, tile_firsts, _ = self.parts(shape)
-        tokens = [part[: shape.num_tokens] for part in self._tokens[:4]]
-        rows = [part[: shape.num_rows] for part in self._rows[:4]]
+        tokens, positions, token_slots, token_rows = (part[: shape.num_tokens] for part in self._tokens[:4])
+        starts, fed, certain, replay = (part[: shape.num_rows] for part in self._rows[:4])
         return DeviceBatch(
-            shape.num_rows, shape.num_tokens, *tokens, row_slots, row_offsets, *rows, tile_rows, tile_firsts,
-            shape.tile_size, self.block_table, shape.context, shape.has_prompts,
-        )  # fmt: skip
+            num_rows=shape.num_rows,
+            num_tokens=shape.num_tokens,
+            tokens=tokens,
+            positions=positions,
+            token_slots=token_slots,
+            token_rows=token_rows,
+            row_slots=row_slots,
+            row_offsets=row_offsets,
+            row_starts=starts,
+            row_fed=fed,
+            row_certain=certain,
+            row_replay=replay,
+            tile_rows=tile_rows,
+            tile_firsts=tile_firsts,
+            tile_size=shape.tile_size,
+            block_table=self.block_table,
+            context_hint=shape.context,
+            has_prompts=shape.has_prompts,
+        )
 
     def draws(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Slot and index of each draw."""
@@ -110,13 +126,28 @@ class Buffers:
 
     def draft(self, num_rows: int, context: int) -> DeviceBatch:
         """The batch of a draft pass: one token a row. Shares the token buffers of the step, which is over by then."""
-        tokens = [part[:num_rows] for part in self._tokens[:4]]
+        tokens, positions, slots, rows = (part[:num_rows] for part in self._tokens[:4])
         offsets, starts, fed, certain, replay, tiles = (part[:num_rows] for part in self._rows[5:])
-        firsts = self._tokens[6, :num_rows]
         return DeviceBatch(
-            num_rows, num_rows, *tokens, tokens[2], offsets, starts, fed, certain, replay, tiles, firsts,
-            1, self.block_table, context, False,
-        )  # fmt: skip
+            num_rows=num_rows,
+            num_tokens=num_rows,
+            tokens=tokens,
+            positions=positions,
+            token_slots=slots,
+            token_rows=rows,
+            row_slots=slots,
+            row_offsets=offsets,
+            row_starts=starts,
+            row_fed=fed,
+            row_certain=certain,
+            row_replay=replay,
+            tile_rows=tiles,
+            tile_firsts=self._tokens[6, :num_rows],
+            tile_size=1,
+            block_table=self.block_table,
+            context_hint=context,
+            has_prompts=False,
+        )
 
     def draft_draws(self, num_rows: int) -> tuple[Tensor, Tensor]:
         return self._tokens[4, :num_rows], self._tokens[5, :num_rows]

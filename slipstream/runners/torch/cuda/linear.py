@@ -85,14 +85,14 @@ class CudaFormat(DenseFormat):
         super().__init__(ops)
         self._scratch = Scratch(ops.device)
 
-    def wrap(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return make_linear(weight, bias, self._scratch)
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        return make_linear(matrix.to(self.ops.dtype), bias, self._scratch)
 
-    def wrap_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        return ExpertStack(gate_up, down)
+    def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        return ExpertStack(gate_up.to(self.ops.dtype), down.to(self.ops.dtype))
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
-        return self.wrap_experts(self._stacked(gate_up), self._stacked(down))
+        return ExpertStack(self._stacked(gate_up), self._stacked(down))
 
     def _stacked(self, matrices: Sequence[Parts]) -> Tensor:
         first = self.matrix(matrices[0])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.caches import LayerKv
+from slipstream.runners.torch.caches import GdnRingLayer, LayerKv
 from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.caches import GdnRingLayer
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix

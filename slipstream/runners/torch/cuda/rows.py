@@ -36,9 +36,7 @@ class DeviceRows:
         self._num_blocks: dict[int, int] = {}
         self._plain: dict[int, bool] = {}
         known, cursor, drafts, replay = (self.int_field(name) for name in ("known", "cursor", "drafts", "replay"))
-        self.state = RowState(
-            self.tokens, known, cursor, drafts, replay, self.float_field("p_min"), self.seeds
-        )
+        self.state = RowState(self.tokens, known, cursor, drafts, replay, self.float_field("p_min"), self.seeds)
 
     def int_field(self, name: str) -> Tensor:
         return self._ints[_INTS.index(name)]

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from slipstream.runners.torch.cuda.rows import DeviceRows
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear
-
+from slipstream.runners.torch.simulate import pass_rates
 
 Marks = tuple[torch.cuda.Event, ...]
 
@@ -72,7 +71,7 @@ class CudaRunner:
         self._output = output
         width = kernels.report_width(self.depth)
         self._report = torch.zeros(buffers.max_rows, width, dtype=torch.int32, device=self.device)
-        self._simulated = _chances(simulated, self.depth, self.device) if simulated else None
+        self._simulated = _rates(simulated, self.depth, self.device) if simulated else None
         self._flights: deque[_Flight | StepPlan] = deque()
         self._most: dict[int, int] = {}  # tokens each slot has at most, all plans done
         self._stays: dict[int, int] = {}  # how often each slot was given away
@@ -228,8 +227,5 @@ def _seconds(marks: Marks) -> tuple[float, float]:
     return start.elapsed_time(verified) / 1e3, verified.elapsed_time(end) / 1e3
 
 
-def _chances(simulated: Sequence[float], depth: int, device: torch.device) -> Tensor:
-    """Of each draft, given that the ones before it were accepted. float32 [depth]"""
-    survival = [1.0, *simulated, *[0.0] * depth][: depth + 1]
-    chances = [after / before if before else 0.0 for before, after in pairwise(survival)]
-    return torch.tensor(chances, dtype=torch.float32, device=device)
+def _rates(survival: Sequence[float], depth: int, device: torch.device) -> Tensor:
+    return torch.tensor(pass_rates(survival, depth), dtype=torch.float32, device=device)

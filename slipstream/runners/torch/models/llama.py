@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from slipstream.load.spec import ModelSpec
-from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
+from slipstream.runners.torch.caches import LayerCache, LayerKv
 from slipstream.runners.torch.models.layers import DecoderLayer, load_attention, load_mlp, load_norm
 from slipstream.runners.torch.ops import Rotary
 from slipstream.runners.torch.weights import Weights
 
 
-def load_layer(
-    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
-) -> DecoderLayer:
+def load_layer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerCache) -> DecoderLayer:
     assert isinstance(cache, LayerKv)
     return DecoderLayer(
         load_norm(weights, f"{name}.input_layernorm", spec),

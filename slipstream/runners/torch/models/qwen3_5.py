@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.batch import Batch
-from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
+from slipstream.runners.torch.caches import LayerCache, LayerKv, RecurrentCache
 from slipstream.runners.torch.models.layers import DecoderLayer, Mixer, Mlp, load_attention, load_mlp, load_norm
 from slipstream.runners.torch.ops import GdnWeights, Linear, Ops, RmsNorm, Rotary
 from slipstream.runners.torch.weights import Weights
@@ -19,14 +19,14 @@ class GatedDeltaNet:
     inputs: Linear  # rows: conv channels (q, k, v), z, b, a
     out: Linear
     weights: GdnWeights
-    cache: GdnLayerCache
+    cache: RecurrentCache
     ops: Ops
 
     def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
         return self.out(self.ops.gdn(self.inputs.normed(x, norm), self.weights, self.cache, batch), x)
 
 
-def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache) -> GatedDeltaNet:
+def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache) -> GatedDeltaNet:
     gdn = spec.gdn
     assert gdn is not None
     value = gdn.num_v_heads * gdn.v_dim
@@ -46,19 +46,17 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: GdnLayerCache)
     return GatedDeltaNet(inputs, out, beside, cache, weights.ops)
 
 
-def load_layer(
-    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
-) -> DecoderLayer:
+def load_layer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerCache) -> DecoderLayer:
     mlp = load_mlp(weights, f"{name}.mlp", spec.hidden_size, spec.intermediate_size)
     return hybrid_layer(weights, name, spec, rotary, cache, mlp)
 
 
 def hybrid_layer(
-    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache, mlp: Mlp
+    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerCache, mlp: Mlp
 ) -> DecoderLayer:
     """Attention or recurrence, as the layer's cache says, around the family's own MLP."""
     mixer: Mixer
-    if isinstance(cache, GdnLayerCache):
+    if not isinstance(cache, LayerKv):
         mixer = load_gdn(weights, f"{name}.linear_attn", spec, cache)
     else:
         mixer = load_attention(weights, f"{name}.self_attn", spec, rotary, cache)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.batch import Batch
-from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
+from slipstream.runners.torch.caches import LayerCache
 from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, load_mlp
 from slipstream.runners.torch.models.qwen3_5 import hybrid_layer
@@ -39,7 +39,5 @@ def load_moe(weights: Weights, name: str, spec: ModelSpec) -> SparseMlp:
     return SparseMlp(router, experts, shared, moe.num_experts, moe.num_active)
 
 
-def load_layer(
-    weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerKv | GdnLayerCache
-) -> DecoderLayer:
+def load_layer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerCache) -> DecoderLayer:
     return hybrid_layer(weights, name, spec, rotary, cache, load_moe(weights, f"{name}.mlp", spec))

@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.cuda.kernels.product import product
 from slipstream.runners.torch.cuda.kernels.views import TiledRows
-from slipstream.runners.torch.ops import HeadShape, LayerKv
+from slipstream.runners.torch.ops import HeadShape
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SHORTEST_SPLIT = tl.constexpr(128)  # positions: below it, merging costs more than the split gains

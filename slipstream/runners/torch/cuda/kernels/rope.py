@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.cuda.kernels.views import TokenPlaces
-from slipstream.runners.torch.ops import HeadShape, LayerKv, Rotary
+from slipstream.runners.torch.ops import HeadShape, Rotary
 
 
 @triton.jit

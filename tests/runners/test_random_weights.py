@@ -1,0 +1,84 @@
+"""Models that are shapes only: loaded without a file, finite through all layers, planned like real ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.errors import LoadError
+from slipstream.load.hf_config import spec_from_config
+from slipstream.load.random_model import RANDOM_SHAPES, open_random
+from slipstream.runners.torch.batch import RowSpan, make_batch
+from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.memory import plan_memory
+from slipstream.runners.torch.placement import place
+from slipstream.runners.torch.runner import TorchRunner
+
+ENGINE = EngineConfig(max_streams=2, max_depth=2)
+FORMS = [("float32", False), ("auto", True), ("int8", True)]
+
+
+def load(shape: str, dtype: str, kernels: bool) -> tuple[TorchRunner, int]:
+    read: list[int] = []
+    config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels)
+    return load_runner(open_random(shape), ENGINE, config, read.append), sum(read)
+
+
+def logits(runner: TorchRunner) -> torch.Tensor:
+    runner.table.block_table[0, :4] = torch.arange(4)
+    batch = make_batch((RowSpan(0, 0, 0, 48),), list(range(48)), runner.table.block_table)
+    with torch.inference_mode():
+        return runner.decoder.unembed(runner.decoder.forward(batch)).float()
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+@pytest.mark.parametrize(("dtype", "kernels"), FORMS)
+def test_logits_are_of_ordinary_size_and_the_same_each_time(shape: str, dtype: str, kernels: bool) -> None:
+    (first, read), (second, _) = load(shape, dtype, kernels), load(shape, dtype, kernels)
+    found = logits(first)
+    assert found.isfinite().all()
+    assert 0.3 < found.std() < 3.0
+    assert torch.equal(found, logits(second))
+    assert len(set(found.argmax(-1).tolist())) > 10
+    assert read == open_random(shape).num_bytes
+    assert first.info.max_depth == 2
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_the_plan_counts_what_is_made(shape: str) -> None:
+    model, config = open_random(shape), RunnerConfig(device="cpu", dtype="bfloat16", kernels=False)
+    plan = plan_memory(model, place(config, model.spec), ENGINE, config)
+    assert plan.weights + plan.head == model.num_bytes
+
+
+def test_the_large_shapes_have_the_sizes_their_names_say() -> None:
+    sizes = {shape: open_random(shape).num_bytes / 2e9 for shape in RANDOM_SHAPES}
+    assert 26 < sizes["qwen3.5-27b"] < 28
+    assert 3.8 < sizes["qwen3.5-4b"] < 4.8
+    assert 33 < sizes["qwen3.5-35b-a3b"] < 37
+
+
+def test_a_shape_is_what_its_config_would_be_read_as() -> None:
+    config = json.loads("""{"model_type": "qwen3_5_text", "hidden_size": 2560, "num_hidden_layers": 32,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 9216,
+        "vocab_size": 248320, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
+        "mtp_num_hidden_layers": 1}""")
+    assert spec_from_config(config, {}, "config.json") == RANDOM_SHAPES["qwen3.5-4b"]
+
+
+def test_text_is_bytes() -> None:
+    tokenizer = open_random("tiny").tokenizer
+    assert tokenizer.encode("né\n") == list("né\n".encode())
+    assert tokenizer.decode([*"né".encode(), 300]) == "né"
+    assert tokenizer.eos_token_ids == ()
+
+
+def test_there_is_nothing_to_read() -> None:
+    with pytest.raises(LoadError, match="random"):
+        open_random("tiny").checkpoint.get("lm_head.weight")
+    with pytest.raises(LoadError, match="tiny-moe"):
+        open_random("70b")

@@ -1,0 +1,102 @@
+"""Simulated acceptance: the asked rates come out, by position, and what is committed is drafts and then a draw."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.plan import RowJoin, RowResult, RowStep, StepPlan
+from slipstream.errors import ConfigError
+from slipstream.load.random_model import open_random
+from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.noise import noise_keys
+from slipstream.runners.torch.runner import TorchRunner
+from slipstream.runners.torch.simulate import pass_rates, passes, uniform
+from slipstream.sampling import SamplingParams
+
+HIGH = (0.85, 0.72, 0.60)
+PROMPT = (5, 9, 2, 44, 17)
+
+
+def open_runner(simulate: tuple[float, ...]) -> TorchRunner:
+    config = RunnerConfig(device="cpu", dtype="float32", kernels=False, simulate_acceptance=simulate)
+    return load_runner(open_random("tiny"), EngineConfig(max_streams=2, max_depth=3), config)
+
+
+def read(runner: TorchRunner, tokens: tuple[int, ...], depth: int) -> RowResult:
+    """A stream with that prompt joins slot 0."""
+    join = RowJoin(0, tokens, len(tokens), SamplingParams(temperature=0.0), 11, 0.0)
+    blocks = tuple(range(runner.info.num_blocks // 2))
+    runner.submit(StepPlan(0, (), (join,), (RowStep(0, len(tokens), depth, blocks),)))
+    return runner.collect().rows[0]
+
+
+def decode(runner: TorchRunner, num_steps: int, depth: int = 3) -> list[RowResult]:
+    """The results of reading the prompt and of the steps behind it."""
+    rows = [read(runner, PROMPT, depth)]
+    for step in range(1, num_steps + 1):
+        runner.submit(StepPlan(step, (), (), (RowStep(0, 1 + depth, depth),)))
+        rows += runner.collect().rows
+    runner.submit(StepPlan(num_steps + 1, (0,), (), ()))
+    runner.collect()
+    return rows
+
+
+def test_the_rule_in_plain_numbers() -> None:
+    assert pass_rates(HIGH, 4) == [0.85, 0.72 / 0.85, 0.60 / 0.72, 0.0]
+    assert pass_rates((1.0, 0.0), 3) == [1.0, 0.0, 0.0]
+    seeds, index = torch.tensor([7, -3]), torch.tensor([0, 41])
+    keys = [key & (1 << 64) - 1 for key in noise_keys(seeds, index).tolist()]
+    assert uniform(seeds, index).tolist() == [(key >> 40) / 2**24 for key in keys]
+    lone = passes(torch.tensor([7]), torch.tensor([40]), (0.5, 0.25), 2)
+    both = uniform(torch.tensor([7, 7]), torch.tensor([40, 41])) < 0.5
+    assert lone.tolist() == [both.tolist()]
+
+
+def test_the_rates_come_out() -> None:
+    seeds = torch.arange(40_000)
+    accepted = passes(seeds, torch.full_like(seeds, 123), HIGH, 4).long().cumprod(1).float().mean(0)
+    assert accepted.tolist() == pytest.approx([*HIGH, 0.0], abs=0.01)
+
+
+@pytest.mark.parametrize(("simulate", "num_accepted"), [((1.0, 1.0, 0.0), 2), ((0.0,), 0), ((1.0, 1.0, 1.0), 3)])
+def test_committed_are_the_accepted_drafts_and_then_a_draw(simulate: tuple[float, ...], num_accepted: int) -> None:
+    for before, row in pairwise(decode(open_runner(simulate), 6)):
+        assert len(before.drafts) == 3
+        assert len(row.tokens) == num_accepted + 1
+        assert row.tokens[:-1] == before.drafts[:num_accepted]
+
+
+def test_a_verdict_depends_on_seed_and_place_only() -> None:
+    runner = open_runner(HIGH)
+    lengths = [[len(row.tokens) for row in decode(runner, 12)] for _ in range(2)]
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0][1:])) > 1
+
+
+def test_a_stream_whose_drafts_are_all_rejected_is_the_plain_stream() -> None:
+    plain = [row.tokens for row in decode(open_runner(()), 10, depth=0)]
+    assert [row.tokens for row in decode(open_runner((0.0,)), 10)] == plain
+
+
+def test_trunk_and_head_go_on_from_what_was_committed() -> None:
+    """The last draw and the drafts behind it are those of a stream that was given all the rest as its prompt."""
+    rows = decode(open_runner((1.0, 1.0, 1.0)), 5)
+    known = (*PROMPT, *(token for row in rows for token in row.tokens))
+    fresh = read(open_runner((1.0, 1.0, 1.0)), known[:-1], 3)
+    assert fresh.tokens == known[-1:]
+    assert fresh.drafts == rows[-1].drafts
+
+
+def test_it_is_never_silent() -> None:
+    assert "ACCEPTANCE SIMULATED at 0.85/0.72/0.6" in open_runner(HIGH).info.note
+    assert "SIMULATED" not in open_runner(()).info.note
+
+
+@pytest.mark.parametrize("rates", [(0.5, 0.6), (1.1,), (0.5, -0.1), (float("nan"),)])
+def test_rates_that_cannot_be(rates: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="simulate_acceptance"):
+        RunnerConfig(simulate_acceptance=rates)
