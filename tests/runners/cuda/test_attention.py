@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from paged import Row, make_case
+
 from slipstream.runners.torch.cuda.kernels.attention import attend, split_count
 from slipstream.runners.torch.ops import HeadShape, LayerKv, TorchOps
 

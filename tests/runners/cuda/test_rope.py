@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paged import Case, Row, make_case
 from torch import Tensor
 
-from paged import Case, Row, make_case
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.ops import HeadShape, LayerKv, Rotary, TorchOps
 

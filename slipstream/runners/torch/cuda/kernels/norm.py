@@ -12,7 +12,7 @@ from torch import Tensor
 def _normalised(x, weight, eps, cols, mask, WIDTH: tl.constexpr):
     """x: [rows, block] float32, zero where masked."""
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
-    return x * scale[:, None] * tl.load(weight + cols, mask=mask, other=0.0)[None, :]
+    return x * scale[:, None] * tl.load(weight + cols[None, :], mask=mask[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -63,12 +63,12 @@ def _concat_norm_kernel(
         row = token
         if ids is not None:
             row = tl.load(ids + token).to(tl.int64)
-        left = tl.load(a + row * stride_a + cols, mask=mask, other=0.0).to(tl.float32)
-        normed = _normalised(left[None, :], weight_a, eps, cols, mask, WIDTH)
+        left = tl.load(a + row * stride_a + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
+        normed = _normalised(left, weight_a, eps, cols, mask, WIDTH)
         tl.store(target + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
     else:
-        right = tl.load(b + token * stride_b + cols, mask=mask, other=0.0).to(tl.float32)
-        normed = _normalised(right[None, :], weight_b, eps, cols, mask, WIDTH)
+        right = tl.load(b + token * stride_b + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
+        normed = _normalised(right, weight_b, eps, cols, mask, WIDTH)
         tl.store(target + WIDTH + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
 
 

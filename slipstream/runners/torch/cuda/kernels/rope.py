@@ -1,4 +1,4 @@
-"""From the mixed projection to attention's inputs in one launch: per-head norms, rotary, the write to the paged cache."""
+"""From the mixed projection to attention in one launch: per-head norms, rotary, the write to the paged cache."""
 
 from __future__ import annotations
 

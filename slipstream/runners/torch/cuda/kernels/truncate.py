@@ -36,15 +36,14 @@ def _key_value(key):
 
 @triton.jit
 def _asked(position, slots, top_k, top_p, min_p, vocab_size):
-    """The slot, and what it asks for: k (0: off), p (1: off) and min_p (0: off). Padding asks for nothing."""
+    """The slot (-1: padding, or it asks for nothing), its k (0: off), p (1: off) and min_p (0: off)."""
     slot = tl.load(slots + position)
-    real = slot >= 0
-    slot = tl.maximum(slot, 0)
-    k = tl.load(top_k + slot)
-    k = tl.where(real & (k < vocab_size), tl.maximum(k, 0), 0)
-    p = tl.where(real, tl.load(top_p + slot), 1.0)
-    share = tl.where(real, tl.load(min_p + slot), 0.0)
-    return slot, k, p, share
+    place = tl.maximum(slot, 0)
+    k = tl.load(top_k + place)
+    k = tl.where(k < vocab_size, tl.maximum(k, 0), 0)
+    p = tl.load(top_p + place)
+    share = tl.load(min_p + place)
+    return tl.where((k > 0) | (p < 1.0) | (share > 0.0), slot, -1), k, p, share
 
 
 @triton.jit
@@ -66,8 +65,8 @@ def _survey_kernel(
 ):
     """One program a position and chunk: the largest value of each group, and the chunk's sum of exp."""
     position = tl.program_id(0).to(tl.int64)
-    slot, k, p, share = _asked(position, slots, top_k, top_p, min_p, vocab_size)
-    if (k == 0) & (p >= 1.0) & (share <= 0.0):
+    slot, _, _, _ = _asked(position, slots, top_k, top_p, min_p, vocab_size)
+    if slot < 0:
         return
     groups = tl.program_id(1) * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
     ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -233,8 +232,8 @@ def _border_kernel(
 ):
     """One program a position."""
     position = tl.program_id(0).to(tl.int64)
-    slot, k, p, share = _asked(position, slots, top_k, top_p, min_p, vocab_size)
-    if (k == 0) & (p >= 1.0) & (share <= 0.0):
+    slot, k, p, _ = _asked(position, slots, top_k, top_p, min_p, vocab_size)
+    if slot < 0:
         return
     scale = tl.load(inv_temperature + slot)
     chunks = tl.arange(0, WIDE_CHUNKS)
@@ -285,12 +284,12 @@ def _cut_kernel(
     BLOCK: tl.constexpr,
 ):
     position = tl.program_id(0).to(tl.int64)
-    slot, k, p, share = _asked(position, slots, top_k, top_p, min_p, vocab_size)
-    if (k == 0) & (p >= 1.0) & (share <= 0.0):
+    slot, _, _, share = _asked(position, slots, top_k, top_p, min_p, vocab_size)
+    if slot < 0:
         return
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     places = logits + position * stride + ids
-    values = tl.load(places, mask=ids < vocab_size, other=0.0).to(tl.float32)
+    values = tl.load(places, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
     keys = _rank_key(values)
     border = tl.load(border_keys + position)
     keep = (keys > border) | ((keys == border) & (ids <= tl.load(border_ids + position)))

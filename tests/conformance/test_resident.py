@@ -1,0 +1,53 @@
+"""The runner whose rows live on the device: tokens equal the CPU runner's plain decoding, one stream at a time.
+
+On a GPU its steps are captured; without one the same code runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from harness import Ask, Traffic, alone, open_resident, open_runner
+
+from slipstream.config import EngineConfig
+from slipstream.sampling import SamplingParams
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+KINDS = list(tiny.MODELS) if ON_GPU else ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"]
+
+
+def traffic(count: int, longest: int, seed: int = 0) -> list[Ask]:
+    chance = random.Random(seed)
+    asks = []
+    for i in range(count):
+        prompt = tuple(chance.randrange(tiny.VOCAB) for _ in range(chance.randrange(1, longest)))
+        params = SamplingParams(temperature=0.0, max_tokens=chance.randrange(4, 4 + longest // 2), draft=(3, 0, 1, 4, 2)[i % 5], seed=i)
+        if i % 3 == 1:
+            params = replace(params, temperature=0.9, top_p=chance.choice([1.0, 0.9]), top_k=chance.choice([0, 20]))
+        if i % 3 == 2:
+            params = replace(params, presence_penalty=0.5, repetition_penalty=1.2, logit_bias={3: 2.0, 5: -50.0})
+        abort = 12 if i == 4 else None
+        asks.append(Ask(prompt, replace(params, p_min=chance.choice([0.0, 0.02])), chance.randrange(6), abort))
+    return asks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_equal_the_cpus(tmp_path: Path, kind: str) -> None:
+    folder = tiny.save(tiny.build(kind), tmp_path, head=True)
+    asks = traffic(6, 40) if ON_GPU else traffic(5, 14)
+    cpu = open_runner(folder, head=True)
+    wanted = [alone(cpu, ask) for ask in asks]
+    runner = open_resident(folder)
+    config = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
+    run = Traffic(runner, config)
+    for _ in range(3 if ON_GPU else 1):  # as it is, while being captured, replayed
+        for i, (got, want) in enumerate(zip(run.run(asks), wanted, strict=True)):
+            aborted = run.finished[str(i)].finish_reason == "abort"
+            assert got == (want[: len(got)] if aborted else want), i
+    assert run.snapshot.num_draft_tokens > 0

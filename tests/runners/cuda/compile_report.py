@@ -1,0 +1,148 @@
+"""Compile what the kernel wrappers launch for an H100, without one: registers, spills and shared memory of each.
+
+`python tests/runners/cuda/compile_report.py [name ...]` prints one JSON object a launch. The wrappers run unchanged on
+CPU tensors; only the launch itself is replaced by Triton's compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from slipstream.runners.torch.cuda.kernels.attention import attend
+from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.torch.cuda.kernels.norm import embed_concat_norm, rms_norm
+from slipstream.runners.torch.cuda.kernels.rope import rope_store
+from slipstream.runners.torch.ops import HeadShape, LayerKv, Rotary
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+QWEN, SMOLLM = HeadShape(24, 4, 256), HeadShape(9, 3, 64)
+BF16 = torch.bfloat16
+
+
+class H100:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+@contextmanager
+def launches() -> Iterator[list[Any]]:
+    """The compiled kernels of every launch made meanwhile; nothing runs."""
+    compiled: list[Any] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        compiled.append(run(self, *args, grid=grid, warmup=True, **options))
+
+    triton.runtime.driver.set_active(H100())
+    JITFunction.run = compile_only
+    yield compiled
+    JITFunction.run = run
+
+
+def resources(kernel: Any) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    return {
+        "kernel": kernel.metadata.name,
+        "registers": int(usage["REG"]),
+        "spilled_bytes": int(usage["STACK"]) + int(usage["LOCAL"]),
+        "shared_bytes": kernel.metadata.shared,
+        "warps": kernel.metadata.num_warps,
+    }
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def step(num_tokens: int, tile_size: int, context: int) -> Any:
+    num_rows = num_tokens // tile_size
+    rows = {name: ints(num_rows) for name in ("row_slots", "row_offsets", "row_starts", "row_fed")}
+    tokens = {name: ints(num_tokens) for name in ("positions", "token_slots", "token_rows")}
+    tiles = {"tile_rows": ints(num_rows), "tile_firsts": ints(num_rows), "tile_size": tile_size}
+    return SimpleNamespace(**rows, **tokens, **tiles, block_table=ints(64, 4096), context_hint=context)
+
+
+def cache(heads: HeadShape, dtype: torch.dtype) -> LayerKv:
+    return LayerKv(*torch.empty(2, 8, heads.num_kv, 16, heads.dim, dtype=dtype))
+
+
+def attention(heads: HeadShape, num_tokens: int, tile_size: int, context: int, dtype: torch.dtype = BF16) -> None:
+    wide = torch.empty(num_tokens, 2 * heads.num_q * heads.dim, dtype=dtype)
+    q, gate = wide.chunk(2, dim=1)
+    attend(q, heads, cache(heads, dtype), step(num_tokens, tile_size, context), gate)
+
+
+def rope(heads: HeadShape, num_tokens: int, half: int) -> None:
+    mixed = torch.empty(num_tokens, heads.qkv_width, dtype=BF16)
+    rotary = Rotary(torch.empty(64, half), torch.empty(64, half))
+    weight = torch.empty(heads.dim)
+    rope_store(mixed, heads, rotary, cache(heads, BF16), step(num_tokens, 1, 64), (weight, weight, 1e-6))
+
+
+def head_entry(width: int) -> None:
+    weight, hidden = torch.empty(width), torch.empty(4, width, dtype=BF16)
+    embed_concat_norm(torch.empty(9, width, dtype=BF16), ints(4), weight, hidden, weight, 1e-6)
+
+
+CASES: dict[str, Callable[[], object]] = {
+    "norm 27B": lambda: rms_norm(torch.empty(4, 5120, dtype=BF16), torch.empty(5120), 1e-6),
+    "norm heads": lambda: rms_norm(torch.empty(4, 48, 128, dtype=BF16), torch.empty(128), 1e-6),
+    "head entry 27B": lambda: head_entry(5120),
+    "silu 27B, 1": lambda: silu_mul(torch.empty(1, 2 * 17408, dtype=BF16)),
+    "silu 27B, 2048": lambda: silu_mul(torch.empty(2048, 2 * 17408, dtype=BF16)),
+    "rope 27B, 4": lambda: rope(QWEN, 4, 32),
+    "rope 27B, 2048": lambda: rope(QWEN, 2048, 32),
+    "rope SmolLM2, 4": lambda: rope(SMOLLM, 4, 32),
+    "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),
+    "attend 27B, 1 row of 4": lambda: attention(QWEN, 4, 4, 65536),
+    "attend 27B, 1 row of 8": lambda: attention(QWEN, 8, 8, 65536),
+    "attend 27B, 64 rows of 4": lambda: attention(QWEN, 256, 4, 1024),
+    "attend 27B, prompt in 16": lambda: attention(QWEN, 2048, 16, 4096),
+    "attend 27B, prompt in 64": lambda: attention(QWEN, 2048, 64, 4096),
+    "attend SmolLM2, 1 row of 4": lambda: attention(SMOLLM, 4, 4, 2048),
+    "attend SmolLM2, 64 rows of 4": lambda: attention(SMOLLM, 256, 4, 1024),
+    "attend SmolLM2, prompt in 64": lambda: attention(SMOLLM, 2048, 64, 1024),
+    "attend 80 channels": lambda: attention(HeadShape(8, 8, 80), 256, 4, 1024),
+    "attend 128 channels, prompt in 64": lambda: attention(HeadShape(32, 8, 128), 2048, 64, 4096),
+    "attend SmolLM2 in float32": lambda: attention(SMOLLM, 256, 4, 1024, torch.float32),
+    "attend 27B in float32, 1 row of 8": lambda: attention(QWEN, 8, 8, 1024, torch.float32),
+    "attend 27B in float32, prompt in 64": lambda: attention(QWEN, 2048, 64, 4096, torch.float32),
+}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or CASES:
+        with launches() as compiled:
+            CASES[name]()
+        for kernel in compiled:
+            print(json.dumps({"case": name, **resources(kernel)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

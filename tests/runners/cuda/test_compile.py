@@ -1,0 +1,27 @@
+"""The kernels as an H100 would run them: Triton compiles them without one, and nothing spills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parent / "compile_report.py"
+LARGEST_SHARED = 227 * 1024  # bytes a program of compute capability 9.0 may have
+HEAVIEST = ["head entry 27B", "rope 27B, 2048", "attend 27B, 1 row of 4", "attend 27B, prompt in 64"]
+
+
+def test_the_heaviest_launches_compile_without_spilling(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(SCRIPT.parents[3])}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *HEAVIEST], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    launches = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {launch["case"] for launch in launches} == set(HEAVIEST)
+    for launch in launches:
+        assert launch["spilled_bytes"] == 0, launch
+        assert launch["shared_bytes"] <= LARGEST_SHARED, launch
