@@ -16,7 +16,9 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf import open_hf
 from slipstream.runners.torch.batch import RowSpan, make_batch
-from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.cuda.runner import CudaRunner
+from slipstream.runners.torch.loading import load_placed, load_runner
+from slipstream.runners.torch.placement import resident
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.sampling import SamplingParams
 
@@ -38,6 +40,20 @@ def open_runner(
     config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
     return load_runner(model, engine, config)
+
+
+def open_resident(
+    folder: Path, *, streams: int = 4, block_size: int = 8, max_depth: int = 4, dtype: str = "float32"
+) -> CudaRunner:
+    """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = open_hf(folder)
+    model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
+    engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
+    config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
+    runner = load_placed(model, engine, config, resident(device, config, checkpoint.spec))
+    assert isinstance(runner, CudaRunner)
+    return runner
 
 
 def trunk_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot: int = 1) -> torch.Tensor:

@@ -27,7 +27,9 @@ def traffic(count: int, longest: int, seed: int = 0) -> list[Ask]:
     asks = []
     for i in range(count):
         prompt = tuple(chance.randrange(tiny.VOCAB) for _ in range(chance.randrange(1, longest)))
-        params = SamplingParams(temperature=0.0, max_tokens=chance.randrange(4, 4 + longest // 2), draft=(3, 0, 1, 4, 2)[i % 5], seed=i)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=chance.randrange(4, 4 + longest // 2), draft=(3, 0, 1, 4, 2)[i % 5], seed=i
+        )
         if i % 3 == 1:
             params = replace(params, temperature=0.9, top_p=chance.choice([1.0, 0.9]), top_k=chance.choice([0, 20]))
         if i % 3 == 2:

@@ -82,7 +82,7 @@ CONV_KERNEL = 4  # what the kernel is written for
 
 @dataclass(frozen=True, slots=True)
 class GdnRingLayer:
-    state: Tensor  # float32 [slots, v heads, v dim, k dim]: after the last certain token
+    state: Tensor  # float32 [slots, v heads, k dim, v dim]: after the last certain token
     ring: Tensor  # [slots, ring size, conv channels + 2 * v heads]: raw q, k, v, b, a by position
 
 
@@ -100,7 +100,7 @@ class GdnRings:
         width = gdn.conv_channels + 2 * gdn.num_v_heads
         self.layers = [
             GdnRingLayer(
-                state=torch.zeros(num_slots, gdn.num_v_heads, gdn.v_dim, gdn.k_dim, device=device, dtype=torch.float32),
+                state=torch.zeros(num_slots, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=torch.float32),
                 ring=torch.zeros(num_slots, ring_size(max_depth), width, device=device, dtype=dtype),
             )
             for _ in range(num_layers)

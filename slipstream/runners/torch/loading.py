@@ -52,7 +52,11 @@ def load_runner(
 
 
 def load_placed(
-    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, placement: Placement, progress: Progress
+    model: OpenedModel,
+    engine: EngineConfig,
+    config: RunnerConfig,
+    placement: Placement,
+    progress: Progress = ignore_progress,
 ) -> Runner:
     memory = plan_memory(model, placement, engine, config)
     runner = _Loader(model, engine, config, placement, memory, progress).load()

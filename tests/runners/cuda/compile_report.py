@@ -22,11 +22,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from slipstream.load.spec import GdnSpec
+from slipstream.runners.torch.caches import GdnRings, LayerKv
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
 from slipstream.runners.torch.cuda.kernels.norm import embed_concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
-from slipstream.runners.torch.ops import HeadShape, LayerKv, Rotary
+from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 QWEN, SMOLLM = HeadShape(24, 4, 256), HeadShape(9, 3, 64)
@@ -105,6 +108,19 @@ def rope(heads: HeadShape, num_tokens: int, half: int) -> None:
     rope_store(mixed, heads, rotary, cache(heads, BF16), step(num_tokens, 1, 64), (weight, weight, 1e-6))
 
 
+def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False) -> None:
+    gdn = GdnSpec(16, 48, 128, 128, 4)
+    cache = GdnRings(gdn, 1, 2, 3, torch.device("cpu"), BF16).layers[0]
+    width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
+    batch = step(num_tokens, num_tokens // num_rows, 512)
+    batch.num_rows, batch.has_prompts = num_rows, has_prompts
+    batch.row_certain, batch.row_replay = ints(num_rows), ints(num_rows)
+    vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))
+    conv = torch.empty(4, gdn.conv_channels, dtype=BF16)
+    mixed = torch.empty(num_tokens, width, dtype=BF16)
+    gdn_mix(mixed, conv, *vectors, 1e-6, gdn, cache.state, cache.ring, batch)
+
+
 def head_entry(width: int) -> None:
     weight, hidden = torch.empty(width), torch.empty(4, width, dtype=BF16)
     embed_concat_norm(torch.empty(9, width, dtype=BF16), ints(4), weight, hidden, weight, 1e-6)
@@ -119,6 +135,8 @@ CASES: dict[str, Callable[[], object]] = {
     "rope 27B, 4": lambda: rope(QWEN, 4, 32),
     "rope 27B, 2048": lambda: rope(QWEN, 2048, 32),
     "rope SmolLM2, 4": lambda: rope(SMOLLM, 4, 32),
+    "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
+    "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),
     "attend 27B, 1 row of 4": lambda: attention(QWEN, 4, 4, 65536),
     "attend 27B, 1 row of 8": lambda: attention(QWEN, 8, 8, 65536),

@@ -169,10 +169,11 @@ class CudaRunner:
         if shape.num_draws:
             drawing = hidden.index_select(0, draw_flat) if shape.has_prompts else hidden
             draws = self._draws(self.decoder.unembed(drawing), draw_slots, draw_index, shape.plain)
-        followers, row_last = buffers.followers(shape), buffers.row_last(shape)
-        kernels.followers(state, batch, draws, row_draws, followers)
+        row_last = buffers.row_last(shape)
         kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated)
         if self._head is not None:
+            followers = buffers.followers(shape)
+            kernels.followers(state, batch, followers)
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
             buffers.draft_hidden[: shape.num_rows] = fed.index_select(0, row_last)
 

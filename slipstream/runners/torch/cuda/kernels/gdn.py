@@ -1,9 +1,10 @@
-"""Gated DeltaNet for a ragged batch in one kernel: conv, gated delta rule, replay of accepted drafts, gated norm.
+"""Gated DeltaNet for a ragged batch: causal conv, gated delta rule, replay of accepted drafts, gated norm.
 
-A program owns one head of one row. It reads the committed state, replays the drafts that the last step accepted from
-the ring, runs over the row's certain tokens, stores the state once, and goes on over the drafts. The ring holds the raw
-inputs by position: like the KV cache, what was written beyond the cursor is overwritten before it is read.
-State is kept as [v dim, k dim], so that sums over k stay inside a warp.
+The ring holds the raw inputs by position: like the KV cache, what was written beyond the cursor is overwritten before
+it is read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and the drafts
+accepted last step, from the ring. In the recurrence a program is one warp that owns some columns of one head's state in
+one row, so that all sums over the keys stay inside the warp: it reads the committed state, replays, runs over the
+certain tokens, stores the state once, and goes on over the drafts. The norm needs whole heads.
 """
 
 from __future__ import annotations
@@ -16,156 +17,165 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 
+COLUMNS = 16  # of the state, per program
+
 
 @triton.jit
-def _taps(x0, x1, x2, x3, conv, channel, channels, inside):
-    """One token of the causal conv over four, and its SiLU."""
+def _tap(mixed, rings, position, start, offset, mixed_stride, ring_size, ring_width, channel, along, size):
+    """A raw input of the row: fed in this step, from the ring, or zero before the row's beginning."""
+    is_fed = position >= start
+    at_fed = tl.maximum(offset + position - start, 0).to(tl.int64) * mixed_stride
+    at_ring = (tl.maximum(position, 0) % ring_size) * ring_width
+    fed = tl.load(mixed + at_fed + channel, mask=along < tl.where(is_fed, size, 0), other=0.0)
+    in_ring = (position >= 0) & (position < start)
+    old = tl.load(rings + at_ring + channel, mask=along < tl.where(in_ring, size, 0), other=0.0)
+    return fed.to(tl.float32) + old.to(tl.float32)
+
+
+@triton.jit
+def _conv(
+    mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
+    positions, token_rows, row_slots, row_offsets, row_starts, row_replay,
+    num_tokens, mixed_stride, ring_size, num_k_heads, num_v_heads, k_dim, v_dim, scale,
+    DEPTH: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
+):  # fmt: skip
+    """Conv, SiLU, unit q and k, gates, for one head of one token. Fed tokens come first, then each row's replays."""
+    entry = tl.program_id(0)
+    head = tl.program_id(1)
+    if entry < num_tokens:
+        position = tl.load(positions + entry)
+        row = tl.load(token_rows + entry)
+    else:
+        row = (entry - num_tokens) // DEPTH
+        i = (entry - num_tokens) % DEPTH
+        count = tl.load(row_replay + row)
+        position = tl.where(i < count, tl.load(row_starts + row) - count + i, -1)
+    if position < 0:
+        return
+    start = tl.load(row_starts + row)
+    offset = tl.load(row_offsets + row)
+    key_width = num_k_heads * k_dim
+    channels = 2 * key_width + num_v_heads * v_dim
+    ring_width = channels + 2 * num_v_heads
+    rings = ring + tl.load(row_slots + row).to(tl.int64) * ring_size * ring_width
+    is_value = head >= 2 * num_k_heads
+    size = tl.where(is_value, v_dim, k_dim)
+    first = tl.where(is_value, 2 * key_width + (head - 2 * num_k_heads) * v_dim, head * k_dim)
+    along = tl.arange(0, D)
+    channel = first + along
+    inside = along < size
+    # The four inputs up to this token, the newest last.
+    x3 = _tap(mixed, rings, position - 3, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
+    x2 = _tap(mixed, rings, position - 2, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
+    x1 = _tap(mixed, rings, position - 1, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
+    x0 = _tap(mixed, rings, position, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
     y = x3 * tl.load(conv + channel, mask=inside, other=0.0).to(tl.float32)
     y += x2 * tl.load(conv + channels + channel, mask=inside, other=0.0).to(tl.float32)
     y += x1 * tl.load(conv + 2 * channels + channel, mask=inside, other=0.0).to(tl.float32)
     y += x0 * tl.load(conv + 3 * channels + channel, mask=inside, other=0.0).to(tl.float32)
-    return y * tl.sigmoid(y)
+    y = y * tl.sigmoid(y)
+    if head < 2 * num_k_heads:
+        y = y * tl.rsqrt(tl.sum(y * y, axis=0) + 1e-6)
+        if head < num_k_heads:
+            y = y * scale
+    tl.store(convolved + entry.to(tl.int64) * channels + channel, y, mask=inside)
+    place = rings + (position % ring_size) * ring_width
+    if STORE_RING and entry < num_tokens:
+        tl.store(place + channel, x0.to(ring.dtype.element_ty), mask=inside)
+    if is_value:
+        value = head - 2 * num_k_heads
+        if entry < num_tokens:
+            token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
+            b = tl.load(token + value).to(tl.float32)
+            a = tl.load(token + num_v_heads + value).to(tl.float32)
+            if STORE_RING:
+                tl.store(place + channels + value, b.to(ring.dtype.element_ty))
+                tl.store(place + channels + num_v_heads + value, a.to(ring.dtype.element_ty))
+        else:
+            b = tl.load(place + channels + value).to(tl.float32)
+            a = tl.load(place + channels + num_v_heads + value).to(tl.float32)
+        rate = a + tl.load(dt_bias + value)
+        rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
+        at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
+        tl.store(at_gates, tl.exp(tl.load(decay_scale + value) * rate))
+        tl.store(at_gates + num_v_heads, tl.sigmoid(b))
 
 
 @triton.jit
-def _before(ring, slot, position, channel, inside, size, width):
-    """A raw input that lies on the ring; zero before the row's beginning."""
-    base = ring + (slot.to(tl.int64) * size + position % size) * width
-    return tl.load(base + channel, mask=inside & (position >= 0), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _recall(state, q, k, v, decay, beta):
-    """One step of the gated delta rule. state [V, K], q and k [K], v [V]."""
-    state = state * decay
-    recalled = tl.sum(state * k[None, :], axis=1)
-    delta = (v - recalled) * beta
-    state = state + delta[:, None] * k[None, :]
-    return state, tl.sum(state * q[None, :], axis=1)
-
-
-@triton.jit
-def _gdn(
-    mixed,
-    out,
-    state,
-    ring,
-    conv,
-    decay_scale,
-    dt_bias,
-    norm,
-    row_slots,
-    row_offsets,
-    row_starts,
-    row_fed,
-    row_certain,
-    row_replay,
-    mixed_stride,
-    ring_size,
-    num_k_heads,
-    num_v_heads,
-    k_dim,
-    v_dim,
-    scale,
-    eps,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    STORE_RING: tl.constexpr,
-):
-    row = tl.program_id(1)
-    head = tl.program_id(0)
+def _recur(
+    convolved, gates, out, state,
+    row_slots, row_offsets, row_starts, row_fed, row_certain, row_replay,
+    num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
     fed = tl.load(row_fed + row)
     if fed == 0:
         return
-    slot = tl.load(row_slots + row)
-    start = tl.load(row_starts + row)
+    slot = tl.load(row_slots + row).to(tl.int64)
     offset = tl.load(row_offsets + row)
     certain = tl.load(row_certain + row)
     replay = tl.load(row_replay + row)
+    fresh = tl.load(row_starts + row) == replay
 
     key_width = num_k_heads * k_dim
     channels = 2 * key_width + num_v_heads * v_dim
-    ring_width = channels + 2 * num_v_heads
-    group = num_v_heads // num_k_heads
     along_k = tl.arange(0, K)
-    along_v = tl.arange(0, V)
+    along_v = block * V + tl.arange(0, V)
     in_k = along_k < k_dim
     in_v = along_v < v_dim
-    at_q = (head // group) * k_dim + along_k
-    at_k = key_width + at_q
+    at_q = (head // (num_v_heads // num_k_heads)) * k_dim + along_k
     at_v = 2 * key_width + head * v_dim + along_v
-    at_z = channels + head * v_dim + along_v
-    at_b = channels + num_v_heads * v_dim + head
-    at_a = at_b + num_v_heads
-
-    tile = along_v[:, None] * k_dim + along_k[None, :]
-    in_tile = in_v[:, None] & in_k[None, :]
-    at_state = state + (slot.to(tl.int64) * num_v_heads + head) * (v_dim * k_dim) + tile
-    first = start - replay
-    memory = tl.load(at_state, mask=in_tile & (first > 0), other=0.0)
-
-    q1 = _before(ring, slot, first - 1, at_q, in_k, ring_size, ring_width)
-    q2 = _before(ring, slot, first - 2, at_q, in_k, ring_size, ring_width)
-    q3 = _before(ring, slot, first - 3, at_q, in_k, ring_size, ring_width)
-    k1 = _before(ring, slot, first - 1, at_k, in_k, ring_size, ring_width)
-    k2 = _before(ring, slot, first - 2, at_k, in_k, ring_size, ring_width)
-    k3 = _before(ring, slot, first - 3, at_k, in_k, ring_size, ring_width)
-    v1 = _before(ring, slot, first - 1, at_v, in_v, ring_size, ring_width)
-    v2 = _before(ring, slot, first - 2, at_v, in_v, ring_size, ring_width)
-    v3 = _before(ring, slot, first - 3, at_v, in_v, ring_size, ring_width)
-
-    a_scale = tl.load(decay_scale + head)
-    a_bias = tl.load(dt_bias + head)
-    norm_weight = tl.load(norm + along_v, mask=in_v, other=0.0)
+    tile = along_k[:, None] * v_dim + along_v[None, :]
+    in_tile = in_k[:, None] & in_v[None, :]
+    at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + tile
+    memory = tl.load(at_state, mask=in_tile, other=0.0)
+    memory = tl.where(fresh, 0.0, memory)  # another stream's state may still lie there
 
     total = replay + fed
     keep = replay + certain
     for i in range(total):
         if i == keep:
             tl.store(at_state, memory, mask=in_tile)
-        position = first + i
-        taped = i < replay
-        from_ring = ring + (slot.to(tl.int64) * ring_size + position % ring_size) * ring_width
-        from_mixed = mixed + (offset + i - replay).to(tl.int64) * mixed_stride
-        if taped:
-            q0 = tl.load(from_ring + at_q, mask=in_k, other=0.0).to(tl.float32)
-            k0 = tl.load(from_ring + at_k, mask=in_k, other=0.0).to(tl.float32)
-            v0 = tl.load(from_ring + at_v, mask=in_v, other=0.0).to(tl.float32)
-            b = tl.load(from_ring + channels + head).to(tl.float32)
-            a = tl.load(from_ring + channels + num_v_heads + head).to(tl.float32)
-        else:
-            q0 = tl.load(from_mixed + at_q, mask=in_k, other=0.0).to(tl.float32)
-            k0 = tl.load(from_mixed + at_k, mask=in_k, other=0.0).to(tl.float32)
-            v0 = tl.load(from_mixed + at_v, mask=in_v, other=0.0).to(tl.float32)
-            b = tl.load(from_mixed + at_b).to(tl.float32)
-            a = tl.load(from_mixed + at_a).to(tl.float32)
-        q = _taps(q0, q1, q2, q3, conv, at_q, channels, in_k)
-        k = _taps(k0, k1, k2, k3, conv, at_k, channels, in_k)
-        v = _taps(v0, v1, v2, v3, conv, at_v, channels, in_v)
-        q = q * (tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * scale)
-        k = k * tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
-        rate = a + a_bias
-        rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-        memory, y = _recall(memory, q, k, v, tl.exp(a_scale * rate), tl.sigmoid(b))
-        if not taped:
-            y = y * (tl.rsqrt(tl.sum(y * y, axis=0) / v_dim + eps)) * norm_weight
-            z = tl.load(from_mixed + at_z, mask=in_v, other=0.0).to(tl.float32)
-            y = y * z * tl.sigmoid(z)
-            at_out = out + (offset + i - replay).to(tl.int64) * (num_v_heads * v_dim) + head * v_dim + along_v
-            tl.store(at_out, y.to(out.dtype.element_ty), mask=in_v)
-            if STORE_RING:
-                to_ring = from_ring
-                if head % group == 0:
-                    tl.store(to_ring + at_q, q0.to(ring.dtype.element_ty), mask=in_k)
-                    tl.store(to_ring + at_k, k0.to(ring.dtype.element_ty), mask=in_k)
-                tl.store(to_ring + at_v, v0.to(ring.dtype.element_ty), mask=in_v)
-                tl.store(to_ring + channels + head, b.to(ring.dtype.element_ty))
-                tl.store(to_ring + channels + num_v_heads + head, a.to(ring.dtype.element_ty))
-        q3, q2, q1 = q2, q1, q0
-        k3, k2, k1 = k2, k1, k0
-        v3, v2, v1 = v2, v1, v0
+        entry = tl.where(i < replay, num_tokens + row * DEPTH + i, offset + i - replay).to(tl.int64)
+        token = convolved + entry * channels
+        k = tl.load(token + key_width + at_q, mask=in_k, other=0.0)
+        q = tl.load(token + at_q, mask=in_k, other=0.0)
+        v = tl.load(token + at_v, mask=in_v, other=0.0)
+        decay = tl.load(gates + entry * (2 * num_v_heads) + head)
+        beta = tl.load(gates + entry * (2 * num_v_heads) + num_v_heads + head)
+        # One step of the gated delta rule.
+        memory = memory * decay
+        delta = (v - tl.sum(memory * k[:, None], axis=0)) * beta
+        memory = memory + k[:, None] * delta[None, :]
+        if i >= replay:
+            y = tl.sum(memory * q[:, None], axis=0)
+            tl.store(
+                out + entry * (num_v_heads * v_dim) + head * v_dim + along_v, y.to(out.dtype.element_ty), mask=in_v
+            )
     if keep == total:
         tl.store(at_state, memory, mask=in_tile)
+
+
+@triton.jit
+def _gated_norm(
+    y, mixed, out, norm, positions, first_z, mixed_stride, num_heads, v_dim, eps, V: tl.constexpr, H: tl.constexpr
+):
+    """RMSNorm of each head, times silu(z). Zeros for padding, of which nobody wrote a value."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * H + tl.arange(0, H)
+    along = tl.arange(0, V)
+    place = head[:, None] * v_dim + along[None, :]
+    inside = (head[:, None] < num_heads) & (along[None, :] < v_dim)
+    counts = (along[None, :] < tl.where(tl.load(positions + token) >= 0, v_dim, 0)) & (head[:, None] < num_heads)
+    values = tl.load(y + token * (num_heads * v_dim) + place, mask=counts, other=0.0).to(tl.float32)
+    z = tl.load(mixed + token * mixed_stride + first_z + place, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(norm + along, mask=along < v_dim, other=0.0)
+    size = tl.rsqrt(tl.sum(values * values, axis=1) / v_dim + eps)
+    gated = values * size[:, None] * weight[None, :] * z * tl.sigmoid(z)
+    tl.store(out + token * (num_heads * v_dim) + place, gated.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -207,51 +217,42 @@ def gdn_mix(
     norm: Tensor,  # float32 [v dim]
     eps: float,
     gdn: GdnSpec,
-    state: Tensor,  # float32 [slots, v heads, v dim, k dim]
+    state: Tensor,  # float32 [slots, v heads, k dim, v dim]
     ring: Tensor,  # [slots, ring size, conv channels + 2 * v heads]
     batch: DeviceBatch,
 ) -> Tensor:
     """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last certain token."""
-    out = torch.empty(mixed.shape[0], gdn.num_v_heads * gdn.v_dim, device=mixed.device, dtype=mixed.dtype)
-    rows = (batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed)
-    _gdn[(gdn.num_v_heads, batch.num_rows)](
-        mixed,
-        out,
-        state,
-        ring,
-        conv,
-        decay_scale,
-        dt_bias,
-        norm,
-        *rows,
-        batch.row_certain,
-        batch.row_replay,
-        mixed.stride(0),
-        ring.shape[1],
-        gdn.num_k_heads,
-        gdn.num_v_heads,
-        gdn.k_dim,
-        gdn.v_dim,
-        gdn.k_dim**-0.5,
-        eps,
-        K=triton.next_power_of_2(gdn.k_dim),
-        V=triton.next_power_of_2(gdn.v_dim),
-        STORE_RING=not batch.has_prompts,
-        num_warps=8,
-    )
+    num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
+    depth = ring.shape[1] // 2  # no step replays more
+    entries = num_tokens + num_rows * depth
+    convolved = torch.empty(entries, gdn.conv_channels, device=device, dtype=torch.float32)
+    gates = torch.empty(entries, 2, gdn.num_v_heads, device=device, dtype=torch.float32)
+    wide_k, wide_v = triton.next_power_of_2(gdn.k_dim), triton.next_power_of_2(gdn.v_dim)
+    heads = (gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
+    _conv[(entries, 2 * gdn.num_k_heads + gdn.num_v_heads)](
+        mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
+        batch.positions, batch.token_rows, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_replay,
+        num_tokens, mixed.stride(0), ring.shape[1], *heads, gdn.k_dim**-0.5,
+        DEPTH=depth, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1,
+    )  # fmt: skip
+    y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
+    columns = min(COLUMNS, wide_v)
+    _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
+        convolved, gates, y, state,
+        batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, num_warps=1,
+    )  # fmt: skip
     if batch.has_prompts:
         width = ring.shape[2]
-        _store_ring[(triton.cdiv(width, 1024), batch.num_rows)](
-            mixed,
-            ring,
-            *rows,
-            mixed.stride(0),
-            ring.shape[1],
-            gdn.conv_channels,
-            gdn.num_v_heads * gdn.v_dim,
-            2 * gdn.num_v_heads,
-            KEEP=ring.shape[1],
-            BLOCK=1024,
-            num_warps=4,
-        )
+        _store_ring[(triton.cdiv(width, 1024), num_rows)](
+            mixed, ring, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed,
+            mixed.stride(0), ring.shape[1], gdn.conv_channels, gdn.num_v_heads * gdn.v_dim, 2 * gdn.num_v_heads,
+            KEEP=ring.shape[1], BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+    out = torch.empty_like(y)
+    together = 8
+    _gated_norm[(num_tokens, triton.cdiv(gdn.num_v_heads, together))](
+        y, mixed, out, norm, batch.positions, gdn.conv_channels, mixed.stride(0), gdn.num_v_heads, gdn.v_dim, eps,
+        V=wide_v, H=together, num_warps=4,
+    )  # fmt: skip
     return out

@@ -80,25 +80,14 @@ def _locate(flat, num_tokens, token_rows, row_slots, row_offsets, row_feed, know
 
 
 @triton.jit
-def _followers(
-    places, draws, token_rows, row_slots, row_offsets, row_starts, row_certain, row_draws, positions, followers,
-    num_tokens, stride, B: tl.constexpr,
-):  # fmt: skip
-    """The token behind each fed one: the next known token, or the target's draw."""
+def _followers(places, token_slots, positions, followers, num_tokens, stride, B: tl.constexpr):
+    """The token behind each fed one, once the step is committed; behind a rejected draft it may be anything."""
     at = tl.program_id(0) * B + tl.arange(0, B)
     inside = at < num_tokens
     position = tl.load(positions + at, mask=inside, other=-1)
-    fed = position >= 0
-    row = tl.load(token_rows + at, mask=fed, other=0)
-    slot = tl.load(row_slots + row, mask=fed, other=0)
-    first_draw = tl.load(row_draws + row, mask=fed, other=-1)
-    ahead = position - (
-        tl.load(row_starts + row, mask=fed, other=0) + tl.load(row_certain + row, mask=fed, other=0) - 1
-    )
-    drawn = (first_draw >= 0) & (ahead >= 0)
-    known = tl.load(places + slot.to(tl.int64) * stride + position + 1, mask=fed & ~drawn, other=0)
-    draw = tl.load(draws + first_draw + ahead, mask=fed & drawn, other=0)
-    tl.store(followers + at, tl.where(drawn, draw, known), mask=inside)
+    slot = tl.load(token_slots + at, mask=inside, other=0)
+    token = tl.load(places + slot.to(tl.int64) * stride + position + 1, mask=position >= 0, other=0)
+    tl.store(followers + at, token, mask=inside)
 
 
 @triton.jit
@@ -134,18 +123,18 @@ def _commit(
         if first_draw >= 0:
             end = start + certain
             mine = places + slot.to(tl.int64) * stride
-            open_ = True
+            going = fed > 0
             for i in tl.static_range(DEPTH):
-                offered = open_ & (i < fed - certain)
+                offered = going & (i < fed - certain)
                 draft = tl.load(mine + end + i, mask=offered, other=-1)
                 if SIMULATE:
                     seed = tl.load(seeds + slot)
                     chance = tl.load(simulated + i)
-                    open_ = offered & (unit_noise(seed, (end + i).to(tl.int64)) < chance)
+                    going = offered & (unit_noise(seed, (end + i).to(tl.int64)) < chance)
                 else:
-                    open_ = offered & (draft == tl.load(draws + first_draw + i, mask=offered, other=-2))
-                tl.store(said + 2 + i, draft, mask=open_)
-                accepted += open_.to(tl.int32)
+                    going = offered & (draft == tl.load(draws + first_draw + i, mask=offered, other=-2))
+                tl.store(said + 2 + i, draft, mask=going)
+                accepted += going.to(tl.int32)
             drawn = tl.load(draws + first_draw + accepted)
             tl.store(said + 1, accepted + 1)
             tl.store(said + 2 + accepted, drawn)
@@ -161,17 +150,19 @@ def _commit(
 def _draft_begin(
     places, known, pass_rows, row_slots,
     tokens, positions, token_slots, token_rows, offsets, starts, fed, certain, replay, tile_rows, tile_firsts,
-    draw_slots, draw_index, sources, stride, num_rows, trash, ahead, B: tl.constexpr,
+    draw_slots, draw_index, sources, stride, num_rows, trash, AHEAD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The batch of one draft pass: each row that goes on feeds its newest draft, ``ahead`` places behind its tokens."""
+    """The batch of one draft pass: each row that goes on feeds its newest draft, AHEAD - 1 places behind its tokens."""
     at = tl.program_id(0) * B + tl.arange(0, B)
     inside = at < num_rows
     row = tl.load(pass_rows + at, mask=inside, other=-1)
     active = row >= 0
     slot = tl.load(row_slots + row, mask=active, other=0)
     count = tl.load(known + slot)
-    position = tl.where(active, count + ahead - 2, -1)
-    token = tl.load(places + slot.to(tl.int64) * stride + position + 1, mask=active & (ahead > 0), other=0)
+    position = tl.where(active, count + AHEAD - 2, -1)
+    token = tl.zeros_like(row)
+    if AHEAD > 0:
+        token = tl.load(places + slot.to(tl.int64) * stride + position + 1, mask=active, other=0)
     one = active.to(tl.int32)
     tl.store(tokens + at, token, mask=inside)
     tl.store(positions + at, position, mask=inside)
@@ -185,22 +176,24 @@ def _draft_begin(
     tl.store(tile_rows + at, tl.where(active, at, -1), mask=inside)
     tl.store(tile_firsts + at, 0, mask=inside)
     tl.store(draw_slots + at, tl.where(active, slot, -1), mask=inside)
-    tl.store(draw_index + at, count + ahead, mask=inside)
+    tl.store(draw_index + at, count + AHEAD, mask=inside)
     tl.store(sources + at, tl.where(active, row, trash), mask=inside)
 
 
 @triton.jit
-def _draft_commit(places, known, drafts, p_min, draw_slots, picked, sure, stride, num_rows, ahead, B: tl.constexpr):
+def _draft_commit(
+    places, known, drafts, p_min, draw_slots, picked, sure, stride, num_rows, AHEAD: tl.constexpr, B: tl.constexpr
+):
     """Write the drafts behind the known tokens; a row goes on while the head is sure enough."""
     at = tl.program_id(0) * B + tl.arange(0, B)
     slot = tl.load(draw_slots + at, mask=at < num_rows, other=-1)
     active = slot >= 0
     count = tl.load(known + slot, mask=active, other=0)
     token = tl.load(picked + at, mask=active, other=0)
-    tl.store(places + slot.to(tl.int64) * stride + count + ahead, token, mask=active)
+    tl.store(places + slot.to(tl.int64) * stride + count + AHEAD, token, mask=active)
     held = tl.load(drafts + slot, mask=active, other=-1)
     confident = tl.load(sure + at, mask=active, other=0.0) >= tl.load(p_min + slot, mask=active, other=2.0)
-    tl.store(drafts + slot, ahead + 1, mask=active & confident & (held == ahead))
+    tl.store(drafts + slot, AHEAD + 1, mask=active & confident & (held == AHEAD))
 
 
 @triton.jit
@@ -238,10 +231,9 @@ def begin(
     )  # fmt: skip
 
 
-def followers(state: RowState, batch: DeviceBatch, draws: Tensor, row_draws: Tensor, out: Tensor) -> None:
+def followers(state: RowState, batch: DeviceBatch, out: Tensor) -> None:
     _followers[(triton.cdiv(batch.num_tokens, BLOCK),)](
-        state.tokens, draws, batch.token_rows, batch.row_slots, batch.row_offsets, batch.row_starts,
-        batch.row_certain, row_draws, batch.positions, out,
+        state.tokens, batch.token_slots, batch.positions, out,
         batch.num_tokens, state.tokens.stride(0), B=BLOCK, num_warps=4,
     )  # fmt: skip
 
@@ -266,7 +258,8 @@ def draft_begin(
         state.tokens, state.known, pass_rows, row_slots,
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows, batch.row_offsets, batch.row_starts,
         batch.row_fed, batch.row_certain, batch.row_replay, batch.tile_rows, batch.tile_firsts,
-        draw_slots, draw_index, sources, state.tokens.stride(0), batch.num_rows, trash, ahead, B=BLOCK, num_warps=4,
+        draw_slots, draw_index, sources, state.tokens.stride(0), batch.num_rows, trash,
+        AHEAD=ahead, B=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -274,7 +267,7 @@ def draft_commit(state: RowState, draw_slots: Tensor, picked: Tensor, sure: Tens
     num_rows = draw_slots.shape[0]
     _draft_commit[(triton.cdiv(num_rows, BLOCK),)](
         state.tokens, state.known, state.drafts, state.p_min, draw_slots, picked, sure,
-        state.tokens.stride(0), num_rows, ahead, B=BLOCK, num_warps=4,
+        state.tokens.stride(0), num_rows, AHEAD=ahead, B=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
