@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from slipstream import __version__
 from slipstream.bench.arguments import bench_parsers, run_bench
-from slipstream.commands.arguments import draft_setting, num_bytes, rates
+from slipstream.commands.arguments import draft_setting, num_bytes
 from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES
 from slipstream.errors import SlipstreamError
@@ -71,8 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="print the memory a model takes, without loading it")
     plan.add_argument("--json", action="store_true")
     plan.add_argument("--memory", type=num_bytes, help="free bytes of a device that need not be here, e.g. 139G")
-    bench = bench_parsers(commands.add_parser("bench", help="measure"))
-    for command in (generate, chat, plan, *bench):
+    bench = commands.add_parser("bench", help="measure")
+    for command in (generate, chat, plan, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):
         _sampling_arguments(command)
@@ -96,14 +96,8 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-step-tokens", type=int, help="tokens a step feeds, prompts and drafts included")
     parser.add_argument("--kv-memory", type=num_bytes, help="for KV and recurrent states, e.g. 2G or 500M")
     parser.add_argument("--max-context", type=int)
-    parser.add_argument(
-        "--simulate-acceptance",
-        type=rates,
-        default=(),
-        metavar="S1,S2,...",
-        help="for benchmarks: draw the verdict; chance that the first 1, 2, ... drafts are all accepted",
-    )
     parser.add_argument("--draft-vocab", type=int, help="draft among the first N tokens only; 0: all")
+    parser.set_defaults(simulate_acceptance=())  # offered by benchmarks only
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser) -> None:

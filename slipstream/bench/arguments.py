@@ -17,10 +17,23 @@ MODES = ["off", "solo", 1, 2, 3, "adaptive"]
 
 def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     add = parser.add_subparsers(dest="what", required=True).add_parser
-    reporting = [_prompts(add), _streams(add), _step(add), _load(add), _prefill(add), _start(add)]
+    simulating = [_streams(add), _step(add), _load(add), _prefill(add)]
+    for each in simulating:
+        _simulation_argument(each)
+    reporting = [*simulating, _prompts(add), _start(add)]
     for each in reporting:
         _report_arguments(each)
     return [*reporting, _pause(add)]
+
+
+def _simulation_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--simulate-acceptance",
+        type=rates,
+        default=argparse.SUPPRESS,
+        metavar="S1,S2,...",
+        help="compute everything, draw the verdict: the chance that the first 1, 2, ... drafts are all accepted",
+    )
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ class Series:
     name: str
     points: Sequence[tuple[float, float]]
     bold: bool = False
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,13 @@ def _y_axis(chart: Chart) -> list[str]:
 def _line(chart: Chart, series: Series, colour: str, index: int) -> list[str]:
     places = [chart.place(x, y) for x, y in sorted(series.points)]
     path = " ".join(f"{x},{y}" for x, y in places)
-    width = 3 if series.bold else 1.7
+    stroke = f'stroke="{colour}" stroke-width="{3 if series.bold else 1.7}"'
+    stroke += ' stroke-dasharray="6 4"' if series.dashed else ""
     legend_x, legend_y = WIDTH - RIGHT + 16, TOP + 12 + 22 * index
     weight = 'font-weight="bold"' if series.bold else ""
     return [
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"/>',
+        f'<polyline points="{path}" fill="none" {stroke}/>',
         *(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in places),
-        f'<line x1="{legend_x}" y1="{legend_y}" x2="{legend_x + 22}" y2="{legend_y}" stroke="{colour}" '
-        f'stroke-width="{width}"/>',
+        f'<line x1="{legend_x}" y1="{legend_y}" x2="{legend_x + 22}" y2="{legend_y}" {stroke}/>',
         _text(legend_x + 30, legend_y + 4, series.name, weight),
     ]

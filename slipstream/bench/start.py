@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slipstream.bench.report import check_writable, clause, shown, simulated, tell
+from slipstream.bench.report import check_writable, shown, tell, title
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 
@@ -35,9 +35,7 @@ def start(options: ModelOptions, settings: StartSettings, to: ReportOptions) -> 
     check_writable(to)
     options.open()  # what cannot be opened is told here, and the default model is fetched before the clock runs
     seconds = [_first_token(options, settings.timeout) for _ in shown(range(settings.repeats), "start")]
-    label = simulated(options)
-    told = " ".join(f"{each:.2f}" for each in seconds)
-    print(f"{options.model_name}: seconds from process start to the first token: {told}{clause(label)}")
+    print(title(options, f"first token {' '.join(f'{each:.2f}' for each in seconds)} s after the process started"))
     tell("start", options, to, {"seconds": [round(each, 3) for each in seconds]})
     return 0
 

@@ -51,8 +51,9 @@ class Limit:
 def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> int:
     check_writable(to)
     length = settings.context + (WARM_STEPS + settings.steps + 2) * (1 + max(settings.depths))
-    sized = with_room(replace(options, draft="off"), [length] * max(settings.rows))
-    sized = replace(sized, max_depth=max(*settings.depths, 1))
+    # Also where no draft is asked for the head is there and fed, as in every engine.
+    drafting = replace(options, draft="off", max_depth=max(*settings.depths, 1))
+    sized = with_room(drafting, [length] * max(settings.rows))
     memory = watch_memory(sized)
     times = _measure(sized, settings)
     taken, memory_line = memory.told(), memory.line()

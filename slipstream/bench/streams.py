@@ -206,14 +206,14 @@ def plot(rows: Sequence[Measured], options: ModelOptions, to: ReportOptions) -> 
     temperatures = sorted({row.temperature for row in rows})
     series = [
         Series(
-            mode + (f", t {temperature:g}" if len(temperatures) > 1 else ""),
-            [(row.streams, row.tok_s) for row in rows if (row.mode, row.temperature) == (mode, temperature)],
+            (f"depth {mode}" if mode.isdigit() else mode) + (f", t {at:g}" if len(temperatures) > 1 else ""),
+            [(row.streams, row.tok_s) for row in rows if (row.mode, row.temperature) == (mode, at)],
             bold=mode == "adaptive",
+            dashed=mode == "solo",
         )
-        for temperature in temperatures
+        for at in temperatures
         for mode in dict.fromkeys(row.mode for row in rows)
     ]
     what = title(options, "output tokens a second")
-    temperature = f"temperature {'/'.join(f'{each:g}' for each in temperatures)}"
-    subtitle = ", ".join(filter(None, [temperature, simulated(options)]))
+    subtitle = f"temperature {'/'.join(f'{each:g}' for each in temperatures)}{clause(simulated(options))}"
     Chart(what, subtitle, "streams at once", "output tokens a second, all streams", series).write(to.plot)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import LateRunner
 
 from slipstream.bench.drive import Driver
 from slipstream.bench.floor import floor_of
@@ -40,11 +41,12 @@ def test_step(bench: Bench) -> None:
     assert told["one_stream"][1]["must_move"] > told["one_stream"][0]["must_move"]
 
 
-def test_a_driver_reads_prompts_longer_than_a_step_and_keeps_its_slots_clean() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_driver_reads_prompts_longer_than_a_step_and_keeps_its_slots_clean(late: bool) -> None:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False, simulate_acceptance=(1.0, 0.5))
     engine = EngineConfig(max_streams=3, max_depth=2, max_step_tokens=40)
     runner = load_runner(open_random("tiny"), engine, config)
-    driver = Driver(runner, 16, 40)
+    driver = Driver(LateRunner(runner) if late else runner, 16, 40)
     for num_rows, depth in ((3, 2), (1, 0), (2, 1)):
         assert driver.measure(num_rows, depth, 3).tokens == num_rows * (1 + depth)
         assert len(runner.table) == 0

@@ -81,7 +81,7 @@ def test_the_plot_is_a_drawing_of_the_results(bench: Bench, tmp_path: Path) -> N
     assert len(root.findall(f"{space}polyline")) == 2
     assert len(root.findall(f"{space}circle")) == 4
     texts = {text.text for text in root.findall(f"{space}text")}
-    assert {"off", "1", "2", "streams at once"} <= texts
+    assert {"off", "depth 1", "1", "2", "streams at once"} <= texts
 
 
 def a_row(mode: str, tok_s: float, **more: Any) -> Measured:

@@ -61,7 +61,7 @@ def release_memory(device: torch.device) -> None:
 
 class PeakMemory:
     """From its making on. On a GPU: tensors at the peak, what the allocator held for them, and what the device lacks
-    since (context, libraries and graphs included). On a CPU: the whole process at its peak."""
+    since then (libraries, kernels and graphs included). On a CPU: the whole process at its peak."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
