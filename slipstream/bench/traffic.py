@@ -44,7 +44,8 @@ class StreamLog:
             self.times.append(time.perf_counter())
             self.counts.append(len(event.tokens))
             self.tokens += event.tokens
-            self._begun.set()
+            if len(self.times) == 1:
+                self._begun.set()
         if event.finish_reason is not None:
             self._last = event
             self._begun.set()
