@@ -1,4 +1,7 @@
-"""argv -> options -> one command. Nothing else parses argv; errors of ours become one sentence and exit code 1."""
+"""argv -> options -> one command; errors of ours become one sentence and exit code 1.
+
+Nothing else parses argv, but bench/arguments.py its own part of it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,17 @@ import sys
 from collections.abc import Sequence
 
 from slipstream import __version__
-from slipstream.commands.options import ModelOptions
+from slipstream.bench.arguments import bench_parsers, run_bench
+from slipstream.commands.arguments import draft_setting, num_bytes
+from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES
-from slipstream.errors import ConfigError, SlipstreamError
-from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams, check_draft
+from slipstream.errors import SlipstreamError
+from slipstream.sampling import MAX_DEPTH, SamplingParams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    args.argv = sys.argv[1:] if argv is None else argv
     try:
         code = run(args)
         sys.stdout.flush()
@@ -46,20 +52,10 @@ def run(args: argparse.Namespace) -> int:
         case "plan":
             from slipstream.commands.plan import plan
 
-            return plan(options, as_json=args.json)
+            return plan(options, as_json=args.json, free=args.memory)
         case "bench":
-            return bench(options, args)
+            return run_bench(options, args)
     raise AssertionError(args.command)
-
-
-def bench(options: ModelOptions, args: argparse.Namespace) -> int:
-    if args.what == "pause":
-        from slipstream.bench.pause import pause
-
-        return pause(options, args.streams[0], args.tokens)
-    from slipstream.bench.prompts import prompts
-
-    return prompts(options, args.policies, args.streams, args.tokens, args.repeats, peer=args.peer, out=args.out)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -74,42 +70,34 @@ def build_parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", help="system prompt")
     plan = commands.add_parser("plan", help="print the memory a model takes, without loading it")
     plan.add_argument("--json", action="store_true")
-    bench = _bench_parser(commands.add_parser("bench", help="measure"))
-    for command in (generate, chat, plan, *bench):
+    plan.add_argument("--memory", type=num_bytes, help="free bytes of a device that need not be here, e.g. 139G")
+    bench = commands.add_parser("bench", help="measure")
+    for command in (generate, chat, plan, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):
         _sampling_arguments(command)
     return parser
 
 
-def _bench_parser(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    kinds = parser.add_subparsers(dest="what", required=True)
-    prompts = kinds.add_parser("prompts", help="nine prompts, policies side by side in one run")
-    prompts.add_argument("--policies", type=_policies, default=["off", "adaptive"], help="default: off,adaptive")
-    prompts.add_argument("--streams", type=_numbers, default=[1], help="streams at once, default 1; e.g. 1,8")
-    prompts.add_argument("--tokens", type=int, default=192, help="per prompt")
-    prompts.add_argument("--repeats", type=int, default=1, help="rounds over all policies; the fastest counts")
-    prompts.add_argument("--peer", action="store_true", help="llama.cpp beside us, through the package xllamacpp")
-    prompts.add_argument("--out", help="append the JSON line to this file")
-    pause = kinds.add_parser("pause", help="the asyncio loop's worst pause while streams generate")
-    pause.add_argument("--streams", type=_numbers, default=[8])
-    pause.add_argument("--tokens", type=int, default=128, help="per stream")
-    return [prompts, pause]
-
-
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder, .gguf file or hub id; default: SmolLM2-135M-Instruct")
     parser.add_argument("--mtp", metavar="PATH", help="an MTP head in a safetensors file of its own")
+    parser.add_argument("--shape", choices=SHAPE_NAMES, help="instead of a model: the shape of one, without files")
+    parser.add_argument("--random-weights", action="store_true", help="make up the weights of a --shape on the device")
     parser.add_argument("--runner", default="torch", choices=["torch"])
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="how matrices are stored")
-    parser.add_argument("--draft", type=_draft, default="adaptive", help=f"off, solo, adaptive, or 0 to {MAX_DEPTH}")
+    parser.add_argument(
+        "--draft", type=draft_setting, default="adaptive", help=f"off, solo, adaptive, or 0 to {MAX_DEPTH}"
+    )
     parser.add_argument("--max-depth", type=int, default=4)
     parser.add_argument("--p-min", type=float, default=0.0, help="stop drafting below this confidence")
     parser.add_argument("--max-streams", type=int, default=16)
-    parser.add_argument("--kv-memory", type=_bytes, help="for KV and recurrent states, e.g. 2G or 500M")
+    parser.add_argument("--max-step-tokens", type=int, help="tokens a step feeds, prompts and drafts included")
+    parser.add_argument("--kv-memory", type=num_bytes, help="for KV and recurrent states, e.g. 2G or 500M")
     parser.add_argument("--max-context", type=int)
     parser.add_argument("--draft-vocab", type=int, help="draft among the first N tokens only; 0: all")
+    parser.set_defaults(simulate_acceptance=())  # offered by benchmarks only
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,36 +122,6 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
         "frequency_penalty", "max_tokens",
     )  # fmt: skip
     return SamplingParams(**{name: getattr(args, name) for name in names})
-
-
-def _draft(text: str) -> DraftSetting:
-    try:
-        return check_draft(int(text) if text.lstrip("-").isdigit() else text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _policies(text: str) -> list[DraftSetting]:
-    return [_draft(part) for part in text.split(",")]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"whole numbers with commas between, not {text!r}") from error
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return numbers
-
-
-def _bytes(text: str) -> int:
-    units = {"K": 10**3, "M": 10**6, "G": 10**9}
-    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
-    try:
-        return int(float(number) * unit)
-    except (ValueError, OverflowError) as error:
-        raise argparse.ArgumentTypeError(f"a size such as 500M or 2G, not {text!r}") from error
 
 
 if __name__ == "__main__":

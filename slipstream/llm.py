@@ -88,34 +88,32 @@ class LLM:
     ) -> None:
         engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
         runner_config = RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab)
-        self._open(model, mtp, engine_config, runner_config, runner, progress)
+        self._start(open_model(model, mtp), engine_config, runner_config, runner, progress)
 
     @classmethod
     def from_config(
         cls,
-        model: str | None,
-        mtp: str | None,
+        model: OpenedModel,
         engine_config: EngineConfig,
         runner_config: RunnerConfig,
         runner: str = "torch",
         progress: Progress | None = None,
     ) -> LLM:
         llm = cls.__new__(cls)
-        llm._open(model, mtp, engine_config, runner_config, runner, progress)
+        llm._start(model, engine_config, runner_config, runner, progress)
         return llm
 
-    def _open(
+    def _start(
         self,
-        model: str | None,
-        mtp: str | None,
+        model: OpenedModel,
         engine_config: EngineConfig,
         runner_config: RunnerConfig,
         runner: str,
         progress: Progress | None,
     ) -> None:
-        self.model = open_model(model, mtp)
-        self.tokenizer = self.model.tokenizer
-        self.engine = make_engine(self.model, engine_config, runner_config, runner, progress)
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.engine = make_engine(model, engine_config, runner_config, runner, progress)
         self.engine.start()
 
     @property

@@ -15,14 +15,14 @@ from slipstream.bench.nine import NINE_PROMPTS
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.llm import make_engine
-from slipstream.load import OpenedModel, StreamingDetokenizer, open_model
+from slipstream.load import OpenedModel, StreamingDetokenizer
 from slipstream.sampling import SamplingParams
 
 TICK = 0.001
 
 
 def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
-    model = open_model(options.model, options.mtp)
+    model = options.open()
     engine = AsyncEngine(make_engine(model, options.engine_config, options.runner_config, options.runner))
     told = asyncio.run(measure(engine, model, num_streams, num_tokens))
     print(

@@ -6,22 +6,16 @@ the fastest round of each. The tokens are the same for every policy, and that is
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
-from pathlib import Path
 
-from tqdm import tqdm
-
-from slipstream import __version__
 from slipstream.bench.nine import NINE_PROMPTS
 from slipstream.bench.peer import Peer, open_peer
+from slipstream.bench.report import check_writable, shown, tell
 from slipstream.bench.rounds import Round, differences, fastest, peer_round, print_table, report, summarise
-from slipstream.commands.options import ModelOptions, load_llm
+from slipstream.commands.options import ModelOptions, ReportOptions, load_llm
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting, SamplingParams
@@ -50,46 +44,24 @@ def prompts(
     streams: Sequence[int],
     num_tokens: int,
     repeats: int,
+    to: ReportOptions,
     *,
     peer: bool = False,
-    out: str | None = None,
 ) -> int:
     if num_tokens < 1 or repeats < 1:
         raise ConfigError(f"tokens and repeats must be at least 1, not {num_tokens} and {repeats}")
-    if out:
-        _check_writable(Path(out))
+    check_writable(to)
     best: list[Round] = []
     wrong: list[str] = []
     for count in streams:
         rounds = _at(replace(options, max_streams=count), policies, count, num_tokens, repeats, peer)
         best += fastest(rounds)
         wrong += differences(rounds)
-    told: dict[str, object] = {
-        "bench": "prompts",
-        "model": options.model or "default",
-        "tokens": num_tokens,
-        "repeats": repeats,
-    }
-    _tell({**told, "same_tokens": not wrong, "results": report(best), "host": host()}, out)
+    told: dict[str, object] = {"tokens": num_tokens, "repeats": repeats}
+    tell("prompts", options, to, {**told, "same_tokens": not wrong, "results": report(best)})
     for sentence in dict.fromkeys(wrong):
         print(sentence, file=sys.stderr)
     return 1 if wrong else 0
-
-
-def _check_writable(out: Path) -> None:
-    """Said before the measuring, not after it."""
-    try:
-        out.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from error
-
-
-def _tell(told: dict[str, object], out: str | None) -> None:
-    line = json.dumps(told)
-    print(line, flush=True)
-    if out:
-        with Path(out).open("a") as file:
-            print(line, file=file)
 
 
 def _at(
@@ -106,8 +78,7 @@ def _at(
         with open_peer(llm.model.path, count, with_peer, asked.longest) as peer:
             _warm_up(llm, peer, asked, policies)
             turns = [*policies, *([PEER] if peer else [])] * repeats
-            shown = tqdm(turns, desc=f"{count} streams", file=sys.stderr, leave=False, disable=not sys.stderr.isatty())
-            rounds = [_turn(llm, peer, asked, policy) for policy in shown]
+            rounds = [_turn(llm, peer, asked, policy) for policy in shown(turns, f"{count} streams")]
             print_table(fastest(rounds), llm.speculation)
             if peer is not None:
                 print(f"{PEER}: {peer.note}", flush=True)
@@ -146,12 +117,3 @@ def _peer_turn(peer: Peer, asked: Asked) -> Round:
     began = time.perf_counter()
     answers = peer.generate(asked.prompts, asked.num_tokens)
     return peer_round(PEER, asked.count, time.perf_counter() - began, answers)
-
-
-def host() -> dict[str, str]:
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "slipstream": __version__,
-    }

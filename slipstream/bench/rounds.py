@@ -46,8 +46,6 @@ class Round:
 
 def summarise(policy: str, count: int, wall: float, names: Sequence[str], outputs: Sequence[Output]) -> Round:
     stats = [output.stats for output in outputs]
-    drafted = _by_position([s.drafted_per_position for s in stats])
-    accepted = _by_position([s.accepted_per_position for s in stats])
     return Round(
         policy,
         count,
@@ -56,11 +54,18 @@ def summarise(policy: str, count: int, wall: float, names: Sequence[str], output
         sum(s.output_tokens for s in stats),
         sum(s.draft_tokens for s in stats),
         sum(s.accepted_tokens for s in stats),
-        tuple(round(a / d, 3) for a, d in zip(accepted, drafted) if d),
+        accepted_by_position(stats),
         _decode_rate([(s.output_tokens, s.total_seconds - (s.first_token_seconds or 0.0)) for s in stats]),
         tuple(_row(name, s) for name, s in zip(names, stats, strict=True)),
         tuple(output.token_ids for output in outputs),
     )
+
+
+def accepted_by_position(stats: Sequence[RequestStats]) -> tuple[float, ...]:
+    """Of the drafts verified at positions 1, 2, ..., the share that was accepted."""
+    drafted = _by_position([s.drafted_per_position for s in stats])
+    accepted = _by_position([s.accepted_per_position for s in stats])
+    return tuple(round(a / d, 3) for a, d in zip(accepted, drafted) if d)
 
 
 def _by_position(counts: Sequence[tuple[int, ...]]) -> list[int]:

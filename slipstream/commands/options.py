@@ -1,21 +1,29 @@
-"""Options that several commands share, as one frozen object, and how they become a loaded model."""
+"""Options that several commands share, as frozen objects, and how they become a loaded model."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tqdm import tqdm
 
 from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.errors import ConfigError
 from slipstream.llm import LLM
+from slipstream.load import OpenedModel, open_model
+from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.sampling import DraftSetting
+
+SHAPE_NAMES = tuple(RANDOM_SHAPES)
+DEFAULTS = EngineConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     model: str | None = None
     mtp: str | None = None
+    shape: str | None = None
+    random_weights: bool = False
     runner: str = "torch"
     device: str = "auto"
     dtype: str = "auto"
@@ -23,17 +31,72 @@ class ModelOptions:
     max_depth: int = 4
     p_min: float = 0.0
     max_streams: int = 16
+    max_step_tokens: int | None = None
     kv_memory: int | None = None
     max_context: int | None = None
     draft_vocab: int | None = None
+    simulate_acceptance: tuple[float, ...] = ()
 
     @property
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(max_streams=self.max_streams, draft=self.draft, max_depth=self.max_depth, p_min=self.p_min)
+        """By default a step has room for a full draft of every stream."""
+        depth = min(self.max_depth, len(self.simulate_acceptance) or self.max_depth)  # behind it nothing is accepted
+        full = self.max_streams * (1 + depth) + DEFAULTS.min_chunk
+        return EngineConfig(
+            max_streams=self.max_streams,
+            max_step_tokens=self.max_step_tokens or max(DEFAULTS.max_step_tokens, full),
+            draft=self.draft,
+            max_depth=depth,
+            p_min=self.p_min,
+        )
 
     @property
     def runner_config(self) -> RunnerConfig:
-        return RunnerConfig(self.device, self.dtype, self.kv_memory, self.max_context, self.draft_vocab)
+        return RunnerConfig(
+            self.device,
+            self.dtype,
+            self.kv_memory,
+            self.max_context,
+            self.draft_vocab,
+            simulate_acceptance=self.simulate_acceptance,
+        )
+
+    @property
+    def model_name(self) -> str:
+        return self.shape or self.model or "default"
+
+    def open(self, *, to_load: bool = True) -> OpenedModel:
+        """Reads headers only. ``to_load``: weights will be needed."""
+        if self.shape is None:
+            if self.random_weights:
+                raise ConfigError("--random-weights needs a --shape: a model that has files keeps its weights")
+            return open_model(self.model, self.mtp)
+        if self.model is not None or self.mtp is not None:
+            raise ConfigError("--shape stands for a model and its head: give no other model and no --mtp")
+        if to_load and not self.random_weights:
+            raise ConfigError(f"{self.shape} is a shape and has no weights of its own: say --random-weights")
+        return open_random(self.shape)
+
+    def arguments(self) -> list[str]:
+        """The command-line arguments that these options came from."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {field.name for field in fields(self) if named[field.name] != field.default} - {"model"}
+        told = [self.model] if self.model is not None else []
+        for name in sorted(changed):
+            value, flag = named[name], "--" + name.replace("_", "-")
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            told += [flag] if value is True else [flag, shown]
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Where a benchmark's result goes, beside the terminal."""
+
+    command: tuple[str, ...] = ()  # the arguments it was called with
+    out: str | None = None  # a file that gets the JSON line appended
+    save: str | None = None  # a folder that gets a file with the result; "": the repository's bench/results/
+    plot: str | None = None  # an SVG file
 
 
 class LoadingBar:
@@ -56,8 +119,6 @@ class LoadingBar:
 def load_llm(options: ModelOptions) -> LLM:
     bar = LoadingBar()
     try:
-        return LLM.from_config(
-            options.model, options.mtp, options.engine_config, options.runner_config, options.runner, bar
-        )
+        return LLM.from_config(options.open(), options.engine_config, options.runner_config, options.runner, bar)
     finally:
         bar.close()

@@ -1,4 +1,4 @@
-"""`slipstream plan`: the memory a model takes, from its headers alone, before anything is loaded."""
+"""`slipstream plan`: the memory a model takes, from its headers or its shape alone, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import asdict
 
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.text import size
-from slipstream.load import OpenedModel, open_model
+from slipstream.load import OpenedModel
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.placement import place
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 
-def plan(options: ModelOptions, *, as_json: bool) -> int:
-    model = open_model(options.model, options.mtp)
+def plan(options: ModelOptions, *, as_json: bool, free: int | None = None) -> int:
+    """``free``: plan for a device with that many free bytes, which need not be in this machine."""
+    model = options.open(to_load=False)
     # Opened here, so that its memory counts as it does in a run.
     assert model.tokenizer is not None
-    placement = place(options.runner_config, model.spec)
-    memory = plan_memory(model, placement, options.engine_config, options.runner_config)
+    placement = place(options.runner_config, model.spec, present=free is None)
+    memory = plan_memory(model, placement, options.engine_config, options.runner_config, free)
     if as_json:
         print(json.dumps(_told(model, memory)))
     else:

@@ -65,7 +65,10 @@ class MemoryPlan:
         return min(self.num_slots, self.num_blocks // blocks)
 
 
-def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, runner: RunnerConfig) -> MemoryPlan:
+def plan_memory(
+    model: OpenedModel, placement: Placement, engine: EngineConfig, runner: RunnerConfig, free: int | None = None
+) -> MemoryPlan:
+    """``free``: bytes of the device that nobody uses; None: asked of the device."""
     spec, trunk, head = model.spec, model.checkpoint, model.head
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
@@ -85,7 +88,8 @@ def plan_memory(model: OpenedModel, placement: Placement, engine: EngineConfig, 
         block_size=engine.block_size,
         max_context=max_context,
     )
-    return replace(fixed, num_blocks=_num_blocks(fixed, placement, runner.kv_memory))
+    free = free_bytes(placement.device) if free is None else free
+    return replace(fixed, num_blocks=_num_blocks(fixed, placement, runner.kv_memory, free))
 
 
 def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> int:
@@ -133,10 +137,10 @@ def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, max_depth: int, item
     return max(engine.max_step_tokens * per_token + logits, largest)
 
 
-def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None) -> int:
+def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None, free: int) -> int:
     block = fixed.block_size * fixed.kv_per_token
     one_stream = -(-fixed.max_context // fixed.block_size)
-    free = free_bytes(placement.device) - fixed.weights - fixed.head - fixed.workspace
+    free -= fixed.weights + fixed.head + fixed.workspace
     if kv_memory is not None:
         budget = kv_memory - fixed.states
     else:

@@ -38,7 +38,8 @@ class Placement:
         return self.ops.device
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, present: bool = True) -> torch.device:
+    """``present`` False: a device to plan for, which need not be in this machine."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -47,13 +48,13 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {name!r}") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"the torch runner knows the devices cpu and cuda, not {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if present and device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but PyTorch sees no CUDA GPU")
     return device
 
 
-def place(config: RunnerConfig, spec: ModelSpec) -> Placement:
-    device = choose_device(config.device)
+def place(config: RunnerConfig, spec: ModelSpec, present: bool = True) -> Placement:
+    device = choose_device(config.device, present)
     if device.type == "cuda":
         return _on_gpu(device, config, spec)
     kernels = _cpu_kernels(config, spec)

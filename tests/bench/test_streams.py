@@ -1,0 +1,139 @@
+"""`slipstream bench streams`: every setting is measured and told, simulation is never silent, ratios are right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from slipstream.bench.mix import per_stream
+from slipstream.bench.streams import Measured, against, decode_rate, same_as_off
+from slipstream.bench.traffic import StreamLog
+from slipstream.cli import main
+
+Bench = Callable[..., dict[str, Any]]
+SHORT = ["--new", "12", "--warm", "2", "--prompt", "8"]
+LABEL = "ACCEPTANCE SIMULATED at 1/1/0"
+
+
+def test_every_mode_at_every_load(bench: Bench) -> None:
+    told = bench("streams", *SHORT, "--streams", "1,3", "--modes", "off,solo,2,adaptive", "--temperature", "0,1")
+    rows = told["results"]
+    loads = [(row["temperature"], row["streams"], row["mode"]) for row in rows]
+    modes = ("off", "solo", "2", "adaptive")
+    assert loads == [(t, n, mode) for t in (0.0, 1.0) for n in (1, 3) for mode in modes]
+    for row in rows:
+        assert row["output_tokens"] == 12 * row["streams"]
+        assert row["prompt_tokens"] == 8 * row["streams"]
+        assert row["tok_s"] == pytest.approx(row["output_tokens"] / row["wall_s"], rel=0.01)
+        assert row["streams_same_as_off"] == row["streams"], "drafting changed the tokens"
+        assert row["preemptions"] == 0
+    for row in rows:
+        drafted = bool(row["accepted_per_position"])
+        assert drafted == (row["mode"] == "2" or (row["mode"] in ("solo", "adaptive") and drafted))
+        if row["mode"] == "off" or (row["mode"] == "solo" and row["streams"] == 3):
+            assert not drafted
+            assert row["tokens_per_step"] == 1.0
+    assert told["simulated_acceptance"] is None
+    assert "SIMULATED" not in told["shown"]
+    assert told["memory"].keys() == {"planned", "resident"}
+
+
+def test_a_simulated_run_is_labelled_everywhere(bench: Bench, tmp_path: Path) -> None:
+    drawn = tmp_path / "streams.svg"
+    told = bench(
+        "streams", *SHORT, "--streams", "2", "--modes", "off,3", "--simulate-acceptance", "1,1,0", "--mix",
+        "--plot", str(drawn), "--save", str(tmp_path / "kept"), "--out", str(tmp_path / "lines"),
+    )  # fmt: skip
+    off, three = told["results"]
+    assert three["accepted_per_position"] == [1.0, 1.0, 0.0]
+    assert off["tokens_per_step"] == 1.0
+    assert three["tokens_per_step"] == 2.0  # 1 + 3 + 3 + 3 + 1 + 1: nothing is drafted past the length limit
+    assert three["streams_same_as_off"] is None
+    assert told["simulated_acceptance"] == [1.0, 1.0, 0.0]
+    assert told["shown"].count(LABEL) == 3, "the head, the table and the mix"
+    assert LABEL in drawn.read_text()
+    [kept] = (tmp_path / "kept").iterdir()
+    assert json.loads(kept.read_text())["simulated_acceptance"] == [1.0, 1.0, 0.0]
+    assert json.loads((tmp_path / "lines").read_text())["results"] == told["results"]
+    assert str(tmp_path) not in kept.read_text()
+    assert "--plot streams.svg" in told["command"]
+
+
+def test_the_mix_compares_plain_streams(bench: Bench) -> None:
+    told = bench("streams", *SHORT, "--streams", "1,4", "--modes", "off,2", "--mix")
+    [row] = told["mix"]
+    assert (row["streams"], row["mode"]) == (4, "2")
+    assert row["kept"] == pytest.approx(row["plain_mixed_tok_s"] / row["plain_alone_tok_s"], rel=0.01)
+    assert row["drafting_tok_s"] > 0
+
+
+def test_the_plot_is_a_drawing_of_the_results(bench: Bench, tmp_path: Path) -> None:
+    drawn = tmp_path / "streams.svg"
+    bench("streams", *SHORT, "--streams", "1,2", "--modes", "off,1", "--plot", str(drawn))
+    root = ElementTree.fromstring(drawn.read_text())
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{space}polyline")) == 2
+    assert len(root.findall(f"{space}circle")) == 4
+    texts = {text.text for text in root.findall(f"{space}text")}
+    assert {"off", "depth 1", "1", "2", "streams at once"} <= texts
+
+
+def a_row(mode: str, tok_s: float, **more: Any) -> Measured:
+    return replace(Measured(0.0, 4, mode, 8, 8, 1.0, tok_s, None, 0.1, 1.0, (), 0, ((1, 2), (3, 4))), **more)
+
+
+def test_ratios_are_to_the_same_load() -> None:
+    rows = [a_row("off", 10), a_row("2", 16), a_row("solo", 10), a_row("adaptive", 20), a_row("off", 99, streams=8)]
+    assert against(rows[3], rows) == {"against_off": 2.0, "against_best_fixed": 1.25, "against_solo": 2.0}
+    assert against(rows[4], rows) == {"against_off": 1.0, "against_best_fixed": 1.0, "against_solo": None}
+
+
+def test_streams_that_differ_are_counted() -> None:
+    rows = [a_row("off", 10), a_row("2", 10, tokens=((1, 2), (3, 5)))]
+    assert [same_as_off(row, rows) for row in rows] == [2, 1]
+    assert same_as_off(rows[1], rows[1:]) is None
+
+
+def a_log(times: list[float], counts: list[int]) -> StreamLog:
+    log = StreamLog(8)
+    log.times, log.counts = times, counts
+    return log
+
+
+def test_decoding_is_measured_from_the_last_first_token_on() -> None:
+    logs = [a_log([1.0, 2.0, 3.0], [1, 2, 3]), a_log([2.0, 4.0], [1, 4])]
+    assert decode_rate(logs) == (3 + 4) / 2.0
+    assert decode_rate([a_log([1.0], [1])]) is None
+
+
+def test_the_mix_looks_at_the_time_when_all_decode() -> None:
+    plain, drafting = a_log([1.0, 2.0, 3.0, 4.0], [1, 1, 1, 1]), a_log([1.5, 2.0, 3.0], [1, 4, 4])
+    assert per_stream([plain, drafting], [plain]) == pytest.approx(2 / 1.5, abs=0.01)
+    assert per_stream([plain, drafting], [drafting]) == pytest.approx(8 / 1.5, abs=0.01)
+    assert per_stream([a_log([1.0, 2.0], [1, 1]), a_log([3.0, 4.0], [1, 1])], []) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shape", "tiny"], "--random-weights"),
+        (["--random-weights"], "--shape"),
+        (["--shape", "tiny", "--random-weights", "--mtp", "head"], "--mtp"),
+        (["--shape", "tiny", "--random-weights", "--simulate-acceptance", "0.5,0.6"], "simulate_acceptance"),
+        (["--shape", "tiny", "--random-weights", "--plot", "/no/such/folder/x.svg"], "/no/such/folder/x.svg"),
+        (["--shape", "tiny", "--random-weights", "--new", "0"], "new"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["bench", "streams", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
