@@ -16,8 +16,9 @@ class EngineConfig:
     """How the engine shares one runner among its streams."""
 
     max_streams: int = 16  # streams that run at once
-    max_step_tokens: int = 512  # tokens one step feeds at most, all rows together
+    max_step_tokens: int = 512  # tokens one step feeds at most while streams decode, all rows together
     min_chunk: int = 32  # of those, kept for prompts while there is one to read
+    max_chunk: int = 128  # of those, for prompts at most: decoding streams wait for what is read beside them
     draft: DraftSetting = "adaptive"
     max_depth: int = 4
     p_min: float = 0.0
@@ -27,6 +28,7 @@ class EngineConfig:
         self._check_int("max_streams", 1, 1 << 16)
         self._check_int("max_step_tokens", 1, 1 << 24)
         self._check_int("min_chunk", 1, 1 << 24)
+        self._check_int("max_chunk", self.min_chunk, 1 << 24)
         self._check_int("max_depth", 0, MAX_DEPTH)
         self._check_int("block_size", 1, 1 << 16)
         check_draft(self.draft)

@@ -95,6 +95,7 @@ class RunnerInfo:
     max_depth: int  # 0: this model does not draft
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
+    prompt_tokens: int = 0  # a step may read as many, if more than the engine allows, where no stream decodes
     note: str = ""  # what computes where, one line for people
 
 

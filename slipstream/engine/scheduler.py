@@ -101,8 +101,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be planned before a result comes in."""
         assert len(self._flights) <= self.info.lag
-        step = Pass(self.config.max_step_tokens)
         rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
+        step = self._pass(rows)
         self._place_short(step, rows)
         self._place_long(step, rows)
         self._admit(step)
@@ -110,6 +110,14 @@ class Scheduler:
         if not step.picks and (not self._leaves or self._flights):
             return None
         return self._launch(step)
+
+    def _pass(self, rows: Rows) -> Pass:
+        """Prompts come in small pieces beside streams that decode, in large ones where nobody waits for them."""
+        if any(bounds.gap == 1 for _, bounds in rows):
+            budget = self.config.max_step_tokens
+            return Pass(budget, min(budget, self.config.max_chunk))
+        alone = max(self.config.max_step_tokens, self.info.prompt_tokens)
+        return Pass(alone, alone)
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
         """False for a row that is sure to be finished by what is in flight, or that could pass the context."""
@@ -130,18 +138,19 @@ class Scheduler:
     def _place_long(self, step: Pass, rows: Rows) -> None:
         """Prompts on their way share what is left, the oldest first. They have had their blocks since they joined."""
         for sequence, bounds in rows:
-            if bounds.gap > 1 and step.budget and step.may_place(sequence):
-                step.place(sequence, bounds, min(bounds.gap, step.budget))
+            feed = min(bounds.gap, step.budget, step.prompts)
+            if bounds.gap > 1 and feed and step.may_place(sequence):
+                step.place(sequence, bounds, feed)
 
     def _admit(self, step: Pass) -> None:
-        while self._waiting and self._free_slots and step.budget and not step.starved:
+        while self._waiting and self._free_slots and min(step.budget, step.prompts) and not step.starved:
             sequence = self._waiting[0]
             count = self._pool.count_for(min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth))
             if self._pool.num_free < count + len(self._running):  # each running row may need a block soon
                 return
             self._running.append(self._waiting.popleft())
             step.joins.append(sequence.join(self._free_slots.pop()))
-            step.place(sequence, sequence.bounds, min(sequence.gap, step.budget))
+            step.place(sequence, sequence.bounds, min(sequence.gap, step.budget, step.prompts))
             self._grow(sequence, count, step)
 
     def _deepen(self, step: Pass) -> None:

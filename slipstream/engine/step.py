@@ -34,6 +34,7 @@ class Pick:
 @dataclass(slots=True)
 class Pass:
     budget: int  # tokens the step may still feed
+    prompts: int  # of those, tokens of prompts
     picks: list[Pick] = field(default_factory=list)
     joins: list[RowJoin] = field(default_factory=list)
     blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)  # newly allocated, by request id
@@ -46,4 +47,6 @@ class Pass:
     def place(self, sequence: Sequence, bounds: Bounds, feed: int) -> None:
         assert 1 <= feed <= self.budget
         self.budget -= feed
+        if bounds.gap > 1:
+            self.prompts -= feed
         self.picks.append(Pick(sequence, bounds, feed))

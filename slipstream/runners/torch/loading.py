@@ -108,7 +108,7 @@ class _Loader:
 
         num_places = self.memory.max_context + 2 * self.max_depth + 2
         rows = DeviceRows(self.memory.num_slots, num_places, self.blocks_per_slot, self.ops.device)
-        most = self.engine.max_step_tokens
+        most = max(self.engine.max_step_tokens, self.placement.prompt_tokens)
         shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
         buffers = Buffers(self.memory.num_slots, most, self.max_depth, *shared)
         head = self._head(decoder) if self.max_depth else (None, None)
@@ -151,5 +151,6 @@ class _Loader:
             max_depth=self.max_depth,
             why_no_draft="" if self.max_depth else (self.model.head_reason or "max_depth is 0"),
             lag=lag,
+            prompt_tokens=self.placement.prompt_tokens,
             note=self.placement.note + simulation_note(self.config),
         )

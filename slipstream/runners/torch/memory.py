@@ -81,7 +81,8 @@ def plan_memory(
         head=0 if head is None else _head_bytes(head, placement, spec),
         kv_per_token=kv_per_token,
         state_per_stream=state,
-        workspace=_workspace_bytes(spec, engine, max_depth, item, _largest(trunk)) + _rotary_bytes(spec, max_context),
+        workspace=_workspace_bytes(spec, engine, placement, max_depth, _largest(trunk))
+        + _rotary_bytes(spec, max_context),
         process=resident_bytes() + FIRST_STEPS if placement.device.type == "cpu" else 0,
         num_slots=engine.max_streams,
         num_blocks=0,
@@ -127,14 +128,15 @@ def _largest(checkpoint: Checkpoint) -> int:
     return max(checkpoint.num_bytes(name) for name in checkpoint.names())
 
 
-def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, max_depth: int, item: int, largest: int) -> int:
+def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, placement: Placement, max_depth: int, largest: int) -> int:
     """Activations of the fullest step and the logits of its drawing positions; before that, the largest tensor while
     it is converted."""
+    item = torch.empty(0, dtype=placement.ops.dtype).element_size()
     inner = spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     per_token = (4 * spec.hidden_size + 2 * qkv + 3 * inner) * item
     logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
-    return max(engine.max_step_tokens * per_token + logits, largest)
+    return max(max(engine.max_step_tokens, placement.prompt_tokens) * per_token + logits, largest)
 
 
 def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None, free: int) -> int:

@@ -30,14 +30,6 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor: ...
 
-    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        """The product with normalised x."""
-        ...
-
-    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        """The product with normalised x: silu of its first half times its second half."""
-        ...
-
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of W that ``ids`` name, as activations: an embedding."""
         ...
@@ -63,12 +55,6 @@ class DenseLinear:
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         y = torch.nn.functional.linear(x, self.weight, self.bias)
         return y if add is None else y + add
-
-    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        return self(norm(x))
-
-    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        return norm.ops.silu_mul(self(norm(x)))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight[ids]

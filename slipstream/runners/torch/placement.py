@@ -19,6 +19,7 @@ from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, Layers
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
+PROMPT_TOKENS = 2048  # of prompts a step: enough to be bound by arithmetic
 LARGE_DRAFT_VOCAB = 65536  # on a GPU, where a vocabulary is much larger than that
 SMALL_DRAFT_VOCAB = 24576  # on a CPU a draft pass reads little else than the output matrix
 
@@ -31,6 +32,7 @@ class Placement:
     note: str  # one line for people: what runs where
     draft_vocab: int  # the head drafts among the first so many tokens
     resident: bool = False  # rows live on the device, and the host is one step behind
+    prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
     stack: Callable[[Sequence[DecoderLayer]], Layers] = InTurn  # how layers are joined
 
     @property
@@ -85,7 +87,9 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     ops = CudaOps(device, getattr(torch, name))
     form = CudaFormat(ops)
     note = f"{device.type}, {name}, Triton kernels in captured steps"
-    return Placement(ops, form, form, note, _draft_vocab(config, spec, _gpu_draft_vocab(spec)), resident=True)
+    return Placement(
+        ops, form, form, note, _draft_vocab(config, spec, _gpu_draft_vocab(spec)), resident=True, prompt_tokens=2048
+    )
 
 
 def _gpu_draft_vocab(spec: ModelSpec) -> int:

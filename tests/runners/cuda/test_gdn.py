@@ -53,6 +53,7 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
         row_fed=ints([s.num_fed for s in spans] + pad),
         row_certain=ints([s.num_certain for s in spans] + pad),
         row_replay=ints([s.num_replay for s in spans] + pad),
+        max_replay=DEPTH,
         tile_rows=nothing,
         tile_firsts=nothing,
         tile_size=1,

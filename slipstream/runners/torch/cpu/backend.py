@@ -19,7 +19,7 @@ from slipstream.runners.torch.cpu.layers import Layer, LayerStack
 from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
-from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, RmsNorm, Rotary, gated_delta_net
+from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, gated_delta_net
 from slipstream.runners.torch.weights import Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
@@ -44,12 +44,6 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self.kernels.linear(x, self.weight, torch.empty(x.shape[0], self.num_out), self.bias, add)
-
-    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        return self(norm(x))
-
-    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        return norm.ops.silu_mul(self(norm(x)))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.kernels.embed(ids, self.weight)

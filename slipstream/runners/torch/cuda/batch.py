@@ -25,6 +25,7 @@ class DeviceBatch:
     row_fed: Tensor  # int32 [R]: tokens that count; 0 for padding
     row_certain: Tensor  # int32 [R]: of those, known ones; the rest are drafts
     row_replay: Tensor  # int32 [R]: drafts accepted last step, still to be replayed by recurrent layers
+    max_replay: int  # no row has more
     tile_rows: Tensor  # int32 [N]: row of each piece of attention work; -1 for padding
     tile_firsts: Tensor  # int32 [N]: its first token, counted from the row's offset
     tile_size: int  # tokens it covers at most: a power of two

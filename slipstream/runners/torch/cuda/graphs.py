@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs, lazily: a step of a new shape runs as it is, its second time is captured.
+"""Steps captured as CUDA graphs, lazily: when a shape is first met.
 
 A captured step costs the host one launch. All graphs share one pool of memory: none keeps anything between replays.
 """
@@ -13,7 +13,7 @@ import torch
 class Graphs:
     def __init__(self, device: torch.device, enabled: bool) -> None:
         self.enabled = enabled and device.type == "cuda"
-        self._seen: set[Hashable] = set()
+        self._warm: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         if self.enabled:
             self._pool = torch.cuda.graph_pool_handle()
@@ -22,22 +22,23 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, step: Callable[[], None], *, capture: bool = True) -> None:
+    def run(self, key: Hashable, kind: Hashable, step: Callable[[], None], *, capture: bool = True) -> None:
+        """``kind``: steps that use the same kernels. The first of a kind runs as it is, which compiles them."""
         graph = self._graphs.get(key)
+        if graph is None and self.enabled and capture and kind in self._warm:
+            graph = self._graphs[key] = self._capture(step)
         if graph is not None:
             graph.replay()
-        elif self.enabled and capture and key in self._seen:
-            graph = self._graphs[key] = self._capture(step)
-            graph.replay()
         else:
-            self._seen.add(key)  # the first time compiles kernels, which a capture could not
             step()
+            self._warm.add(kind)
 
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            # Relaxed: a library that loads one of its kernels meanwhile may do so.
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 step()
             finally:

@@ -7,7 +7,7 @@ rounded up to buckets where a step can be captured, so that few graphs serve all
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,11 @@ from torch import Tensor
 from slipstream.engine.plan import RowStep
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+ROW_BUCKETS = tuple(1 << i for i in range(11))
 TOKEN_BUCKETS = (
-    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
-    *(1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096),
-)  # fmt: skip
+    *(16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
+    *(1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 16384),
+)  # up to the first a step costs the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
 PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
 PROMPT_PAD = 64  # such steps are not captured, but few sizes mean few compilations
@@ -43,6 +43,11 @@ class StepShape:
     context: int
     plain: bool  # every row takes the largest logit as it is
     has_prompts: bool
+
+    @property
+    def kind(self) -> Hashable:
+        """Steps of a kind use the same kernels."""
+        return self.num_tokens <= TOKEN_BUCKETS[0], self.tile_size, self.context, self.plain, self.has_prompts
 
     @property
     def parts(self) -> list[int]:
@@ -106,6 +111,7 @@ class Buffers:
             row_fed=fed,
             row_certain=certain,
             row_replay=replay,
+            max_replay=self.max_depth,
             tile_rows=tile_rows,
             tile_firsts=tile_firsts,
             tile_size=shape.tile_size,
@@ -141,6 +147,7 @@ class Buffers:
             row_fed=fed,
             row_certain=certain,
             row_replay=replay,
+            max_replay=0,
             tile_rows=tiles,
             tile_firsts=self._tokens[6, :num_rows],
             tile_size=1,
@@ -162,7 +169,7 @@ def lay_out(
     first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
     num_draws = feed - first_draw
     has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
-    shape = _shape(feed, int(num_draws.sum()), has_prompts, most, plain)
+    shape = _shape(feed, int(num_draws.sum()), has_prompts, most, plain, max_depth)
     offsets = np.cumsum(feed) - feed
     draws_before = np.cumsum(num_draws) - num_draws
     places = np.arange(int(feed.sum()), dtype=np.int32)
@@ -184,7 +191,7 @@ def lay_out(
     return Layout(shape, np.concatenate([passes, *parts]), pass_rows)
 
 
-def _shape(feed: np.ndarray, num_draws: int, has_prompts: bool, most: int, plain: bool) -> StepShape:
+def _shape(feed: np.ndarray, num_draws: int, has_prompts: bool, most: int, plain: bool, max_depth: int) -> StepShape:
     num_rows, num_tokens = len(feed), int(feed.sum())
     context = bucket(CONTEXT_BUCKETS, most)
     if has_prompts:
@@ -192,7 +199,7 @@ def _shape(feed: np.ndarray, num_draws: int, has_prompts: bool, most: int, plain
         num_tiles = int((-(-feed // PROMPT_TILE)).sum())
         return StepShape(num_rows, padded, num_draws, num_tiles, PROMPT_TILE, context, plain, True)
     tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
-    tile = 1 << (int(feed.max()) - 1).bit_length()
+    tile = 1 if int(feed.max()) == 1 else 1 << max_depth.bit_length()
     return StepShape(rows, tokens, tokens, rows, tile, context, plain, False)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, skinny_linear, tiling
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
 from slipstream.runners.torch.experts import Beside, Experts
-from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
+from slipstream.runners.torch.ops import Linear, Ops
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
 
@@ -21,8 +21,7 @@ class CudaLinear:
     weight: Tensor  # [out, in], contiguous
     bias: Tensor | None
     scratch: Scratch
-    plain: Tiling | None  # None: always the library
-    fused: Tiling | None  # with the norm before it, or gated
+    cut: Tiling | None  # None: always the library
 
     @property
     def num_out(self) -> int:
@@ -33,22 +32,12 @@ class CudaLinear:
         return self.weight.numel() * self.weight.element_size()
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        if self.plain is not None and x.shape[0] <= MAX_TOKENS:
-            return skinny_linear(x, self.weight, self.plain, self.scratch, add=add)
+        if self.cut is not None and x.shape[0] <= MAX_TOKENS:
+            return skinny_linear(x, self.weight, self.cut, self.scratch, add)
         if add is None or self.bias is not None:
             y = torch.nn.functional.linear(x, self.weight, self.bias)
             return y if add is None else y + add
         return torch.addmm(add, x, self.weight.t())
-
-    def normed(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        if self.fused is not None and x.shape[0] <= MAX_TOKENS:
-            return skinny_linear(x, self.weight, self.fused, self.scratch, norm=(norm.weight, norm.eps))
-        return self(norm(x))
-
-    def gated(self, x: Tensor, norm: RmsNorm) -> Tensor:
-        if self.fused is not None and x.shape[0] <= MAX_TOKENS:
-            return skinny_linear(x, self.weight, self.fused, self.scratch, norm=(norm.weight, norm.eps), gated=True)
-        return norm.ops.silu_mul(self(norm(x)))
 
     def rows(self, ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, self.weight)
@@ -61,8 +50,7 @@ class CudaLinear:
 def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
     num_out, width = weight.shape
     suits = bias is None and weight.dtype in (torch.bfloat16, torch.float16)
-    plain, fused = (tiling(num_out, width, fused=f) if suits else None for f in (False, True))
-    return CudaLinear(weight, bias, scratch, plain, fused)
+    return CudaLinear(weight, bias, scratch, tiling(num_out, width) if suits else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from slipstream.runners.torch.caches import PagedKv
 from slipstream.runners.torch.cuda.calibrate import measure
 from slipstream.runners.torch.cuda.graphs import Graphs
 from slipstream.runners.torch.cuda.kernels import step as kernels
+from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS
 from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
 from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
 from slipstream.runners.torch.cuda.kernels.truncate import truncate
@@ -140,10 +141,11 @@ class CudaRunner:
         shape = layout.shape
         start = _mark(self.device)
         self.num_forwards += 1
-        self.graphs.run(shape, partial(self._verify, shape), capture=not shape.has_prompts)
+        self.graphs.run(shape, shape.kind, partial(self._verify, shape), capture=not shape.has_prompts)
         verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
-            self.graphs.run((ahead, num_rows, shape.context), partial(self._draft, ahead, num_rows, shape.context))
+            key = (ahead, num_rows, shape.context)
+            self.graphs.run(key, (ahead > 0, num_rows <= MAX_TOKENS), partial(self._draft, *key))
         if self.depth:
             kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
         return start, verified

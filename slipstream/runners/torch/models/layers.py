@@ -38,11 +38,11 @@ class DenseMlp:
     ops: Ops
 
     def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
-        return self.down(self.gate_up.gated(x, norm), x)
+        return self.alone(norm(x), x)
 
-    def alone(self, x: Tensor) -> Tensor:
-        """mlp(x) of an x that is already normalised, for an expert among others."""
-        return self.down(self.ops.silu_mul(self.gate_up(x)))
+    def alone(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """mlp(x) of an x that is already normalised."""
+        return self.down(self.ops.silu_mul(self.gate_up(x)), add)
 
 
 def load_mlp(weights: Weights, name: str, hidden: int, inner: int) -> DenseMlp:
@@ -70,7 +70,7 @@ class Attention:
     ops: Ops
 
     def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
-        mixed = self.qkv.normed(x, norm)
+        mixed = self.qkv(norm(x))
         width = self.heads.qkv_width
         qkv, gate = (mixed[:, :width], mixed[:, width:]) if self.gated else (mixed, None)
         q = self.ops.rope_store(qkv, self.heads, self.rotary, self.kv, batch, self.norms)

@@ -23,7 +23,7 @@ class GatedDeltaNet:
     ops: Ops
 
     def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
-        return self.out(self.ops.gdn(self.inputs.normed(x, norm), self.weights, self.cache, batch), x)
+        return self.out(self.ops.gdn(self.inputs(norm(x)), self.weights, self.cache, batch), x)
 
 
 def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache) -> GatedDeltaNet:

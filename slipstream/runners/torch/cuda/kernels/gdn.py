@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 
-COLUMNS = 16  # of the state, per program
+FEW_ROWS = 8
 
 
 @triton.jit
@@ -223,7 +223,7 @@ def gdn_mix(
 ) -> Tensor:
     """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last certain token."""
     num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
-    depth = ring.shape[1] // 2  # no step replays more
+    depth = max(1, batch.max_replay)
     entries = num_tokens + num_rows * depth
     convolved = torch.empty(entries, gdn.conv_channels, device=device, dtype=torch.float32)
     gates = torch.empty(entries, 2, gdn.num_v_heads, device=device, dtype=torch.float32)
@@ -236,7 +236,7 @@ def gdn_mix(
         DEPTH=depth, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
-    columns = min(COLUMNS, wide_v)
+    columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
         batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay,
