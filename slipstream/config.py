@@ -16,9 +16,9 @@ class EngineConfig:
     """How the engine shares one runner among its streams."""
 
     max_streams: int = 16  # streams that run at once
-    max_step_tokens: int = 512  # tokens one step feeds at most while streams decode, all rows together
+    max_step_tokens: int = 512  # tokens one step feeds at most, all rows together; a runner may allow more
     min_chunk: int = 32  # of those, kept for prompts while there is one to read
-    max_chunk: int = 128  # of those, for prompts at most: decoding streams wait for what is read beside them
+    max_chunk: int = 128  # of one prompt beside streams that decode, which wait for what is read
     draft: DraftSetting = "adaptive"
     max_depth: int = 4
     p_min: float = 0.0

@@ -112,12 +112,13 @@ class Scheduler:
         return self._launch(step)
 
     def _pass(self, rows: Rows) -> Pass:
-        """Prompts come in small pieces beside streams that decode, in large ones where nobody waits for them."""
-        if any(bounds.gap == 1 for _, bounds in rows):
-            budget = self.config.max_step_tokens
-            return Pass(budget, min(budget, self.config.max_chunk))
-        alone = max(self.config.max_step_tokens, self.info.prompt_tokens)
-        return Pass(alone, alone)
+        """Prompts come in large pieces where nobody decodes; beside streams that do, in a small one for each prompt."""
+        budget = max(self.config.max_step_tokens, self.info.prompt_tokens)
+        num_decoding = sum(bounds.gap == 1 for _, bounds in rows)
+        if not num_decoding:
+            return Pass(budget, budget)
+        num_prompts = len(rows) - num_decoding + min(len(self._waiting), len(self._free_slots))
+        return Pass(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
         """False for a row that is sure to be finished by what is in flight, or that could pass the context."""

@@ -20,7 +20,7 @@ from slipstream.runners.torch.noise import gumbel_noise
 
 
 class Linear(Protocol):
-    """y = x W^T (+ bias) (+ add), whatever the storage format of W."""
+    """y = x W^T (+ bias) (+ add), whatever the storage format of W. The result may take the place of ``add``."""
 
     @property
     def num_out(self) -> int: ...

@@ -31,4 +31,4 @@ class DeviceBatch:
     tile_size: int  # tokens it covers at most: a power of two
     block_table: Tensor  # int32 [slots, blocks per slot]
     context_hint: int  # no token lies at this position or beyond
-    has_prompts: bool  # rows may be longer than a draft: this step is never captured
+    has_prompts: bool  # rows may be longer than a draft

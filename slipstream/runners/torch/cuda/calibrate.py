@@ -22,17 +22,18 @@ CONTEXT = 64  # tokens each made-up row has behind it
 
 
 def measure(runner: CudaRunner, max_tokens: int, max_rows: int) -> StepCosts:
-    """Costs are flat between buckets: a point at both ends of each."""
+    """Costs are flat between buckets: a point at both ends of each. What is captured on the way, serving uses."""
     if runner.device.type != "cuda":
         return StepCosts()
-    token_sizes = _up_to(TOKEN_BUCKETS, max_tokens)
-    row_sizes = _up_to(ROW_BUCKETS, max_rows)
     widest = 1 + runner.depth
-    verify = {n: _verify_seconds(runner, n, min(max_rows, -(-n // widest)))[0] for n in token_sizes}
-    per_row = _row_seconds(runner, verify, max_rows, widest)
+    rows_of = {n: min(max_rows, -(-n // widest)) for n in _up_to(TOKEN_BUCKETS, max_tokens)}
+    verify = {n: _seconds(runner, n, num_rows)[0] for n, num_rows in rows_of.items()}
+    row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
+    plain = {n: _seconds(runner, n, n)[0] for n in row_sizes}
     draft = {n: _draft_seconds(runner, n) for n in row_sizes} if runner.depth > 1 else {}
     _set_rows(runner, 0, 0)
-    points = [(n, max(0.0, seconds - per_row * min(max_rows, -(-n // widest)))) for n, seconds in verify.items()]
+    per_row = _per_row(verify, plain, rows_of)
+    points = [(n, max(0.0, seconds - per_row * rows_of[n])) for n, seconds in verify.items()]
     return StepCosts(_stairs(points), _stairs(list(draft.items())), per_row)
 
 
@@ -41,14 +42,13 @@ def _up_to(buckets: tuple[int, ...], most: int) -> list[int]:
     return [*below, buckets[len(below)]]
 
 
-def _row_seconds(runner: CudaRunner, verify: dict[int, float], max_rows: int, widest: int) -> float:
-    """As many tokens in many rows against few: the difference is the rows' own state."""
-    sizes = [n for n in verify if n <= max_rows and -(-n // widest) < n]
+def _per_row(verify: dict[int, float], plain: dict[int, float], rows_of: dict[int, int]) -> float:
+    """As many tokens in many rows against few: the difference is what the rows' own state costs."""
+    sizes = [n for n in plain if n in verify and rows_of[n] < n]
     if not sizes:
         return 0.0
-    num_tokens = sizes[-1]
-    spread = _verify_seconds(runner, num_tokens, num_tokens)[0]
-    return max(0.0, (spread - verify[num_tokens]) / (num_tokens - -(-num_tokens // widest)))
+    most = max(sizes)
+    return max(0.0, (plain[most] - verify[most]) / (most - rows_of[most]))
 
 
 def _stairs(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -78,7 +78,7 @@ def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int) ->
     return lay_out(steps, [1] * num_rows, CONTEXT, True, runner.depth, runner.buffers.max_rows)
 
 
-def _verify_seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:
+def _seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:
     """Of verification and of the draft passes."""
     layout = _layout(runner, num_tokens, num_rows, propose)
     times = []
@@ -95,7 +95,6 @@ def _verify_seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose:
 
 def _draft_seconds(runner: CudaRunner, num_rows: int) -> float:
     """One pass of the head over its own output, as the second draft needs it."""
-    num_rows = min(num_rows, runner.rows.num_slots)
-    one = _verify_seconds(runner, num_rows, num_rows, 1)[1]
-    two = _verify_seconds(runner, num_rows, num_rows, 2)[1]
+    one = _seconds(runner, num_rows, num_rows, 1)[1]
+    two = _seconds(runner, num_rows, num_rows, 2)[1]
     return max(one, two - one)

@@ -22,10 +22,10 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, kind: Hashable, step: Callable[[], None], *, capture: bool = True) -> None:
+    def run(self, key: Hashable, kind: Hashable, step: Callable[[], None]) -> None:
         """``kind``: steps that use the same kernels. The first of a kind runs as it is, which compiles them."""
         graph = self._graphs.get(key)
-        if graph is None and self.enabled and capture and kind in self._warm:
+        if graph is None and self.enabled and kind in self._warm:
             graph = self._graphs[key] = self._capture(step)
         if graph is not None:
             graph.replay()

@@ -24,7 +24,6 @@ TOKEN_BUCKETS = (
 )  # up to the first a step costs the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
 PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
-PROMPT_PAD = 64  # such steps are not captured, but few sizes mean few compilations
 
 
 def bucket(buckets: Sequence[int], size: int) -> int:
@@ -46,7 +45,9 @@ class StepShape:
 
     @property
     def kind(self) -> Hashable:
-        """Steps of a kind use the same kernels."""
+        """Steps of a kind use the same kernels. One that reads prompts is worth a capture when it comes again."""
+        if self.has_prompts:
+            return self
         return self.num_tokens <= TOKEN_BUCKETS[0], self.tile_size, self.context, self.plain, self.has_prompts
 
     @property
@@ -72,7 +73,7 @@ class Buffers:
         self.block_table = block_table
         self.max_depth = max_depth
         self.max_rows = bucket(ROW_BUCKETS, num_slots)
-        most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth)) + PROMPT_PAD
+        most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth))
         self._passes = self.max_rows * max_depth
         self.upload = torch.zeros(self._passes + 8 * most, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(7, most, dtype=torch.int32, device=device)
@@ -169,7 +170,7 @@ def lay_out(
     first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
     num_draws = feed - first_draw
     has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
-    shape = _shape(feed, int(num_draws.sum()), has_prompts, most, plain, max_depth)
+    shape = _shape(feed, has_prompts, most, plain, max_depth)
     offsets = np.cumsum(feed) - feed
     draws_before = np.cumsum(num_draws) - num_draws
     places = np.arange(int(feed.sum()), dtype=np.int32)
@@ -191,14 +192,13 @@ def lay_out(
     return Layout(shape, np.concatenate([passes, *parts]), pass_rows)
 
 
-def _shape(feed: np.ndarray, num_draws: int, has_prompts: bool, most: int, plain: bool, max_depth: int) -> StepShape:
+def _shape(feed: np.ndarray, has_prompts: bool, most: int, plain: bool, max_depth: int) -> StepShape:
     num_rows, num_tokens = len(feed), int(feed.sum())
     context = bucket(CONTEXT_BUCKETS, most)
-    if has_prompts:
-        padded = -(-num_tokens // PROMPT_PAD) * PROMPT_PAD
-        num_tiles = int((-(-feed // PROMPT_TILE)).sum())
-        return StepShape(num_rows, padded, num_draws, num_tiles, PROMPT_TILE, context, plain, True)
     tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
+    if has_prompts:  # bounds that hold for any rows of these sizes
+        num_tiles, num_draws = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
+        return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, plain, True)
     tile = 1 if int(feed.max()) == 1 else 1 << max_depth.bit_length()
     return StepShape(rows, tokens, tokens, rows, tile, context, plain, False)
 

@@ -37,7 +37,7 @@ class CudaLinear:
         if add is None or self.bias is not None:
             y = torch.nn.functional.linear(x, self.weight, self.bias)
             return y if add is None else y + add
-        return torch.addmm(add, x, self.weight.t())
+        return add.addmm_(x, self.weight.t())  # in place: otherwise a copy of ``add`` comes first
 
     def rows(self, ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, self.weight)

@@ -141,7 +141,7 @@ class CudaRunner:
         shape = layout.shape
         start = _mark(self.device)
         self.num_forwards += 1
-        self.graphs.run(shape, shape.kind, partial(self._verify, shape), capture=not shape.has_prompts)
+        self.graphs.run(shape, shape.kind, partial(self._verify, shape))
         verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
             key = (ahead, num_rows, shape.context)
@@ -167,10 +167,8 @@ class CudaRunner:
         draw_slots, draw_index = buffers.draws(shape)
         kernels.begin(state, batch, feed, token_rows, draw_flat, draw_slots, draw_index)
         hidden = self.decoder.forward(batch)
-        draws = draw_slots
-        if shape.num_draws:
-            drawing = hidden.index_select(0, draw_flat) if shape.has_prompts else hidden
-            draws = self._draws(self.decoder.unembed(drawing), draw_slots, draw_index, shape.plain)
+        drawing = hidden.index_select(0, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
+        draws = self._draws(self.decoder.unembed(drawing), draw_slots, draw_index, shape.plain)
         row_last = buffers.row_last(shape)
         kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated)
         if self._head is not None:

@@ -18,6 +18,7 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 
 FEW_ROWS = 8
+CONV_HEADS = 4  # a program's
 
 
 @triton.jit
@@ -37,11 +38,10 @@ def _conv(
     mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
     positions, token_rows, row_slots, row_offsets, row_starts, row_replay,
     num_tokens, mixed_stride, ring_size, num_k_heads, num_v_heads, k_dim, v_dim, scale,
-    DEPTH: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
+    DEPTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
 ):  # fmt: skip
-    """Conv, SiLU, unit q and k, gates, for one head of one token. Fed tokens come first, then each row's replays."""
+    """Conv, SiLU, unit q and k, gates, for H heads of one token. Fed tokens come first, then each row's replays."""
     entry = tl.program_id(0)
-    head = tl.program_id(1)
     if entry < num_tokens:
         position = tl.load(positions + entry)
         row = tl.load(token_rows + entry)
@@ -58,11 +58,12 @@ def _conv(
     channels = 2 * key_width + num_v_heads * v_dim
     ring_width = channels + 2 * num_v_heads
     rings = ring + tl.load(row_slots + row).to(tl.int64) * ring_size * ring_width
-    is_value = head >= 2 * num_k_heads
-    size = tl.where(is_value, v_dim, k_dim)
-    first = tl.where(is_value, 2 * key_width + (head - 2 * num_k_heads) * v_dim, head * k_dim)
-    along = tl.arange(0, D)
-    channel = first + along
+    head = (tl.program_id(1) * H + tl.arange(0, H))[:, None]
+    value = head - 2 * num_k_heads
+    size = tl.where(value >= 0, v_dim, k_dim)
+    size = tl.where(value < num_v_heads, size, 0)
+    along = tl.arange(0, D)[None, :]
+    channel = tl.where(value >= 0, 2 * key_width + value * v_dim, head * k_dim) + along
     inside = along < size
     # The four inputs up to this token, the newest last.
     x3 = _tap(mixed, rings, position - 3, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
@@ -74,31 +75,32 @@ def _conv(
     y += x1 * tl.load(conv + 2 * channels + channel, mask=inside, other=0.0).to(tl.float32)
     y += x0 * tl.load(conv + 3 * channels + channel, mask=inside, other=0.0).to(tl.float32)
     y = y * tl.sigmoid(y)
-    if head < 2 * num_k_heads:
-        y = y * tl.rsqrt(tl.sum(y * y, axis=0) + 1e-6)
-        if head < num_k_heads:
-            y = y * scale
+    unit = tl.rsqrt(tl.sum(y * y, axis=1) + 1e-6)[:, None]
+    unit = tl.where(head < num_k_heads, unit * scale, unit)
+    y = tl.where(value >= 0, y, y * unit)
     tl.store(convolved + entry.to(tl.int64) * channels + channel, y, mask=inside)
     place = rings + (position % ring_size) * ring_width
     if STORE_RING and entry < num_tokens:
         tl.store(place + channel, x0.to(ring.dtype.element_ty), mask=inside)
-    if is_value:
-        value = head - 2 * num_k_heads
-        if entry < num_tokens:
-            token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
-            b = tl.load(token + value).to(tl.float32)
-            a = tl.load(token + num_v_heads + value).to(tl.float32)
-            if STORE_RING:
-                tl.store(place + channels + value, b.to(ring.dtype.element_ty))
-                tl.store(place + channels + num_v_heads + value, a.to(ring.dtype.element_ty))
-        else:
-            b = tl.load(place + channels + value).to(tl.float32)
-            a = tl.load(place + channels + num_v_heads + value).to(tl.float32)
-        rate = a + tl.load(dt_bias + value)
-        rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-        at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
-        tl.store(at_gates, tl.exp(tl.load(decay_scale + value) * rate))
-        tl.store(at_gates + num_v_heads, tl.sigmoid(b))
+    # The gates of value heads.
+    value = tl.program_id(1) * H + tl.arange(0, H) - 2 * num_k_heads
+    is_value = (value >= 0) & (value < num_v_heads)
+    if entry < num_tokens:
+        token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
+        b = tl.load(token + value, mask=is_value, other=0.0).to(tl.float32)
+        a = tl.load(token + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
+        if STORE_RING:
+            tl.store(place + channels + value, b.to(ring.dtype.element_ty), mask=is_value)
+            tl.store(place + channels + num_v_heads + value, a.to(ring.dtype.element_ty), mask=is_value)
+    else:
+        b = tl.load(place + channels + value, mask=is_value, other=0.0).to(tl.float32)
+        a = tl.load(place + channels + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
+    rate = a + tl.load(dt_bias + value, mask=is_value, other=0.0)
+    rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
+    decay = tl.exp(tl.load(decay_scale + value, mask=is_value, other=0.0) * rate)
+    at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
+    tl.store(at_gates, decay, mask=is_value)
+    tl.store(at_gates + num_v_heads, tl.sigmoid(b), mask=is_value)
 
 
 @triton.jit
@@ -229,11 +231,11 @@ def gdn_mix(
     gates = torch.empty(entries, 2, gdn.num_v_heads, device=device, dtype=torch.float32)
     wide_k, wide_v = triton.next_power_of_2(gdn.k_dim), triton.next_power_of_2(gdn.v_dim)
     heads = (gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
-    _conv[(entries, 2 * gdn.num_k_heads + gdn.num_v_heads)](
+    _conv[(entries, triton.cdiv(2 * gdn.num_k_heads + gdn.num_v_heads, CONV_HEADS))](
         mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
         batch.positions, batch.token_rows, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_replay,
         num_tokens, mixed.stride(0), ring.shape[1], *heads, gdn.k_dim**-0.5,
-        DEPTH=depth, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1,
+        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
     columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
