@@ -115,5 +115,6 @@ class _Loader:
             vocab_size=self.spec.vocab_size,
             max_depth=drafter.max_depth,
             why_no_draft="" if drafter.max_depth else (self.model.head_reason or "max_depth is 0"),
+            stops_early=self.ops.device.type == "cpu",
             note=self.placement.note,
         )
