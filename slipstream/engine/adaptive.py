@@ -1,7 +1,9 @@
 """The adaptive depth: drafts compete by their chance of being accepted, and the best prefix by rate wins.
 
 Rate = tokens expected of the step over the seconds it is expected to take. Depth 0 is a legal answer, so drafting
-never loses by more than its probes, which are held to a share of the time. Knows neither sequences nor blocks.
+never loses by more than its probes, which are held to a share of the time. Where the runner tells how confident its
+head is, a row is asked for drafts only as long as they are likely enough to be worth their verification: a chance of
+(seconds a token adds) x (tokens a second the step makes anyway). Knows neither sequences nor blocks.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.engine.acceptance import Acceptance
+from slipstream.engine.chains import NO_FLOOR, Chains
 from slipstream.engine.costs import CostCurve
-from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
+from slipstream.engine.depth import NOTHING, DepthPolicy, DraftAsk, DrawRow, Load, StepTiming
 from slipstream.engine.plan import StepCosts
 from slipstream.sampling.params import MAX_DEPTH
 
@@ -22,13 +25,16 @@ MARGIN = 1.01  # drafting must promise this much: less than the estimates' own e
 OTHER_RATE = 0.05  # how fast the estimate of the time outside the runner follows
 PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step costs must not be hearsay
 
-Slot = tuple[float, int, int]  # (-S, depth, row): one draft that may be made
+# One draft that may be made: (-chance that it is proposed and accepted with all before it, depth, row, chance that it
+# is proposed, chance that its row takes part in its pass)
+Slot = tuple[float, int, int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     depths: list[int]
     tokens: float  # expected
+    drafts: float  # expected to be verified
     seconds: float  # expected
     plain_seconds: float  # of the same step without drafts
 
@@ -38,12 +44,16 @@ class Choice:
 
 
 class Adaptive(DepthPolicy):
-    def __init__(self, max_depth: int, costs: StepCosts) -> None:
+    def __init__(self, max_depth: int, costs: StepCosts, stops_early: bool = False) -> None:
         self._max_depth = max_depth
+        self._stops_early = stops_early
         self._verify = CostCurve(costs.verify)
         self._draft = CostCurve(costs.draft)
         self._other = 0.0  # seconds a step takes outside the runner, whatever its depth
         self._acceptance = Acceptance(max_depth)
+        self._chains = Chains(max_depth)
+        self._gain = 1.0  # of the last choice over no drafts, as a factor
+        self._share = 1.0  # drafts verified for each row in the last choice
         self._reason = "adaptive: no step yet"
         self._num_steps = 0  # since the last probe
         self._seconds = 0.0  # since the last probe
@@ -53,8 +63,14 @@ class Adaptive(DepthPolicy):
     def reason(self) -> str:
         return self._reason
 
-    def observe_row(self, key: str, num_drafted: int, num_accepted: int) -> None:
-        self._acceptance.observe(key, num_drafted, num_accepted)
+    def observe_row(self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
+        if confidences:
+            self._chains.observe_verdict(key, confidences, num_accepted)
+        else:
+            self._acceptance.observe(key, num_drafted, num_accepted)
+
+    def observe_proposal(self, num_asked: int, confidences: Sequence[float]) -> None:
+        self._chains.observe_proposal(num_asked, confidences)
 
     def observe_step(self, timing: StepTiming) -> None:
         self._verify.observe(timing.num_tokens, timing.verify_seconds)
@@ -72,71 +88,107 @@ class Adaptive(DepthPolicy):
 
     def forget(self, key: str) -> None:
         self._acceptance.forget(key)
+        self._chains.forget(key)
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
         if not rows:
             return []
         if not self._verify.known or not self._draft.known:
             return self._blind(rows)
-        choice = self._best(rows, load)
+        floors = self._floors(rows, load)
+        choice = self._best(rows, floors, load)
         self._num_steps += 1
         self._seconds += choice.seconds
-        self._reason = _explain(choice)
-        return self._probe(rows, load, choice) if self._num_steps >= PROBE_STEPS else choice.depths
+        self._reason = _explain(choice, floors if self._chains.known else [])
+        asks = [DraftAsk(depth, floor) if depth else NOTHING for depth, floor in zip(choice.depths, floors)]
+        return self._probe(rows, load, choice, asks) if self._num_steps >= PROBE_STEPS else asks
 
-    def _blind(self, rows: Sequence[DrawRow]) -> list[int]:
+    def _blind(self, rows: Sequence[DrawRow]) -> list[DraftAsk]:
         self._reason = f"adaptive: depth {min(BLIND_DEPTH, self._max_depth)} until steps have been timed"
-        return [min(BLIND_DEPTH, row.most) for row in rows]
+        return [DraftAsk(min(BLIND_DEPTH, row.most), NO_FLOOR) for row in rows]
 
-    def _best(self, rows: Sequence[DrawRow], load: Load) -> Choice:
+    def _floors(self, rows: Sequence[DrawRow], load: Load) -> list[float]:
+        """[rows]: how confident a chain must be for its next draft to be worth its verification."""
+        if not self._chains.known:
+            return [NO_FLOOR] * len(rows)
+        start = len(rows) + load.num_other_tokens
+        num_drafts = max(1, round(self._share * len(rows)))
+        plain, *_, full = self._verify.span(start, num_drafts + 1)
+        rate = self._gain * len(rows) / (plain + self._other)
+        chance = rate * (full - plain) / num_drafts
+        return [self._chains.floor(row.key, chance) for row in rows]
+
+    def _best(self, rows: Sequence[DrawRow], floors: Sequence[float], load: Load) -> Choice:
         """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait."""
-        slots = self._slots(rows)[: load.room]
+        slots = self._slots(rows, floors)[: load.room]
         start = len(rows) + load.num_other_tokens
         verify = [seconds + self._other for seconds in self._verify.span(start, len(slots) + 1)]
         draft = [0.0, *self._draft.span(1, len(rows))]
-        best = plain = Choice([0] * len(rows), float(len(rows)), verify[0], verify[0])
+        best = plain = Choice([0] * len(rows), float(len(rows)), 0.0, verify[0], verify[0])
         deepest = max((row.most for row in rows), default=0)
         for cap in range(1, deepest):
             best = _best_prefix([slot for slot in slots if slot[1] <= cap], verify, draft, best)
         best = _best_prefix(slots, verify, draft, best)
-        return best if best.rate > MARGIN * plain.rate else plain
+        best = best if best.rate > MARGIN * plain.rate else plain
+        self._gain, self._share = best.rate / plain.rate, best.drafts / len(rows)
+        return best
 
-    def _slots(self, rows: Sequence[DrawRow]) -> list[Slot]:
-        """The likeliest first; a row's own drafts stay in order because its S never rises."""
-        lean = self._acceptance.lean()
-        survival = self._acceptance.survival
-        slots: list[Slot] = []
-        for index, row in enumerate(rows):
-            for depth, chance in enumerate(survival(row.key, row.most, lean), 1):
-                slots.append((-chance, depth, index))
+    def _slots(self, rows: Sequence[DrawRow], floors: Sequence[float]) -> list[Slot]:
+        """The likeliest first; a row's own drafts stay in order because their chances never rise."""
+        slots = self._sure_slots(rows, floors) if self._chains.known else self._blank_slots(rows)
         slots.sort()
         return slots
 
-    def _probe(self, rows: Sequence[DrawRow], load: Load, choice: Choice) -> list[int]:
+    def _blank_slots(self, rows: Sequence[DrawRow]) -> list[Slot]:
+        """Nothing is known of a draft but how its position has fared: every one asked for is proposed."""
+        lean = self._acceptance.lean()
+        slots: list[Slot] = []
+        for index, row in enumerate(rows):
+            for depth, chance in enumerate(self._acceptance.survival(row.key, row.most, lean), 1):
+                slots.append((-chance, depth, index, 1.0, 1.0))
+        return slots
+
+    def _sure_slots(self, rows: Sequence[DrawRow], floors: Sequence[float]) -> list[Slot]:
+        """The head will tell how sure it is, and the floor will keep the unlikely ones out."""
+        slots: list[Slot] = []
+        for index, (row, floor) in enumerate(zip(rows, floors)):
+            reached = 1.0
+            for depth, (proposed, accepted) in enumerate(self._chains.outlook(row.key, row.most, floor), 1):
+                slots.append((-accepted, depth, index, proposed, reached))
+                reached = proposed if self._stops_early else 1.0
+        return slots
+
+    def _probe(self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftAsk]) -> list[DraftAsk]:
         """Look past the choice: as many rows as the allowance pays for, one draft deeper, or once without drafts."""
-        depths = self._probe_plain(choice) or self._probe_deeper(rows, load, choice)
-        if depths is None:
-            return choice.depths
+        probe = self._probe_plain(choice) or self._probe_deeper(rows, load, choice, asks)
+        if probe is None:
+            return asks
         self._num_steps, self._seconds = 0, 0.0
         self._num_probes += 1
         self._reason += ", probing"
-        return depths
+        return probe
 
-    def _probe_plain(self, choice: Choice) -> list[int] | None:
+    def _probe_plain(self, choice: Choice) -> list[DraftAsk] | None:
         due = self._num_probes % PLAIN_PROBES == 0
-        return [0] * len(choice.depths) if due and any(choice.depths) else None
+        return [NOTHING] * len(choice.depths) if due and any(choice.depths) else None
 
-    def _probe_deeper(self, rows: Sequence[DrawRow], load: Load, choice: Choice) -> list[int] | None:
-        shallow = [index for index, row in enumerate(rows) if choice.depths[index] < row.most]
-        start = self._num_probes % max(1, len(shallow))
-        shallow = (shallow[start:] + shallow[:start])[: max(0, load.room - sum(choice.depths))]
-        while shallow:
+    def _probe_deeper(
+        self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftAsk]
+    ) -> list[DraftAsk] | None:
+        """One draft deeper, and without a floor: what it hides is not known otherwise."""
+        hidden = [i for i, (row, ask) in enumerate(zip(rows, asks)) if ask.depth < row.most or ask.floor > NO_FLOOR]
+        start = self._num_probes % max(1, len(hidden))
+        hidden = (hidden[start:] + hidden[:start])[: max(0, load.room - sum(choice.depths))]
+        while hidden:
             depths = list(choice.depths)
-            for index in shallow:
-                depths[index] += 1
+            for index in hidden:
+                depths[index] = min(depths[index] + 1, rows[index].most)
             if self._seconds_of(depths, load) - choice.seconds <= PROBE_SHARE * self._seconds:
-                return depths
-            shallow = shallow[: len(shallow) // 2]
+                return [
+                    DraftAsk(depth, NO_FLOOR) if index in hidden else ask
+                    for index, (depth, ask) in enumerate(zip(depths, asks))
+                ]
+            hidden = hidden[: len(hidden) // 2]
         return None
 
     def _seconds_of(self, depths: list[int], load: Load) -> float:
@@ -147,28 +199,42 @@ class Adaptive(DepthPolicy):
 
 def _best_prefix(slots: list[Slot], verify: list[float], draft: list[float], best: Choice) -> Choice:
     """Take slot after slot and keep the count at which the rate was highest, if it beats ``best``."""
-    in_pass = [0] * (MAX_DEPTH + 1)
+    in_pass = [0.0] * (MAX_DEPTH + 1)
     count, rate = 0, best.rate
-    tokens, passes = float(len(best.depths)), 0.0
-    for index, (loss, depth, _) in enumerate(slots, 1):
+    tokens, drafts, passes = float(len(best.depths)), 0.0, 0.0
+    for index, (loss, depth, _, proposed, taking_part) in enumerate(slots, 1):
         tokens -= loss
-        num_rows = in_pass[depth] = in_pass[depth] + 1
-        passes += draft[num_rows] - draft[num_rows - 1]
-        seconds = verify[index] + passes
+        drafts += proposed
+        passes -= _between(draft, in_pass[depth])
+        in_pass[depth] += taking_part
+        passes += _between(draft, in_pass[depth])
+        seconds = _between(verify, drafts) + passes
         if tokens > rate * seconds:
-            count, rate, at_tokens, at_seconds = index, tokens / seconds, tokens, seconds
+            count, rate, at = index, tokens / seconds, (tokens, drafts, seconds)
     if not count:
         return best
     depths = [0] * len(best.depths)
-    for _, depth, row in slots[:count]:
+    for _, depth, row, _, _ in slots[:count]:
         depths[row] = depth
-    return Choice(depths, at_tokens, at_seconds, best.plain_seconds)
+    return Choice(depths, *at, best.plain_seconds)
 
 
-def _explain(choice: Choice) -> str:
+def _between(values: Sequence[float], x: float) -> float:
+    """The value at x, which need not be whole, on straight lines through those at 0, 1, 2, ..."""
+    left = int(x)
+    if left + 1 >= len(values):
+        return values[-1]
+    return values[left] + (x - left) * (values[left + 1] - values[left])
+
+
+def _explain(choice: Choice, floors: Sequence[float]) -> str:
+    """``floors``: none where the runner tells no confidences."""
     num_rows = len(choice.depths)
     low, high = min(choice.depths), max(choice.depths)
     depth = f"depth {low}" if low == high else f"depths {low} to {high}"
+    if high and floors:
+        least = min(floor for depth, floor in zip(choice.depths, floors) if depth)
+        depth += f" while {100 * least:.0f} % sure"
     plain = f"{num_rows} in {1000 * choice.plain_seconds:.1f} ms"
     if high == 0:
         return f"adaptive: {depth} — no draft beats {plain}"

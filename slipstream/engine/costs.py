@@ -11,7 +11,8 @@ from collections.abc import Iterable
 SCALE_RATE = 0.1  # how fast the whole curve follows an observation: most drifts are the machine's, at every size
 POINT_RATE = 0.05  # how fast the points beside it follow, once they have seen enough
 CALIBRATION_WEIGHT = 3.0  # observations that a calibrated point counts for
-CLIP = 3.0  # an observation further off than this is a hiccup and counts only as this
+SLOWEST = 1.5  # times what was expected; a step that took longer met a hiccup and counts only as this
+FASTEST = 1.0 / 3.0  # hiccups make no step faster, but one wild value must not turn the curve over
 SPACING = 1.5  # an observation further than this factor from every point becomes a point
 
 
@@ -46,7 +47,7 @@ class CostCurve:
             self._xs, self._ys, self._weights = [x], [seconds], [1.0]
             return
         expected = self.at(x)
-        error = min(max(seconds / expected, 1.0 / CLIP), CLIP) - 1.0
+        error = min(max(seconds / expected, FASTEST), SLOWEST) - 1.0
         self._insert(x, expected)
         for index, weight in self._neighbours(x):
             self._weights[index] += weight

@@ -1,7 +1,8 @@
 """How many tokens each row drafts: the interface and the simple policies.
 
-A policy sees the rows that will draw in the step being planned and answers with a depth for each. It learns from
-what rows accepted and what steps cost. It knows neither sequences nor blocks.
+A policy sees the rows that will draw in the step being planned and answers with a depth, and a floor for the head's
+confidence, for each. It learns from what rows proposed and accepted and what steps cost. It knows neither sequences
+nor blocks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ class DrawRow:
     key: str
     most: int  # its deepest legal draft: head, length limit
     setting: DraftSetting | None = None  # what its request asked; None: the engine's policy
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """What a row is asked to draft."""
+
+    depth: int  # at most
+    floor: float = 0.0  # while the chain's confidence does not fall under this
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,9 @@ class StepTiming:
     other_seconds: float = 0.0  # what passed between this step and the one before, outside the runner
 
 
+NOTHING = DraftAsk(0)
+
+
 class DepthPolicy(ABC):
     @property
     @abstractmethod
@@ -49,14 +61,19 @@ class DepthPolicy(ABC):
         """Why the last decision was as it was, for people to read."""
 
     @abstractmethod
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
-        """A depth for each row, none above its ``most``."""
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+        """For each row, no depth above its ``most``."""
 
     def reason_for(self, setting: DraftSetting | None) -> str:
         return self.reason
 
-    def observe_row(self, key: str, num_drafted: int, num_accepted: int) -> None:  # noqa: B027
-        """A row drew; ``num_drafted`` of its drafts were verified."""
+    def observe_row(  # noqa: B027
+        self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()
+    ) -> None:
+        """A row drew; ``num_drafted`` of its drafts were verified, with these confidences where the runner tells."""
+
+    def observe_proposal(self, num_asked: int, confidences: Sequence[float]) -> None:  # noqa: B027
+        """A row was asked for drafts and its head was this confident, to the end or to the first one left out."""
 
     def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
         """A step without prompt chunks was timed."""
@@ -73,8 +90,8 @@ class Off(DepthPolicy):
     def reason(self) -> str:
         return self._reason
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
-        return [0] * len(rows)
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+        return [NOTHING] * len(rows)
 
 
 class Fixed(DepthPolicy):
@@ -85,8 +102,8 @@ class Fixed(DepthPolicy):
     def reason(self) -> str:
         return f"fixed: depth {self._depth}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
-        return [min(self._depth, row.most) for row in rows]
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+        return [DraftAsk(min(self._depth, row.most)) for row in rows]
 
 
 class Solo(DepthPolicy):
@@ -102,6 +119,6 @@ class Solo(DepthPolicy):
             return f"solo: {self._num_running} streams are running"
         return f"solo: {self._alone.reason}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
         self._num_running = load.num_running
-        return self._alone.decide(rows, load) if load.num_running == 1 else [0] * len(rows)
+        return self._alone.decide(rows, load) if load.num_running == 1 else [NOTHING] * len(rows)

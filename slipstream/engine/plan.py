@@ -8,7 +8,9 @@ Each running stream owns a *slot* of the runner until it leaves. For its slot th
 A step feeds ``min(feed, len(tokens) + len(drafts) - cursor)`` tokens from the cursor on. That one rule is prefill,
 chunked prefill, resume after preemption, plain decoding (one token) and verification (one token and the drafts).
 A row whose known tokens are all fed *draws*: at every fed position from its last known token on, accepting drafts
-while they equal the draw. Then it proposes up to ``propose`` new drafts.
+while they equal the draw. Then it proposes up to ``propose`` new drafts, and stops before the first one at which the
+product of the head's confidences in this row's new drafts would fall under ``floor`` (or its own under ``p_min``).
+A runner whose head tells no confidences ignores the floor and returns none.
 
 A runner may be late (``RunnerInfo.lag`` = 1): the scheduler then plans step n+1 before it has seen the result of
 step n. ``feed`` is therefore an upper bound, and ``blocks`` must cover the case that every draft is accepted.
@@ -44,6 +46,7 @@ class RowStep:
     feed: int  # at most this many tokens are fed, >= 1
     propose: int  # at most this many drafts are proposed afterwards, if the row draws
     blocks: tuple[int, ...] = ()  # KV blocks appended to the row's table before it runs
+    floor: float = 0.0  # drafting ends before the chain's confidence falls under this
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class RowResult:
     num_fed: int
     tokens: tuple[int, ...]  # committed by this step: accepted drafts, then the row's own draw; () if it did not draw
     drafts: tuple[int, ...]  # the proposals the row holds now
+    # The head's probability of each draft and, where it ended them early, of the one left out; () without a floor.
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class RunnerInfo:
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
     prompt_tokens: int = 0  # a step may read as many, if more than the engine allows, where no stream decodes
+    stops_early: bool = False  # a row that ended its drafts takes no part in the step's later draft passes
     note: str = ""  # what computes where, one line for people
 
 

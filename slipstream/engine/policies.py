@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.engine.adaptive import Adaptive
-from slipstream.engine.depth import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.engine.depth import NOTHING, DepthPolicy, DraftAsk, DrawRow, Fixed, Load, Off, Solo, StepTiming
 from slipstream.engine.plan import RunnerInfo, StepCosts
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting
 
@@ -16,7 +16,7 @@ def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: 
         return Off(info.why_no_draft or "the model has no MTP head")
     if max_depth == 0:
         return Off("the configuration allows no depth above 0")
-    return PerRequest(setting, Adaptive(min(max_depth, info.max_depth), costs))
+    return PerRequest(setting, Adaptive(min(max_depth, info.max_depth), costs, info.stops_early))
 
 
 class PerRequest(DepthPolicy):
@@ -35,21 +35,24 @@ class PerRequest(DepthPolicy):
     def reason_for(self, setting: DraftSetting | None) -> str:
         return self._policy(setting).reason
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[int]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
         """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
         policies = [self._policy(row.setting) for row in rows]
-        depths = [0] * len(rows)
+        asks = [NOTHING] * len(rows)
         for policy in sorted(set(policies), key=lambda policy: policy is self._adaptive):
             mine = [index for index, other in enumerate(policies) if other is policy]
-            taken = sum(depths)
+            taken = sum(ask.depth for ask in asks)
             num_other = load.num_other_tokens + len(rows) - len(mine) + taken
             rest = replace(load, num_other_tokens=num_other, room=max(0, load.room - taken))
-            for index, depth in zip(mine, policy.decide([rows[index] for index in mine], rest)):
-                depths[index] = depth
-        return depths
+            for index, ask in zip(mine, policy.decide([rows[index] for index in mine], rest)):
+                asks[index] = ask
+        return asks
 
-    def observe_row(self, key: str, num_drafted: int, num_accepted: int) -> None:
-        self._adaptive.observe_row(key, num_drafted, num_accepted)
+    def observe_row(self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
+        self._adaptive.observe_row(key, num_drafted, num_accepted, confidences)
+
+    def observe_proposal(self, num_asked: int, confidences: Sequence[float]) -> None:
+        self._adaptive.observe_proposal(num_asked, confidences)
 
     def observe_step(self, timing: StepTiming) -> None:
         self._adaptive.observe_step(timing)

@@ -50,6 +50,7 @@ class Commit:
     num_drafted: int
     num_accepted: int
     finish_reason: FinishReason | None
+    confidences: tuple[float, ...] = ()  # of the drafts verified, where they are known
 
 
 def check_request(request: Request, info: RunnerInfo) -> None:
@@ -87,6 +88,7 @@ class Sequence:
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
         self.drafts: tuple[int, ...] = ()
+        self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
         self.blocks: list[int] = []
         self.in_flight: deque[RowStep] = deque()
@@ -119,7 +121,7 @@ class Sequence:
         assert self.slot is not None
         slot, blocks = self.slot, self.blocks
         self.slot, self.blocks = None, []
-        self.num_computed, self.drafts = 0, ()
+        self.num_computed, self.drafts, self.confidences = 0, (), ()
         return slot, blocks
 
     def commit(self, result: RowResult) -> Commit | None:
@@ -141,11 +143,11 @@ class Sequence:
         kept, reason = self._cut(result.tokens)
         self.num_computed = len(self.tokens) + num_accepted
         self.tokens += kept
-        self.drafts = result.drafts
+        num_drafted = min(num_drafted, len(kept)) if reason else num_drafted
+        confidences = self.confidences[:num_drafted]
+        self.drafts, self.confidences = result.drafts, result.confidences[: len(result.drafts)]
         self.finish_reason = reason
-        return Commit(
-            kept, min(num_drafted, len(kept)) if reason else num_drafted, min(num_accepted, len(kept)), reason
-        )
+        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences)
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         room = self.limit - len(self.tokens)

@@ -15,7 +15,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
-from slipstream.engine.plan import RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.plan import RowResult, RowStep, RunnerInfo, StepPlan, StepResult
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -160,10 +160,11 @@ class Scheduler:
         rows = [DrawRow(pick.sequence.id, self._most(pick), pick.sequence.request.params.draft) for pick in picks]
         num_other = sum(pick.feed for pick in step.picks if not pick.draws)
         room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
-        depths = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
-        for pick, row, depth in zip(picks, rows, depths):
-            assert 0 <= depth <= row.most
-            pick.propose = self._cover(pick, min(depth, room), step)
+        asks = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
+        for pick, row, ask in zip(picks, rows, asks):
+            assert 0 <= ask.depth <= row.most
+            pick.propose = self._cover(pick, min(ask.depth, room), step)
+            pick.floor = ask.floor
             room -= pick.propose
 
     def _most(self, pick: Pick) -> int:
@@ -238,23 +239,26 @@ class Scheduler:
         self.counters.num_steps += bool(result.rows)
         now = self._clock()
         if result.rows and not flight.has_chunks:
-            self.policy.observe_step(_timing(flight.plan, result, now - self._applied_at))
+            self.policy.observe_step(_timing(self.info, flight.plan, result, now - self._applied_at))
         self._applied_at = now
-        events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
+        rows = zip(flight.sequences, flight.plan.rows, result.rows)
+        events = (self._apply_row(sequence, asked, row, now) for sequence, asked, row in rows)
         return [event for event in events if event is not None]
 
-    def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:
+    def _apply_row(self, sequence: Sequence, asked: RowStep, row: RowResult, now: float) -> TokenEvent | None:
         if sequence.finish_reason is not None:
             return None  # it ended while this step was in flight
+        if row.confidences:
+            self.policy.observe_proposal(asked.propose, row.confidences)
         commit = sequence.commit(row)
         if commit is None:
             return None
+        self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
         self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
         stats = self._finish(sequence, commit.finish_reason) if commit.finish_reason else None
         return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats)
 
     def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
-        self.policy.observe_row(sequence.id, num_drafted, num_accepted)
         sequence.counters.count(num_drafted, num_accepted)
         self.counters.count(num_drafted, num_accepted)
         self.counters.num_output_tokens += num_tokens
@@ -298,9 +302,11 @@ class Scheduler:
         )
 
 
-def _timing(plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
+def _timing(info: RunnerInfo, plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
     num_tokens = sum(row.num_fed for row in result.rows)
     depths = [row.propose for row in plan.rows]
+    if info.stops_early:  # the pass that found a row's confidence too low was its last
+        depths = [min(depth, len(row.drafts) + 1) for depth, row in zip(depths, result.rows)]
     pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
     computing = result.verify_seconds + result.draft_seconds
     return StepTiming(

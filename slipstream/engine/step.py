@@ -17,6 +17,7 @@ class Pick:
     bounds: Bounds  # before this step
     feed: int
     propose: int = 0
+    floor: float = 0.0
 
     @property
     def draws(self) -> bool:
@@ -28,7 +29,7 @@ class Pick:
 
     def step(self, blocks: tuple[int, ...] = ()) -> RowStep:
         assert self.sequence.slot is not None
-        return RowStep(self.sequence.slot, self.feed, self.propose, blocks)
+        return RowStep(self.sequence.slot, self.feed, self.propose, blocks, self.floor)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.depth import DepthPolicy, DraftAsk, DrawRow, Load
 from slipstream.engine.plan import Runner, StepCosts, StepPlan, StepResult
 from slipstream.engine.policies import make_policy
 from slipstream.engine.request import Request, TokenEvent
@@ -95,19 +97,34 @@ class LateRunner:
         return self._runner.collect()
 
 
+class Floored(DepthPolicy):
+    """Another policy's depths, and floors in turn."""
+
+    def __init__(self, policy: DepthPolicy, floors: Sequence[float]) -> None:
+        self._policy = policy
+        self._floors = itertools.cycle(floors)
+
+    @property
+    def reason(self) -> str:
+        return self._policy.reason
+
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+        return [replace(ask, floor=next(self._floors)) for ask in self._policy.decide(rows, load)]
+
+
 @dataclass
 class Traffic:
     """Runs asks through a scheduler and a runner, step by step, and keeps what each stream got."""
 
     runner: Runner
     config: EngineConfig
+    floors: Sequence[float] = (0.0,)  # given to rows in turn, whatever their depth
     tokens: dict[str, list[int]] = field(default_factory=dict)
     finished: dict[str, TokenEvent] = field(default_factory=dict)
 
     def run(self, asks: Sequence[Ask]) -> list[list[int]]:
-        scheduler = Scheduler(
-            self.runner.info, make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.config
-        )
+        policy = Floored(make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.floors)
+        scheduler = Scheduler(self.runner.info, policy, self.config)
         self.tokens = {str(i): [] for i in range(len(asks))}
         self.finished = {}
         step = 0

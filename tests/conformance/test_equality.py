@@ -65,7 +65,9 @@ asks = st.builds(
 )
 
 
-def _check(runner: TorchRunner, late: bool, mode: str, traffic: list[Ask], budget: int) -> None:
+def _check(
+    runner: TorchRunner, late: bool, mode: str, traffic: list[Ask], budget: int, floors: tuple[float, ...]
+) -> None:
     traffic = [replace(ask, params=replace(ask.params, seed=i)) for i, ask in enumerate(traffic)]
     expected = [alone(runner, ask) for ask in traffic]
     head = runner.drafter
@@ -74,7 +76,7 @@ def _check(runner: TorchRunner, late: bool, mode: str, traffic: list[Ask], budge
         runner.drafter = ScriptedDrafter(truth, tiny.VOCAB, mode)
     try:
         config = EngineConfig(max_streams=4, max_step_tokens=budget, min_chunk=4, block_size=runner.info.block_size)
-        run = Traffic(LateRunner(runner) if late else runner, config)
+        run = Traffic(LateRunner(runner) if late else runner, config, floors)
         outputs = run.run(traffic)
     finally:
         runner.drafter = head
@@ -98,6 +100,7 @@ def _check(runner: TorchRunner, late: bool, mode: str, traffic: list[Ask], budge
     block_size=st.sampled_from([1, 4, 16]),
     tight=st.booleans(),
     budget=st.sampled_from([9, 32, 512]),
+    floors=st.sampled_from([(0.0,), (1e-6,), (0.0, 0.001, 0.02), (0.05, 1.0, 0.0)]),
 )
 def test_streams_equal_plain_decoding(
     folders: dict[str, Path],
@@ -109,10 +112,11 @@ def test_streams_equal_plain_decoding(
     block_size: int,
     tight: bool,
     budget: int,
+    floors: tuple[float, ...],
 ) -> None:
     # Tight: about 80 tokens for all streams together, so that they are preempted.
     kv_memory = _pool_bytes(folders[kind], backend, 80 if tight else 600)
-    _check(_runner(folders[kind], backend, block_size, kv_memory), late, mode, traffic, budget)
+    _check(_runner(folders[kind], backend, block_size, kv_memory), late, mode, traffic, budget, floors)
 
 
 @lru_cache

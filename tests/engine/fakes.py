@@ -63,7 +63,8 @@ class Row:
 
 
 class FakeRunner:
-    """``hit``: probability that a draft is right. ``shy``: it may propose fewer drafts than asked."""
+    """``hit``: probability that a draft is right. ``shy``: it may propose fewer drafts than asked.
+    ``tells``: it is right as often as it is confident, keeps to the floor and tells how confident it was."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class FakeRunner:
         *,
         hit: float = 1.0,
         shy: bool = False,
+        tells: bool = False,
         max_tokens: int | None = None,
         verify: Callable[[int], float] = lambda tokens: 0.0,
         draft: Callable[[int], float] = lambda rows: 0.0,
@@ -78,6 +80,7 @@ class FakeRunner:
         self._info = info
         self._hit = hit
         self._shy = shy
+        self._tells = tells
         self._max_tokens = max_tokens
         self._verify = verify
         self._draft = draft
@@ -142,6 +145,7 @@ class FakeRunner:
         row = self.rows[step.slot]
         assert step.feed >= 1
         assert 0 <= step.propose <= self._info.max_depth
+        assert 0.0 <= step.floor <= 1.0
         self._check_memory(row)
         known = len(row.tokens)
         fed = min(step.feed, known + len(row.drafts) - row.cursor)
@@ -154,8 +158,8 @@ class FakeRunner:
             return RowResult(step.slot, fed, (), ())
         committed = self._draw(row, drafts)
         row.cursor = len(row.tokens) - 1
-        row.drafts = self._propose(row, step.propose)
-        return RowResult(step.slot, fed, committed, row.drafts)
+        row.drafts, confidences = self._propose(row, step.propose, step.floor)
+        return RowResult(step.slot, fed, committed, row.drafts, confidences)
 
     def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
         committed: list[int] = []
@@ -168,18 +172,26 @@ class FakeRunner:
         assert len(row.tokens) <= self._info.max_context
         return tuple(committed)
 
-    def _propose(self, row: Row, count: int) -> tuple[int, ...]:
+    def _propose(self, row: Row, count: int, floor: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
         self._cover(row, row.cursor + max(0, count - 1))
         if self._shy:
             count = self._random.randint(0, count)
-        digest, drafts = row.digests[-1], []
+        digest, chain = row.digests[-1], 1.0
+        drafts: list[int] = []
+        confidences: list[float] = []
         for _ in range(count):
             token = next_token(digest, self._info.vocab_size)
-            if self._random.random() >= self._hit:
+            hit = self._random.random() if self._tells else self._hit
+            if self._tells and floor:
+                confidences.append(hit)
+            chain *= hit
+            if self._tells and chain < floor:
+                break
+            if self._random.random() >= hit:
                 token = (token + 1) % self._info.vocab_size
             drafts.append(token)
             digest = extend(digest, token)
-        return tuple(drafts)
+        return tuple(drafts), tuple(confidences)
 
     def _cover(self, row: Row, num_positions: int) -> None:
         assert num_positions <= len(row.table) * self._info.block_size, "written past the row's blocks"

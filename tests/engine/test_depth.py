@@ -11,7 +11,7 @@ from fakes import make_info
 
 from slipstream.engine.adaptive import Adaptive
 from slipstream.engine.costs import CostCurve
-from slipstream.engine.depth import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.engine.depth import DepthPolicy, DraftAsk, DrawRow, Fixed, Load, Off, Solo, StepTiming
 from slipstream.engine.plan import StepCosts
 from slipstream.engine.policies import make_policy
 
@@ -65,7 +65,7 @@ class Simulation:
     def step(self) -> None:
         num_rows = len(self.chances)
         rows = [DrawRow(f"r{index}", MAX_DEPTH) for index in range(num_rows)]
-        self.depths = self.policy.decide(rows, Load(num_rows))
+        self.depths = depths(self.policy.decide(rows, Load(num_rows)))
         num_tokens = num_rows + sum(self.held)
         passes = tuple(sum(depth > i for depth in self.depths) for i in range(max(self.depths)))
         verify = self.machine.verify(num_tokens) * self.hiccup()
@@ -97,6 +97,10 @@ def fixed_rate(machine: Machine, chances: Sequence[float], depth: int) -> float:
 
 def best_fixed(machine: Machine, chances: Sequence[float]) -> float:
     return max(fixed_rate(machine, chances, depth) for depth in range(MAX_DEPTH + 1))
+
+
+def depths(asks: Sequence[DraftAsk]) -> list[int]:
+    return [ask.depth for ask in asks]
 
 
 def adaptive(machine: Machine) -> Adaptive:
@@ -171,7 +175,7 @@ def test_without_timings_it_drafts_two() -> None:
     policy = Adaptive(MAX_DEPTH, StepCosts())
     rows = [DrawRow("a", 4), DrawRow("b", 1)]
     for _ in range(3):
-        assert policy.decide(rows, Load(2)) == [2, 1]
+        assert depths(policy.decide(rows, Load(2))) == [2, 1]
         policy.observe_step(StepTiming(5, (2, 1), 0.0, 0.0))
     assert "until steps have been timed" in policy.reason
 
@@ -179,11 +183,11 @@ def test_without_timings_it_drafts_two() -> None:
 def test_limits_of_rows_and_room_hold() -> None:
     policy = adaptive(MACHINES["flat"])
     rows = [DrawRow("a", 4), DrawRow("b", 1), DrawRow("c", 0)]
-    assert policy.decide(rows, Load(3)) == [4, 1, 0]
+    assert depths(policy.decide(rows, Load(3))) == [4, 1, 0]
     for _ in range(200):  # probes too
-        assert sum(policy.decide(rows, Load(3, room=3))) <= 3
-    assert policy.decide(rows, Load(3, room=0)) == [0, 0, 0]
-    assert policy.decide([], Load(0)) == []
+        assert sum(depths(policy.decide(rows, Load(3, room=3)))) <= 3
+    assert depths(policy.decide(rows, Load(3, room=0))) == [0, 0, 0]
+    assert depths(policy.decide([], Load(0))) == []
 
 
 def test_probes_are_rare_and_say_so() -> None:
@@ -203,11 +207,11 @@ def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> No
     policy = adaptive(MACHINES["cpu"])
     for _ in range(300):
         policy.observe_row("a", 1, 0)
-    assert policy.decide([DrawRow("a", 4)], Load(1)) == [0]
+    assert depths(policy.decide([DrawRow("a", 4)], Load(1))) == [0]
     policy.forget("a")
     policy.forget("a")
     assert not policy._acceptance._rows
-    assert policy.decide([DrawRow("b", 4)], Load(1)) == [0]
+    assert depths(policy.decide([DrawRow("b", 4)], Load(1))) == [0]
 
 
 def test_reason_names_gain_and_cost() -> None:
@@ -219,12 +223,12 @@ def test_reason_names_gain_and_cost() -> None:
 
 def test_simple_policies() -> None:
     rows = [DrawRow("a", 4), DrawRow("b", 1)]
-    assert Off("no head").decide(rows, Load(2)) == [0, 0]
-    assert Fixed(3).decide(rows, Load(2)) == [3, 1]
+    assert depths(Off("no head").decide(rows, Load(2))) == [0, 0]
+    assert depths(Fixed(3).decide(rows, Load(2))) == [3, 1]
     solo = Solo(Fixed(3))
-    assert solo.decide(rows[:1], Load(1)) == [3]
+    assert depths(solo.decide(rows[:1], Load(1))) == [3]
     assert solo.reason == "solo: fixed: depth 3"
-    assert solo.decide(rows, Load(2)) == [0, 0]
+    assert depths(solo.decide(rows, Load(2))) == [0, 0]
     assert solo.reason == "solo: 2 streams are running"
 
 
@@ -232,7 +236,7 @@ def test_a_model_without_head_says_why() -> None:
     info = make_info(max_depth=0, why_no_draft="the checkpoint has no mtp tensors")
     policy = make_policy("adaptive", info, 4, StepCosts())
     assert policy.reason == "off: the checkpoint has no mtp tensors"
-    assert policy.decide([DrawRow("a", 0, 3)], Load(1)) == [0]
+    assert depths(policy.decide([DrawRow("a", 0, 3)], Load(1))) == [0]
     assert make_policy(2, make_info(), 0, StepCosts()).reason.startswith("off: ")
 
 
@@ -240,11 +244,11 @@ def test_requests_override_the_engine() -> None:
     policy = make_policy("off", make_info(), 4, MACHINES["flat"].costs)
     rows = [DrawRow("a", 3), DrawRow("b", 3, 2), DrawRow("c", 3, "off"), DrawRow("d", 3, "adaptive")]
     rows += [DrawRow("e", 3, "solo"), DrawRow("f", 3, 0)]
-    assert policy.decide(rows, Load(6)) == [0, 2, 0, 3, 0, 0]
+    assert depths(policy.decide(rows, Load(6))) == [0, 2, 0, 3, 0, 0]
     assert policy.reason == "off: asked for by the configuration"
     assert policy.reason_for("off") == "off: asked for by the request"
     assert policy.reason_for("solo") == "solo: 6 streams are running"
-    assert policy.decide([DrawRow("e", 3, "solo")], Load(1)) == [3]
+    assert depths(policy.decide([DrawRow("e", 3, "solo")], Load(1))) == [3]
 
 
 def test_curve_interpolates_extrapolates_and_never_falls() -> None:

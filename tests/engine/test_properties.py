@@ -32,6 +32,7 @@ class Case:
     config: EngineConfig
     hit: float
     shy: bool
+    tells: bool
     arrivals: list[Arrival]
 
 
@@ -70,13 +71,14 @@ def cases(draw: st.DrawFn) -> Case:
         draft=draw(st.sampled_from(["off", "solo", "adaptive", 1, 2, 4])),
     )
     requests = [draw(arrivals(index, most)) for index in range(draw(st.integers(1, 6)))]
-    return Case(info, config, draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])), draw(st.booleans()), requests)
+    hit = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+    return Case(info, config, hit, draw(st.booleans()), draw(st.booleans()), requests)
 
 
 def play(case: Case) -> Harness:
     costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
     policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
-    runner = FakeRunner(case.info, hit=case.hit, shy=case.shy, max_tokens=case.config.max_step_tokens)
+    runner = FakeRunner(case.info, hit=case.hit, shy=case.shy, tells=case.tells, max_tokens=case.config.max_step_tokens)
     harness = Harness(Scheduler(case.info, policy, case.config, clock=lambda: 1.0), runner)
     for turn in range(40):
         for arrival in case.arrivals:

@@ -12,6 +12,7 @@ from harness import Ask, Traffic, alone, open_runner
 
 from slipstream.config import EngineConfig
 from slipstream.engine.plan import RowJoin, RowStep, StepPlan, StepResult
+from slipstream.runners.torch.drafter import MtpDrafter
 from slipstream.runners.torch.processors import History
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.sampling import SamplingParams
@@ -160,3 +161,47 @@ def test_p_min_cuts_each_row_for_itself(folders: dict[str, Path]) -> None:
     joins = (join(0), join(1, params=greedy(p_min=1.0)))
     rows = [RowStep(0, 9, 3, (0, 1, 2)), RowStep(1, 9, 3, (3, 4, 5))]
     assert [len(row.drafts) for row in steps.run(rows, joins).rows] == [3, 0]
+
+
+def test_floors_cut_each_chain_where_its_confidence_falls_under_them(folders: dict[str, Path]) -> None:
+    """Against the same chains uncut: the floor lies on the product of a row's confidences, and drafts do not change."""
+    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+    joins = (join(0), join(1, params=greedy(temperature=1.0, seed=5)), join(2, PROMPT[::-1]))
+    blocks = [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    steps = Steps(runner)
+    whole = steps.run([RowStep(i, 9, 4, blocks[i], 1e-6) for i in range(3)], joins).rows
+    assert [len(row.confidences) for row in whole] == [4, 4, 4]
+    chains = [torch.tensor(row.confidences, dtype=torch.float64).cumprod(0).tolist() for row in whole]
+    for lengths in ((2, 0, 4), (0, 0, 0), (1, 3, 0)):
+        # Halfway between two values of the chain, so that no rounding decides.
+        floors = [(([1.0, *c][n] + [*c, 0.0][n]) / 2) for c, n in zip(chains, lengths, strict=True)]
+        cut = steps.run([RowStep(i, 9, 4, blocks[i], floors[i]) for i in range(3)], joins, leaves=(0, 1, 2)).rows
+        assert [row.drafts for row in cut] == [row.drafts[:n] for row, n in zip(whole, lengths, strict=True)]
+        # The one that fell under the floor is told as well.
+        told = [row.confidences[: n + 1] for row, n in zip(whole, lengths, strict=True)]
+        assert [row.confidences for row in cut] == [pytest.approx(each, abs=1e-6) for each in told]
+
+
+def test_confidences_are_told_only_where_they_are_asked_for(folders: dict[str, Path]) -> None:
+    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+    [row] = Steps(runner).run([RowStep(0, 9, 3, (0, 1, 2))], (join(0),)).rows
+    assert len(row.drafts) == 3
+    assert row.confidences == ()
+
+
+def test_passes_end_when_every_row_has_ended(folders: dict[str, Path]) -> None:
+    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+    assert runner.info.stops_early
+    passes = []
+    drafter = runner.drafter
+    assert isinstance(drafter, MtpDrafter)
+    output = drafter.output
+
+    def count(hidden: torch.Tensor) -> torch.Tensor:
+        passes.append(hidden.shape[0])
+        return output(hidden)
+
+    drafter.output = count  # type: ignore[assignment]
+    joins = (join(0), join(1))
+    Steps(runner).run([RowStep(0, 9, 4, (0, 1, 2), 1.0), RowStep(1, 9, 2, (3, 4, 5), 1e-6)], joins)
+    assert passes == [2, 1]

@@ -1,8 +1,8 @@
 """Who proposes the next step's drafts. Two calls a step: ``feed`` what was computed, ``propose`` behind it.
 
 The MTP head is fed every committed token with the trunk's hidden state of the position before, also when nobody
-drafts: its KV has no holes. Rows cut short by ``p_min`` are cut on the device. What is accepted is not a
-drafter's decision.
+drafts: its KV has no holes. Rows cut short by ``p_min`` or their floor are cut on the device. What is accepted is not
+a drafter's decision.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ class Ends:
     propose: Sequence[int]  # drafts asked for, per row
     last: Tensor  # int64 [rows]: flat index of each row's last committed token
     cursors: Tensor  # int64 [rows]: the new cursors
+    floors: Sequence[float] = ()  # per row, the chain's confidence below which its drafts end; (): none
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     drafts: Tensor  # int64 [rows, depth]
     lengths: Tensor  # int64 [rows]: how many of them count
+    confidences: Tensor | None = (
+        None  # float [rows, depth]: the head's probability of each, where a floor was asked for
+    )
 
 
 class Drafter(Protocol):
@@ -82,21 +86,27 @@ class MtpDrafter:
         if depth == 0:
             return no_proposal(len(ends.rows), fed.device)
         drafts = torch.zeros(len(ends.rows), depth, dtype=torch.int64, device=fed.device)
-        sure = torch.zeros(len(ends.rows), depth, dtype=torch.int64, device=fed.device)
+        limits = _Limits(ends, depth, fed.device)
         hidden = fed[ends.last]
         active = list(range(len(ends.rows)))
         for i in range(depth):
-            keep = [j for j, row in enumerate(active) if ends.propose[row] > i]
+            keep = [j for j, row in enumerate(active) if ends.propose[row] > i and row not in limits.ended]
             active = [active[j] for j in keep]
+            if not active:
+                break
             if len(keep) < hidden.shape[0]:
                 hidden = hidden[torch.tensor(keep).to(fed.device, non_blocking=True)]
             index = torch.tensor(active).to(fed.device, non_blocking=True)
             if i > 0:
                 hidden = self._again(drafts[index, i - 1], hidden, ends, active, ends.cursors[index] + i - 1, i)
-            token, confident = self._pick(hidden, ends, active, ends.cursors[index] + i + 1)
-            drafts[index, i] = token
-            sure[index, i] = confident
-        return Proposal(drafts, sure.cumprod(1).sum(1))
+            logits = self.output(hidden)
+            # Drawn with the noise the target will use at that index.
+            drafts[index, i] = choose(
+                self._ops, logits, [ends.rows[row].draw for row in active], ends.cursors[index] + i + 1
+            )
+            if limits.any:
+                limits.tell(i, active, index, self._ops.confidence(logits))
+        return Proposal(drafts, limits.lengths(), limits.confidences)
 
     def _again(
         self, tokens: Tensor, hidden: Tensor, ends: Ends, active: Sequence[int], positions: Tensor, ahead: int
@@ -110,12 +120,39 @@ class MtpDrafter:
         batch = RaggedBatch(spans, tokens, positions.int(), slots, self._block_table)
         return self._head.forward(self._embedding.rows(tokens), hidden, batch)
 
-    def _pick(self, hidden: Tensor, ends: Ends, active: Sequence[int], index: Tensor) -> tuple[Tensor, Tensor]:
-        """A token per row, drawn with the noise the target will use at that index, and whether to go on."""
-        logits = self.output(hidden)
-        draws = [ends.rows[row].draw for row in active]
-        token = choose(self._ops, logits, draws, index)
-        if not any(draw.p_min for draw in draws):
-            return token, torch.ones_like(token)
-        p_min = torch.tensor([draw.p_min for draw in draws]).to(logits.device, non_blocking=True)
-        return token, (self._ops.confidence(logits) >= p_min).long()
+
+class _Limits:
+    """Where each row's drafts end: at the depth asked for, or before the head's confidence falls too low.
+
+    On the CPU a look at it costs nothing, so rows that have ended leave the later passes; elsewhere the host does not
+    know, and they stay.
+    """
+
+    def __init__(self, ends: Ends, depth: int, device: torch.device) -> None:
+        self._p_min = [row.draw.p_min for row in ends.rows]
+        self._floors = ends.floors or [0.0] * len(ends.rows)
+        self._asked = torch.tensor([[n > i for i in range(depth)] for n in ends.propose])  # [rows, depth]
+        self._asked = self._asked.to(device, non_blocking=True)
+        self._chains = [1.0] * len(ends.rows)  # on the CPU only
+        self.any = any(self._p_min) or any(self._floors)
+        self.confidences = torch.zeros(self._asked.shape, device=device) if self.any else None  # [rows, depth]
+        self.ended: set[int] = set()
+
+    def tell(self, i: int, active: Sequence[int], index: Tensor, confidence: Tensor) -> None:
+        assert self.confidences is not None
+        self.confidences[index, i] = confidence.float()
+        if confidence.device.type != "cpu":
+            return
+        for row, value in zip(active, confidence.tolist(), strict=True):
+            self._chains[row] *= value
+            if value < self._p_min[row] or self._chains[row] < self._floors[row]:
+                self.ended.add(row)
+
+    def lengths(self) -> Tensor:
+        """int64 [rows]"""
+        good = self._asked
+        if self.confidences is not None:
+            limits = torch.tensor([self._p_min, self._floors]).to(good.device, non_blocking=True)  # [2, rows]
+            good = good & (self.confidences >= limits[0, :, None])
+            good = good & (self.confidences.cumprod(1) >= limits[1, :, None])
+        return good.long().cumprod(1).sum(1)

@@ -151,6 +151,7 @@ class _Loader:
             max_depth=self.max_depth,
             why_no_draft="" if self.max_depth else (self.model.head_reason or "max_depth is 0"),
             lag=lag,
+            stops_early=not self.placement.resident and self.ops.device.type == "cpu",
             prompt_tokens=self.placement.prompt_tokens,
             note=self.placement.note + simulation_note(self.config),
         )

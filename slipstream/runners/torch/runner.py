@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.plan import RowResult, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.torch.batch import RaggedBatch, RowSpan, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
 from slipstream.runners.torch.calibrate import measure
@@ -23,6 +23,9 @@ from slipstream.runners.torch.draw import Verdict, verify
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowTable
+
+Told = tuple[int, int, list[int], tuple[float, ...]]  # of a drawing row: accepted, own draw, new drafts, confidences
+FINE = 1 << 24  # confidences travel with the tokens, as whole numbers of this part
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class TorchRunner:
         verdict = self._verify(hidden, drawing)
         fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
         clock.mark()
-        proposal = self._propose(fed, drawing, verdict, [plan.rows[i].propose for i in drawing.index])
+        proposal = self._propose(fed, drawing, verdict, [plan.rows[i] for i in drawing.index])
         clock.mark()
         told = _read(verdict, proposal)
         return StepResult(plan.step, self._commit(rows, spans, drawing, told), *clock.read())
@@ -138,21 +141,22 @@ class TorchRunner:
         tokens[drawing.flat] = verdict.draws
         return tokens
 
-    def _propose(self, fed: Tensor, drawing: _Drawing, verdict: Verdict, propose: list[int]) -> Proposal:
+    def _propose(self, fed: Tensor, drawing: _Drawing, verdict: Verdict, steps: list[RowStep]) -> Proposal:
         last = drawing.last_certain + verdict.accepted
         cursors = drawing.cursor_certain + verdict.accepted
-        allowed = [min(n, self.drafter.max_depth) for n in propose]
-        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors))
+        allowed = [min(step.propose, self.drafter.max_depth) for step in steps]
+        floors = [step.floor for step in steps]
+        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, floors))
 
     def _commit(
-        self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, told: list[tuple[int, int, list[int]]]
+        self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, told: list[Told]
     ) -> tuple[RowResult, ...]:
         verdicts = dict(zip(drawing.index, told, strict=True))
         results = []
         for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
-            accepted, drawn, drafts = verdicts.get(i, (0, None, []))
+            accepted, drawn, drafts, confidences = verdicts.get(i, (0, None, [], ()))
             tokens = row.commit(span, accepted, drawn, drafts)
-            results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts)))
+            results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts), confidences))
         return tuple(results)
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
@@ -161,9 +165,15 @@ class TorchRunner:
             return measure(self.decoder, self.drafter, self._ops, self.table, self.info, num_tokens, num_rows)
 
 
-def _read(verdict: Verdict, proposal: Proposal) -> list[tuple[int, int, list[int]]]:
-    """The step's one host sync: (accepted, own draw, new drafts) for each drawing row."""
-    table = torch.cat(
-        [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts], dim=1
-    )
-    return [(accepted, drawn, drafts[:length]) for accepted, drawn, length, *drafts in table.tolist()]
+def _read(verdict: Verdict, proposal: Proposal) -> list[Told]:
+    """The step's one host sync."""
+    depth = proposal.drafts.shape[1]
+    columns = [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts]
+    if proposal.confidences is not None:
+        columns.append((proposal.confidences * FINE).long())
+    told = []
+    for accepted, drawn, length, *rest in torch.cat(columns, dim=1).tolist():
+        # The one behind the last draft is told too, if there was one: it ended them.
+        confidences = tuple(part / FINE for part in rest[depth:][: length + 1] if part)
+        told.append((accepted, drawn, rest[:length], confidences))
+    return told

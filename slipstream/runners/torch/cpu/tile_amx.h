@@ -16,7 +16,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-
 /* The kernel grants the unit's large registers on request, once for the process. */
 INLINE int amx_allowed(void) {
   static int answer = -1;
@@ -46,9 +45,12 @@ typedef int32_t dots_t[NUM_GROUPS][2 * MAX_MT * VL] __attribute__((aligned(64)))
 
 INLINE void unpack_block(const int format, const uint8_t *p, words_t words) {
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-    vi w[NUM_WORDS];
-    load_words(format, p + g * VL * UNIT_BYTES, w);
-    _Pragma("GCC unroll 8") for (int k = 0; k < NUM_WORDS; k++) vi_store(words[g] + k * VL, w[k]);
+    _Pragma("GCC unroll 4") for (int i = 0; i < NUM_WORDS / 2; i++) {
+      vi w[2];
+      load_pair(format, p + g * VL * UNIT_BYTES, i, w);
+      vi_store(words[g] + 2 * i * VL, w[0]);
+      vi_store(words[g] + (2 * i + 1) * VL, w[1]);
+    }
   }
 }
 

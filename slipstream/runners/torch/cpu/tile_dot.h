@@ -18,6 +18,7 @@
 #define PARTS_BYTES (2 * BLOCK) /* of a row's block: high and low bytes */
 #define TOP (127 * 128)
 #define NUM_WORDS 8 /* of 4 columns in a block: of each 8 columns the even, then the odd */
+#define WIDE_MT (MAX_MT / 2) /* rows whose integer sums the registers hold together, for all groups */
 
 #ifdef HAS_DOT
 
@@ -62,19 +63,18 @@ INLINE void round_block(const float *x, int offset, int8_t *high_at, int8_t *low
   facts->start = -offset * sum;
 }
 
-/* The q of one block for one vector of rows, as unsigned bytes: 8 words of 4 columns. */
-INLINE void load_words(const int format, const uint8_t *p, vi w[NUM_WORDS]) {
+/* The q of 8 columns of a block for one vector of rows, as unsigned bytes: words 2 i and 2 i + 1. */
+INLINE void load_pair(const int format, const uint8_t *p, int i, vi w[2]) {
   if (format == W8) {
-    _Pragma("GCC unroll 8") for (int i = 0; i < NUM_WORDS; i++)
-      w[i] = vi_xor(vi_load(p + i * PANEL * UNIT_BYTES), vi_set((int32_t)0x80808080)); /* q + 128 */
+    const vi flip = vi_set((int32_t)0x80808080);
+    w[0] = vi_xor(vi_load(p + 2 * i * PANEL * UNIT_BYTES), flip); /* q + 128 */
+    w[1] = vi_xor(vi_load(p + (2 * i + 1) * PANEL * UNIT_BYTES), flip);
     return;
   }
   const vi flip = vi_set(0x08080808), mask = vi_set(0x0F0F0F0F);
-  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
-    vi a = vi_load(p + i * PANEL * UNIT_BYTES); /* nibbles of q - 8; flipped they are q */
-    w[2 * i] = vi_xor(vi_and(a, mask), flip);
-    w[2 * i + 1] = vi_xor(vi_and(vi_shr(a, 4), mask), flip);
-  }
+  vi a = vi_load(p + i * PANEL * UNIT_BYTES); /* nibbles of q - 8; flipped they are q */
+  w[0] = vi_xor(vi_and(a, mask), flip);
+  w[1] = vi_xor(vi_and(vi_shr(a, 4), mask), flip);
 }
 
 INLINE int32_t word_at(const int8_t *parts, int i) {
@@ -89,32 +89,49 @@ INLINE vf add_dot(const int format, vf d, vf low, vi t, const block_facts *x, vf
   return format == W4M ? v_fma(low, v_set(x->sum), acc) : acc;
 }
 
+/* One block for the rows from .. to - 1 of a tile. The integer sums of their high and low bytes stay in registers for all
+ * groups, and a word of x is read once for all of them: a broadcast for every product would keep the load ports as busy as
+ * the byte products keep theirs. */
+INLINE void dot_block(const int format, const int mt, const int from, const int to, const uint8_t *p,
+                      const int8_t *parts, const block_facts *facts, int blocks, sums_t acc) {
+  const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
+  vi high[WIDE_MT][NUM_GROUPS], rest[WIDE_MT][NUM_GROUPS];
+  _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+      high[m - from][g] = vi_set(0), rest[m - from][g] = vi_set(facts[(int64_t)m * blocks].start);
+  _Pragma("GCC unroll 4") for (int i = 0; i < NUM_WORDS / 2; i++) {
+    vi w[NUM_GROUPS][2];
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) load_pair(format, p + g * VL * UNIT_BYTES, i, w[g]);
+    _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
+      _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) {
+        vi *h = high[m - from], *r = rest[m - from];
+        const vi high_word = vi_set(word_at(parts + m * BLOCK, 2 * i + k));
+        const vi low_word = vi_set(word_at(parts + (mt + m) * BLOCK, 2 * i + k));
+        _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) h[g] = vi_dot(h[g], w[g][k], high_word);
+        _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) r[g] = vi_dot(r[g], w[g][k], low_word);
+      }
+  }
+  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+    vf d = v_load_scale(scale + g * VL);
+    vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
+    _Pragma("GCC unroll 4") for (int m = from; m < to; m++) {
+      vi t = vi_add(vi_shl(high[m - from][g], 7), rest[m - from][g]);
+      acc[m][g] = add_dot(format, d, low, t, facts + (int64_t)m * blocks, acc[m][g]);
+    }
+  }
+}
+
 INLINE void tile_dot(const linear_job *j, const int format, const int mt, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols);
+  const int blocks = num_blocks(j->w->cols), half = mt <= WIDE_MT ? mt : (mt + 1) / 2;
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  const int64_t at = (int64_t)row * blocks;
+  const block_facts *facts = j->facts + (int64_t)row * blocks;
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
-    const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
     const int8_t *parts = parts_of((int8_t *)j->parts, blocks, row, b);
     fetch_ahead(format, p);
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-      vi w[NUM_WORDS];
-      load_words(format, p + g * VL * UNIT_BYTES, w);
-      vf d = v_load_scale(scale + g * VL);
-      vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
-      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
-        const int64_t i = at + (int64_t)m * blocks + b;
-        const int8_t *high_at = parts + m * BLOCK, *low_at = parts + (mt + m) * BLOCK;
-        vi high = vi_set(0), rest = vi_set(j->facts[i].start);
-        _Pragma("GCC unroll 8") for (int k = 0; k < NUM_WORDS; k++) {
-          high = vi_dot(high, w[k], vi_set(word_at(high_at, k)));
-          rest = vi_dot(rest, w[k], vi_set(word_at(low_at, k)));
-        }
-        acc[m][g] = add_dot(format, d, low, vi_add(vi_shl(high, 7), rest), j->facts + i, acc[m][g]);
-      }
-    }
+    dot_block(format, mt, 0, half, p, parts, facts + b, blocks, acc);
+    if (half < mt) dot_block(format, mt, half, mt, p, parts, facts + b, blocks, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }

@@ -1,0 +1,227 @@
+"""Drafts cut by the head's confidence: the tables that learn it, and the policy in a simulated machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from fakes import FakeRunner, Harness, make_info, make_request
+
+from slipstream.config import EngineConfig
+from slipstream.engine.adaptive import Adaptive
+from slipstream.engine.chains import NO_FLOOR, NUM_BINS, OUT_OF_REACH, Chains
+from slipstream.engine.depth import DraftAsk, DrawRow, Load, StepTiming
+from slipstream.engine.plan import StepCosts
+from slipstream.engine.policies import make_policy
+from slipstream.engine.scheduler import Scheduler
+
+DEPTH = 4
+
+
+def teach(
+    chains: Chains, rate: Callable[[float], float], num_chains: int = 4000, key: str = "a", seed: int = 1
+) -> None:
+    """Chains of one draft, of every confidence, accepted at the given rate."""
+    dice = random.Random(seed)
+    for _ in range(num_chains):
+        confidence = dice.random()
+        chains.observe_proposal(1, (confidence,))
+        chains.observe_verdict(key, (confidence,), int(dice.random() < rate(confidence)))
+
+
+def test_the_floor_is_where_chains_are_accepted_often_enough() -> None:
+    honest, proud = Chains(DEPTH), Chains(DEPTH)
+    teach(honest, lambda confidence: confidence)
+    teach(proud, lambda confidence: confidence / 2)
+    for chance in (0.2, 0.4):
+        assert honest.floor("b", chance) == pytest.approx(chance, abs=0.13)
+        assert proud.floor("b", chance) == pytest.approx(2 * chance, abs=0.26)
+    assert proud.floor("b", 0.7) == OUT_OF_REACH
+    assert proud.outlook("b", 4, OUT_OF_REACH) == []
+    assert honest.floor("b", 0.0) == NO_FLOOR
+
+
+def test_the_outlook_counts_what_passes_the_floor_and_what_is_accepted() -> None:
+    chains = Chains(DEPTH)
+    teach(chains, lambda confidence: confidence)
+    [(all_proposed, all_accepted)] = chains.outlook("b", 1, NO_FLOOR)
+    [(proposed, accepted)] = chains.outlook("b", 1, 0.5)
+    assert all_proposed == pytest.approx(1.0)
+    assert all_accepted == pytest.approx(0.5, abs=0.1)
+    assert proposed == pytest.approx(0.5, abs=0.12)
+    assert accepted == pytest.approx(0.375, abs=0.1)
+
+
+def test_a_chain_is_as_confident_as_all_its_drafts_together() -> None:
+    chains = Chains(2)
+    for _ in range(1000):
+        chains.observe_proposal(2, (0.7, 0.5))
+    assert [proposed > 0.99 for proposed, _ in chains.outlook("a", 2, 0.3)] == [True, True]
+    assert [proposed > 0.01 for proposed, _ in chains.outlook("a", 2, 0.5)] == [True, False]
+
+
+def test_what_was_cut_counts_as_lying_below_the_floor() -> None:
+    chains = Chains(3)
+    for _ in range(1000):
+        chains.observe_proposal(3, (0.9, 0.2))  # the second ended the chain, so nothing is known of the third
+    (first, _), (second, _), (third, _) = chains.outlook("a", 3, 0.25)
+    assert first > 0.99
+    assert second < 0.01
+    assert third < 0.01
+
+
+def test_an_unlucky_row_needs_more_confidence_and_is_forgotten() -> None:
+    chains = Chains(DEPTH)
+    teach(chains, lambda confidence: confidence)
+    before = chains.floor("b", 0.4)
+    teach(chains, lambda confidence: confidence / 4, num_chains=60, key="b")
+    assert chains.luck("b") < 0.75
+    assert chains.floor("b", 0.4) > before
+    chains.forget("b")
+    chains.forget("b")
+    assert chains.luck("b") == 1.0
+
+
+def test_old_chains_fade_and_weights_stay_finite() -> None:
+    chains = Chains(1)
+    for confidence in (0.1, 0.9):
+        for _ in range(5000):
+            chains.observe_proposal(1, (confidence,))
+    assert chains.outlook("a", 1, 0.8)[0][0] > 0.999
+    assert all(len(counts) == NUM_BINS and sum(counts) < 1e12 for counts in chains._counts)
+
+
+@dataclass
+class Simulation:
+    """Rows whose drafts are as confident as dice say, and accepted as often as that, on a machine with known costs."""
+
+    policy: Adaptive
+    verify: Callable[[float], float]
+    draft: float
+    num_rows: int = 1
+    dice: random.Random = field(default_factory=lambda: random.Random(1))
+    tokens: float = 0.0
+    seconds: float = 0.0
+    ask: DraftAsk | None = None
+
+    def run(self, num_steps: int) -> float:
+        """Tokens a second."""
+        start = self.tokens, self.seconds
+        held: list[tuple[float, ...]] = [()] * self.num_rows
+        for _ in range(num_steps):
+            held = self.step(held)
+        return (self.tokens - start[0]) / (self.seconds - start[1])
+
+    def step(self, held: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
+        rows = [DrawRow(f"r{i}", DEPTH) for i in range(self.num_rows)]
+        asks = self.policy.decide(rows, Load(self.num_rows))
+        self.ask = asks[0]
+        num_tokens = self.num_rows + sum(map(len, held))
+        for row, chain in zip(rows, held):
+            self.policy.observe_row(row.key, len(chain), self.accepted(chain), chain)
+        proposals = [self.propose(ask) for ask in asks]
+        taking_part = [len(told) for _, told in proposals]
+        passes = tuple(sum(n > i for n in taking_part) for i in range(max(taking_part)))
+        verify, draft = self.verify(num_tokens), self.draft * len(passes)
+        self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
+        self.seconds += verify + draft
+        return [drafts for drafts, _ in proposals]
+
+    def accepted(self, chain: tuple[float, ...]) -> int:
+        expected, count = 1.0, len(chain)
+        for position, confidence in enumerate(chain):
+            if self.dice.random() >= confidence:
+                count = position
+                break
+        for position in range(len(chain)):
+            expected += product(chain[: position + 1])  # the mean, to keep luck out of the score
+        self.tokens += expected
+        return count
+
+    def propose(self, ask: DraftAsk) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        told: list[float] = []
+        while len(told) < ask.depth:
+            told.append(self.dice.choice((0.1, 0.2, 0.3, 0.5, 0.9, 0.98, 0.98)))
+            if product(told) < ask.floor:
+                self.policy.observe_proposal(ask.depth, told)
+                return tuple(told[:-1]), tuple(told)
+        if told:
+            self.policy.observe_proposal(ask.depth, told)
+        return tuple(told), tuple(told)
+
+
+def product(values: tuple[float, ...] | list[float]) -> float:
+    result = 1.0
+    for value in values:
+        result *= value
+    return result
+
+
+def simulate(slope: float, policy: Adaptive | None = None, num_rows: int = 1) -> Simulation:
+    def verify(num_tokens: float) -> float:
+        return 0.004 + slope * (num_tokens - num_rows)
+
+    costs = StepCosts(tuple((n, verify(n)) for n in range(1, 40)), tuple((n, 0.0003) for n in (1, 2, 4, 8)))
+    return Simulation(policy or Adaptive(DEPTH, costs, stops_early=True), verify, 0.0003, num_rows)
+
+
+class Held(Adaptive):
+    """Always the same depth and floor."""
+
+    def __init__(self, ask: DraftAsk) -> None:
+        super().__init__(DEPTH, StepCosts())
+        self._ask = ask
+
+    def decide(self, rows: object, load: Load) -> list[DraftAsk]:
+        return [self._ask] * load.num_running
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("slope", [0.0002, 0.001, 0.002, 0.003])
+def test_it_finds_the_best_floor_and_depth(slope: float, num_rows: int) -> None:
+    floors = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)
+    asks = [DraftAsk(depth, floor) for depth in range(DEPTH + 1) for floor in floors]
+    best = max(simulate(slope, Held(ask), num_rows).run(1500) for ask in asks)
+    simulation = simulate(slope, num_rows=num_rows)
+    simulation.run(600)
+    assert simulation.run(3000) >= 0.96 * best
+
+
+def test_a_floor_beats_every_depth_without_one() -> None:
+    slope = 0.0015
+    unfloored = max(simulate(slope, Held(DraftAsk(depth))).run(2000) for depth in range(DEPTH + 1))
+    simulation = simulate(slope)
+    simulation.run(600)
+    assert simulation.run(2000) > 1.06 * unfloored
+
+
+def test_the_reason_names_the_floor() -> None:
+    simulation = simulate(0.002)
+    simulation.run(300)
+    assert simulation.ask is not None
+    assert 0.3 <= simulation.ask.floor <= 0.9
+    assert f" while {100 * simulation.ask.floor:.0f} % sure — " in simulation.policy.reason
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_confidences_reach_the_policy_through_the_scheduler(lag: int) -> None:
+    """A head that is right as often as it says: most of what is left to verify is accepted, late results or not."""
+    info = make_info(lag=lag, max_context=2000, num_blocks=600, stops_early=True)
+    config = EngineConfig(max_streams=4)
+
+    def verify(num_tokens: int) -> float:
+        return 4.0 + 2.0 * (num_tokens - 1)
+
+    runner = FakeRunner(info, tells=True, verify=verify, draft=lambda rows: 0.1)
+    costs = runner.calibrate(range(1, 20), range(1, 5))
+    scheduler = Scheduler(info, make_policy("adaptive", info, 4, costs), config, clock=lambda: 1.0)
+    harness = Harness(scheduler, runner)
+    harness.add(make_request("a", max_tokens=1500))
+    harness.run()
+    stats = harness.finals["a"].stats
+    assert stats is not None
+    assert stats.draft_tokens > 200
+    assert stats.acceptance_rate > 0.6  # 0.5 without a floor
+    assert max(row.floor for plan in runner.plans for row in plan.rows) > 0.3
