@@ -49,6 +49,7 @@ class Adaptive(DepthPolicy):
         self._stops_early = stops_early
         self._verify = CostCurve(costs.verify)
         self._draft = CostCurve(costs.draft)
+        self._per_row = costs.per_row
         self._other = 0.0  # seconds a step takes outside the runner, whatever its depth
         self._acceptance = Acceptance(max_depth)
         self._chains = Chains(max_depth)
@@ -73,7 +74,8 @@ class Adaptive(DepthPolicy):
         self._chains.observe_proposal(num_asked, confidences)
 
     def observe_step(self, timing: StepTiming) -> None:
-        self._verify.observe(timing.num_tokens, timing.verify_seconds)
+        rows = min(self._per_row * timing.num_rows, timing.verify_seconds / 2)
+        self._verify.observe(timing.num_tokens, timing.verify_seconds - rows)
         # An engine that was idle for a while says nothing: no step has that much beside it.
         other = min(timing.other_seconds, timing.verify_seconds)
         self._other += OTHER_RATE * (other - self._other)
@@ -114,7 +116,7 @@ class Adaptive(DepthPolicy):
         start = len(rows) + load.num_other_tokens
         num_drafts = max(1, round(self._share * len(rows)))
         plain, *_, full = self._verify.span(start, num_drafts + 1)
-        rate = self._gain * len(rows) / (plain + self._other)
+        rate = self._gain * len(rows) / (plain + self._beside(len(rows)))
         chance = rate * (full - plain) / num_drafts
         return [self._chains.floor(row.key, chance) for row in rows]
 
@@ -122,7 +124,8 @@ class Adaptive(DepthPolicy):
         """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait."""
         slots = self._slots(rows, floors)[: load.room]
         start = len(rows) + load.num_other_tokens
-        verify = [seconds + self._other for seconds in self._verify.span(start, len(slots) + 1)]
+        beside = self._beside(len(rows))
+        verify = [seconds + beside for seconds in self._verify.span(start, len(slots) + 1)]
         draft = [0.0, *self._draft.span(1, len(rows))]
         best = plain = Choice([0] * len(rows), float(len(rows)), 0.0, verify[0], verify[0])
         deepest = max((row.most for row in rows), default=0)
@@ -194,7 +197,12 @@ class Adaptive(DepthPolicy):
     def _seconds_of(self, depths: list[int], load: Load) -> float:
         passes = [sum(depth > i for depth in depths) for i in range(max(depths))]
         num_tokens = len(depths) + load.num_other_tokens + sum(depths)
-        return self._other + self._verify.at(num_tokens) + sum(self._draft.at(num_rows) for num_rows in passes)
+        drafting = sum(self._draft.at(num_rows) for num_rows in passes)
+        return self._beside(len(depths)) + self._verify.at(num_tokens) + drafting
+
+    def _beside(self, num_rows: int) -> float:
+        """Seconds of a step that no depth changes."""
+        return self._other + self._per_row * num_rows
 
 
 def _best_prefix(slots: list[Slot], verify: list[float], draft: list[float], best: Choice) -> Choice:

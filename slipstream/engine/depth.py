@@ -49,6 +49,7 @@ class StepTiming:
     verify_seconds: float
     draft_seconds: float
     other_seconds: float = 0.0  # what passed between this step and the one before, outside the runner
+    num_rows: int = 0
 
 
 NOTHING = DraftAsk(0)
@@ -66,6 +67,10 @@ class DepthPolicy(ABC):
 
     def reason_for(self, setting: DraftSetting | None) -> str:
         return self.reason
+
+    def may_draft(self, setting: DraftSetting | None) -> bool:
+        """Whether a request with this setting can ever be given a depth above 0."""
+        return True
 
     def observe_row(  # noqa: B027
         self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()
@@ -89,6 +94,9 @@ class Off(DepthPolicy):
     @property
     def reason(self) -> str:
         return self._reason
+
+    def may_draft(self, setting: DraftSetting | None) -> bool:
+        return False
 
     def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
         return [NOTHING] * len(rows)

@@ -36,6 +36,7 @@ class RowJoin:
     params: SamplingParams
     seed: int  # resolved: never None
     p_min: float  # resolved
+    may_draft: bool = True  # False: it never will, so the head need not learn of it
 
 
 @dataclass(frozen=True, slots=True)

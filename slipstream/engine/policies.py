@@ -35,6 +35,9 @@ class PerRequest(DepthPolicy):
     def reason_for(self, setting: DraftSetting | None) -> str:
         return self._policy(setting).reason
 
+    def may_draft(self, setting: DraftSetting | None) -> bool:
+        return self._policy(setting).may_draft(setting)
+
     def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
         """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
         policies = [self._policy(row.setting) for row in rows]

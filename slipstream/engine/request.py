@@ -108,13 +108,13 @@ class Sequence:
         now = Bounds(len(self.tokens), len(self.tokens), self.gap, len(self.drafts))
         return fold(now, self.in_flight)
 
-    def join(self, slot: int) -> RowJoin:
+    def join(self, slot: int, may_draft: bool) -> RowJoin:
         assert self.slot is None
         assert self.num_computed == 0
         self.slot = slot
         request = self.request
         num_prompt = len(request.prompt_tokens)
-        return RowJoin(slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min)
+        return RowJoin(slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min, may_draft)
 
     def leave(self) -> tuple[int, list[int]]:
         """Give up slot and blocks; every known token stays known."""

@@ -150,7 +150,8 @@ class Scheduler:
             if self._pool.num_free < count + len(self._running):  # each running row may need a block soon
                 return
             self._running.append(self._waiting.popleft())
-            step.joins.append(sequence.join(self._free_slots.pop()))
+            may_draft = self.policy.may_draft(sequence.request.params.draft)
+            step.joins.append(sequence.join(self._free_slots.pop(), may_draft))
             step.place(sequence, sequence.bounds, min(sequence.gap, step.budget, step.prompts))
             self._grow(sequence, count, step)
 
@@ -309,6 +310,5 @@ def _timing(info: RunnerInfo, plan: StepPlan, result: StepResult, since_last: fl
         depths = [min(depth, len(row.drafts) + 1) for depth, row in zip(depths, result.rows)]
     pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
     computing = result.verify_seconds + result.draft_seconds
-    return StepTiming(
-        num_tokens, pass_rows, result.verify_seconds, result.draft_seconds, max(0.0, since_last - computing)
-    )
+    other = max(0.0, since_last - computing)
+    return StepTiming(num_tokens, pass_rows, result.verify_seconds, result.draft_seconds, other, len(result.rows))

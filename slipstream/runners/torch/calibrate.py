@@ -87,7 +87,7 @@ def _proposal(
     spans = tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows))
     batch = make_batch(spans, [1] * num_rows, table.block_table)
     fed = drafter.feed(decoder.forward(batch), batch.tokens, batch)
-    greedy = RowDraw(True, 1.0, 0, 0.0, 0, ())
+    greedy = RowDraw(True, 1.0, 0, 0.0, 0, True, ())
     rows = [Row(span.slot, [1] * start, greedy) for span in spans]
     last = torch.arange(num_rows, device=ops.device)
     ends = Ends(rows, spans, [depth] * num_rows, last, batch.positions.long() + 1)

@@ -25,6 +25,7 @@ class RowDraw:
     seed: int  # as int64
     p_min: float
     num_prompt: int
+    may_draft: bool
     processors: tuple[Processor, ...]
 
 
@@ -84,6 +85,7 @@ class RowTable:
             signed64(join.seed),
             join.p_min,
             join.num_prompt,
+            join.may_draft,
             processors_for(join.params, self.block_table.device),
         )
         self._rows[join.slot] = Row(join.slot, list(join.tokens), draw)

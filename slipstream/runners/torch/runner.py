@@ -91,7 +91,9 @@ class TorchRunner:
         hidden = self._forward(batch)
         drawing = self._drawing(rows, spans)
         verdict = self._verify(hidden, drawing)
-        fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
+        fed = hidden
+        if any(row.draw.may_draft for row in rows):
+            fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
         clock.mark()
         proposal = self._propose(fed, drawing, verdict, [plan.rows[i] for i in drawing.index])
         clock.mark()

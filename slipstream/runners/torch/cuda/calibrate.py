@@ -75,7 +75,8 @@ def _set_rows(runner: CudaRunner, known: int, drafts: int) -> None:
 def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
     steps = [RowStep(slot, feed, propose) for slot, feed in enumerate(feeds)]
-    return lay_out(steps, [1] * num_rows, CONTEXT, True, runner.depth, runner.buffers.max_rows)
+    sizes = (CONTEXT, runner.depth, runner.buffers.max_rows)
+    return lay_out(steps, [1] * num_rows, *sizes, feeds_head=runner.depth > 0)
 
 
 def _seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:

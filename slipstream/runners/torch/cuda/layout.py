@@ -40,15 +40,16 @@ class StepShape:
     num_tiles: int
     tile_size: int
     context: int
-    plain: bool  # every row takes the largest logit as it is
     has_prompts: bool
+    plain: bool  # every row takes the largest logit as it is
+    feeds_head: bool  # some row may draft now or later
 
     @property
     def kind(self) -> Hashable:
         """Steps of a kind use the same kernels. One that reads prompts is worth a capture when it comes again."""
         if self.has_prompts:
             return self
-        return self.num_tokens <= TOKEN_BUCKETS[0], self.tile_size, self.context, self.plain, self.has_prompts
+        return self.num_tokens <= TOKEN_BUCKETS[0], self.tile_size, self.context, self.plain, self.feeds_head
 
     @property
     def parts(self) -> list[int]:
@@ -162,7 +163,14 @@ class Buffers:
 
 
 def lay_out(
-    steps: Sequence[RowStep], gaps: Sequence[int], most: int, plain: bool, max_depth: int, max_rows: int
+    steps: Sequence[RowStep],
+    gaps: Sequence[int],
+    most: int,
+    max_depth: int,
+    max_rows: int,
+    *,
+    plain: bool = True,
+    feeds_head: bool = True,
 ) -> Layout:
     """``gaps``: each row's known tokens that are not computed yet. ``most``: no row has more tokens after this step."""
     feed = np.array([step.feed for step in steps], np.int32)
@@ -170,7 +178,7 @@ def lay_out(
     first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
     num_draws = feed - first_draw
     has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
-    shape = _shape(feed, has_prompts, most, plain, max_depth)
+    shape = _shape(feed, has_prompts, most, max_depth, plain, feeds_head)
     offsets = np.cumsum(feed) - feed
     draws_before = np.cumsum(num_draws) - num_draws
     places = np.arange(int(feed.sum()), dtype=np.int32)
@@ -192,15 +200,15 @@ def lay_out(
     return Layout(shape, np.concatenate([passes, *parts]), pass_rows)
 
 
-def _shape(feed: np.ndarray, has_prompts: bool, most: int, plain: bool, max_depth: int) -> StepShape:
+def _shape(feed: np.ndarray, has_prompts: bool, most: int, max_depth: int, plain: bool, feeds_head: bool) -> StepShape:
     num_rows, num_tokens = len(feed), int(feed.sum())
     context = bucket(CONTEXT_BUCKETS, most)
     tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
     if has_prompts:  # bounds that hold for any rows of these sizes
         num_tiles, num_draws = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
-        return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, plain, True)
+        return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, True, plain, feeds_head)
     tile = 1 if int(feed.max()) == 1 else 1 << max_depth.bit_length()
-    return StepShape(rows, tokens, tokens, rows, tile, context, plain, False)
+    return StepShape(rows, tokens, tokens, rows, tile, context, False, plain, feeds_head)
 
 
 def _tiles(feed: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -35,6 +35,7 @@ class DeviceRows:
         self.gaps: dict[int, int] = {}  # of each taken slot: known tokens not computed yet, once all plans are done
         self._num_blocks: dict[int, int] = {}
         self._plain: dict[int, bool] = {}
+        self._may_draft: dict[int, bool] = {}
         known, cursor, drafts, replay = (self.int_field(name) for name in ("known", "cursor", "drafts", "replay"))
         self.state = RowState(self.tokens, known, cursor, drafts, replay, self.float_field("p_min"), self.seeds)
 
@@ -51,6 +52,9 @@ class DeviceRows:
         """Its next token is the largest logit, as the model gives it."""
         return self._plain[slot]
 
+    def may_draft(self, slot: int) -> bool:
+        return self._may_draft[slot]
+
     def join(self, join: RowJoin) -> None:
         assert 0 <= join.slot < self.num_slots
         assert join.slot not in self.gaps, f"slot {join.slot} is taken"
@@ -58,6 +62,7 @@ class DeviceRows:
         self.gaps[slot] = len(join.tokens)
         self._num_blocks[slot] = 0
         self._plain[slot] = is_plain(params)
+        self._may_draft[slot] = join.may_draft
         self._write(self.tokens[slot], np.array(join.tokens, np.int32))
         ints = (len(join.tokens), 0, 0, 0, join.num_prompt, params.top_k, len(params.logit_bias), int(params.greedy))
         self._write_column(self._ints, slot, torch.tensor(ints, dtype=torch.int32))
@@ -77,7 +82,7 @@ class DeviceRows:
             self._write(self.bias_values[slot], np.array(list(params.logit_bias.values()), np.float32))
 
     def leave(self, slot: int) -> None:
-        del self.gaps[slot], self._num_blocks[slot], self._plain[slot]
+        del self.gaps[slot], self._num_blocks[slot], self._plain[slot], self._may_draft[slot]
 
     def grow(self, steps: Sequence[RowStep]) -> None:
         """Append each step's new blocks to its row's table, all in one upload."""

@@ -118,8 +118,15 @@ class CudaRunner:
             self._most[step.slot] += new
             self.rows.advance(step)
         most = max(self._most[step.slot] for step in plan.rows) + self.depth
-        plain = all(self.rows.plain(step.slot) for step in plan.rows)
-        layout = lay_out(plan.rows, gaps, most, plain, self.depth, self.buffers.max_rows)
+        layout = lay_out(
+            plan.rows,
+            gaps,
+            most,
+            self.depth,
+            self.buffers.max_rows,
+            plain=all(self.rows.plain(step.slot) for step in plan.rows),
+            feeds_head=self._head is not None and any(self.rows.may_draft(step.slot) for step in plan.rows),
+        )
         start, verified = self.run(layout)
         report, drafted = self._fetch(len(plan.rows)), _mark(self.device)
         stays = tuple(self._stays[step.slot] for step in plan.rows)
@@ -171,7 +178,8 @@ class CudaRunner:
         draws = self._draws(self.decoder.unembed(drawing), draw_slots, draw_index, shape.plain)
         row_last = buffers.row_last(shape)
         kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated)
-        if self._head is not None:
+        if shape.feeds_head:
+            assert self._head is not None
             followers = buffers.followers(shape)
             kernels.followers(state, batch, followers)
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
