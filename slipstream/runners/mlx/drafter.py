@@ -155,9 +155,9 @@ def _spread(values: mx.array, index: mx.array, num_rows: int) -> mx.array:
 
 def _lengths(ends: Ends, depth: int, confidences: mx.array | None) -> mx.array:
     """Drafts that count: as many as asked for, or fewer where the head's confidence falls too low. int32 [rows]"""
-    good = mx.arange(depth) < mx.array(ends.propose)[:, None]  # [rows, depth]
+    good = mx.arange(depth) < mx.array(list(ends.propose))[:, None]  # [rows, depth]
     if confidences is not None:
         p_min = mx.array([row.draw.p_min for row in ends.rows])[:, None]
-        floors = mx.array(ends.floors, dtype=mx.float32)[:, None]
+        floors = mx.array(list(ends.floors), dtype=mx.float32)[:, None]
         good = good & (confidences >= p_min) & (mx.cumprod(confidences, axis=1) >= floors)
     return mx.cumprod(good.astype(mx.int32), axis=1).sum(axis=1)

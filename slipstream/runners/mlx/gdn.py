@@ -68,7 +68,8 @@ class TapedGdn(nn.Module):
         rows, width, _ = inputs.shape
         heads = _pick(mixed.flatten(2), at.fed).reshape(rows, width, layer.num_v_heads, layer.head_v_dim)
         z = layer.in_proj_z(inputs).reshape(heads.shape)
-        return layer.out_proj(layer.norm(heads, z).flatten(2))
+        out: mx.array = layer.out_proj(layer.norm(heads, z).flatten(2))
+        return out
 
     def _fresh(self, raw: mx.array, max_depth: int) -> tuple[mx.array, mx.array]:
         layer = self.layer

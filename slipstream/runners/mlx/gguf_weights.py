@@ -45,7 +45,8 @@ def _words(values: np.ndarray, bits: int) -> np.ndarray:
     """uint32 [rows, n]: the first value in the lowest bits. values: uint8 [rows, groups, 32]"""
     rows, per_word = values.shape[0], 32 // bits
     lanes = values.reshape(rows, -1, per_word).astype(np.uint32) << (np.arange(per_word, dtype=np.uint32) * bits)
-    return np.bitwise_or.reduce(lanes, axis=-1).astype(np.uint32)
+    words: np.ndarray = np.bitwise_or.reduce(lanes, axis=-1)
+    return words
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:

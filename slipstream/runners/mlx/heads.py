@@ -53,7 +53,8 @@ def _is_norm(name: str) -> bool:
 
 
 def _folded(weights: Tensors) -> bool:
-    return median(weight.mean().item() for name, weight in weights.items() if _is_norm(name)) > 0.5
+    means = [float(weight.astype(mx.float32).mean()) for name, weight in weights.items() if _is_norm(name)]
+    return median(means) > 0.5
 
 
 def _joined_experts(weights: Tensors) -> Tensors:
@@ -67,9 +68,9 @@ def _joined_experts(weights: Tensors) -> Tensors:
             joined[f"{mlp}.switch_mlp.{part}.weight"] = weight
     for part in ("gate_proj", "up_proj", "down_proj"):
         for kind in ("weight", "scales", "biases"):
-            each = []
-            while (weight := joined.pop(f"{mlp}.experts.{len(each)}.{part}.{kind}", None)) is not None:
-                each.append(weight)
+            each: list[mx.array] = []
+            while (name := f"{mlp}.experts.{len(each)}.{part}.{kind}") in joined:
+                each.append(joined.pop(name))
             if each:
                 joined[f"{mlp}.switch_mlp.{part}.{kind}"] = mx.stack(each)
     return joined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -131,10 +132,13 @@ class _Loader:
             vocab_size=self._opened.spec.vocab_size,
             max_depth=self._max_depth,
             why_no_draft=self._why_no_draft,
-            note=f"mlx {mx.__version__}, {mx.default_device()}, {_activation_dtype(self._model)}",
+            note=f"mlx {version('mlx')}, {mx.default_device()}, {_activation_dtype(self._model)}",
         )
 
 
 def _activation_dtype(model: Any) -> mx.Dtype:
     """That of the norms: they are never packed."""
-    return next(array.dtype for name, array in tree_flatten(model.parameters()) if name.endswith("norm.weight"))
+    found: mx.Dtype = next(
+        array.dtype for name, array in tree_flatten(model.parameters()) if name.endswith("norm.weight")
+    )
+    return found

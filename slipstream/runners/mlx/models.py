@@ -51,7 +51,17 @@ def _changes(folder: Path) -> dict[str, Any]:
         changes["rope_theta"] = rope["rope_theta"]
         if rope.get("rope_type", "default") != "default":
             changes["rope_scaling"] = rope
-    return changes
+    return changes | _interval(config)
+
+
+def _interval(config: dict[str, Any]) -> dict[str, Any]:
+    """Hybrid models: mlx-lm asks how often a layer is full attention, newer files name the kind of each layer."""
+    text = config.get("text_config", config)
+    kinds = text.get("layer_types") or []
+    if "full_attention_interval" in text or "linear_attention" not in kinds:
+        return {}
+    named = {"full_attention_interval": kinds.index("full_attention") + 1}
+    return {"text_config": text | named} if "text_config" in config else named
 
 
 def _without_head(config: dict[str, Any]) -> tuple[type, type]:

@@ -45,4 +45,5 @@ class MtpHead(nn.Module):
         """[rows, width, hidden] after ``norm``: what the output matrix reads, and the next draft's hidden state."""
         both = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(both, axis=-1))
-        return self.norm(self.layers[0](x, cache.make_mask(x.shape[1]), cache))
+        normed: mx.array = self.norm(self.layers[0](x, cache.make_mask(x.shape[1]), cache))
+        return normed

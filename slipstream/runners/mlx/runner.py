@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -218,10 +219,8 @@ def _next_tokens(rows: Sequence[Row], grid: Grid, base: int, where: dict[int, in
 def _read(verdict: Verdict, proposal: Proposal) -> list[Told]:
     """From evaluated arrays to numbers."""
     columns = [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts]
-    numbers: list[list[int]] = mx.concatenate(columns, axis=1).tolist()
-    parts: list[list[float]] = [[]] * len(numbers)
-    if proposal.confidences is not None:
-        parts = proposal.confidences.tolist()
+    numbers: Any = mx.concatenate(columns, axis=1).tolist()
+    parts: Any = [[]] * len(numbers) if proposal.confidences is None else proposal.confidences.tolist()
     told = []
     for (accepted, drawn, length, *drafts), confidences in zip(numbers, parts, strict=True):
         # The one behind the last draft is told too, if there was one: it ended them.
