@@ -138,7 +138,6 @@ class _Loader:
 
 def _activation_dtype(model: Any) -> mx.Dtype:
     """That of the norms: they are never packed."""
-    found: mx.Dtype = next(
-        array.dtype for name, array in tree_flatten(model.parameters()) if name.endswith("norm.weight")
-    )
+    norms = (array for name, array in tree_flatten(model.parameters()) if name.endswith("norm.weight"))
+    found: mx.Dtype = next(norms).dtype
     return found

@@ -34,9 +34,7 @@ class StateStore:
         if together and arrays[0].shape[0] == len(homes):
             return arrays
         parts = [[array[home.row : home.row + 1] for array in home.arrays] for home in homes]
-        return tuple(
-            mx.concatenate(list(column)) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)
-        )
+        return tuple(mx.concatenate(list(column)) for column in zip(*parts, strict=True))
 
     def put(self, slots: Sequence[int], arrays: Sequence[mx.array]) -> None:
         kept = tuple(arrays)

@@ -5,7 +5,7 @@ An architecture whose head we know gives its hidden states; any other gives logi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -52,7 +52,7 @@ class OpenTrunk:
         embedded: mx.array = self._decoder.embed_tokens(tokens)
         return embedded
 
-    def output_rows(self, num_rows: int) -> nn.Module:
+    def output_rows(self, num_rows: int) -> Callable[[mx.array], mx.array]:
         """The output matrix's first rows: drafting over a part of the vocabulary is cheaper."""
         matrix = self._output if isinstance(self._output, nn.Module) else self._decoder.embed_tokens
         return _FirstRows(matrix, num_rows)
@@ -72,16 +72,20 @@ class OpaqueTrunk:
         return hidden
 
 
-class _FirstRows(nn.Module):
+class _FirstRows:
+    """The first rows of an output matrix, packed or not."""
+
     def __init__(self, matrix: Any, num_rows: int) -> None:
-        super().__init__()
-        self._quantised = {name: getattr(matrix, name) for name in ("group_size", "bits", "mode") if "scales" in matrix}
-        self.parts = [matrix[name][:num_rows] for name in ("weight", "scales", "biases") if name in matrix]
+        self._weight: mx.array = matrix["weight"][:num_rows]
+        self._packing: dict[str, Any] = {}
+        if "scales" in matrix:
+            self._packing = {name: matrix[name][:num_rows] for name in ("scales", "biases") if name in matrix}
+            self._packing |= {name: getattr(matrix, name) for name in ("group_size", "bits", "mode")}
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        if self._quantised:
-            return mx.quantized_matmul(hidden, *self.parts, transpose=True, **self._quantised)
-        return hidden @ self.parts[0].T
+        if self._packing:
+            return mx.quantized_matmul(hidden, self._weight, **self._packing)
+        return hidden @ self._weight.T
 
 
 def tape_recurrences(model: Any) -> None:
