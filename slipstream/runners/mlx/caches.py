@@ -113,12 +113,15 @@ def _grown(now: int, needed: int, first: int, limit: int) -> int:
 
 
 def _append(buffer: mx.array, new: mx.array, feed: Feed) -> mx.array:
-    rows = mx.array(feed.places, dtype=mx.int32)[:, None]
-    buffer[rows, :, feed.positions] = new.swapaxes(1, 2)
+    if len(feed.spans) == 1:  # one row, at a position that the host knows
+        place, start = feed.places[0], feed.spans[0].start
+        buffer[place : place + 1, :, start : start + feed.width] = new
+    else:
+        buffer[feed.rows[:, None], :, feed.positions] = new.swapaxes(1, 2)
     return buffer
 
 
 def _fetch(buffer: mx.array, feed: Feed) -> mx.array:
     if feed.neighbours:
         return buffer[feed.places[0] : feed.places[-1] + 1, :, : feed.reach]
-    return buffer[:, :, : feed.reach][mx.array(feed.places, dtype=mx.int32)]
+    return buffer[:, :, : feed.reach][feed.rows]

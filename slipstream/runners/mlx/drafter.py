@@ -94,7 +94,8 @@ class MtpDrafter:
         depth = max(ends.propose, default=0)
         if depth == 0:
             return no_proposal(len(ends.rows))
-        halves = _keys_ahead(ends, depth)  # [rows, positions, 2]
+        noisy = not all(row.draw.greedy for row in ends.rows)
+        halves = _keys_ahead(ends, depth) if noisy else None  # [rows, positions, 2]
         columns: list[mx.array] = []  # [rows] each
         confidences: list[mx.array] = []
         hidden, active = fed[ends.last], list(range(len(ends.rows)))
@@ -108,7 +109,7 @@ class MtpDrafter:
                 hidden = self._again(columns[-1][index], hidden, ends, active, i)
             logits = self._output(hidden).astype(mx.float32)
             # Drawn with the noise the target will use at that index.
-            keys = mx.take_along_axis(halves[index], (ends.accepted[index] + i)[:, None, None], axis=1)[:, 0]
+            keys = None if halves is None else halves[index, ends.accepted[index] + i]
             drawn = choose(logits, [ends.rows[row].draw for row in active], keys)
             columns.append(_spread(drawn, index, len(ends.rows)))
             if measured:

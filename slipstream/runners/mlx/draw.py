@@ -25,12 +25,14 @@ class Verdict:
     drawn: mx.array  # int32 [rows]: the row's own draw behind them
 
 
-def choose(logits: mx.array, draws: Sequence[RowDraw], halves: mx.array) -> mx.array:
-    """One token per row of logits, greedy or with the noise of its key. int32 [rows]; halves: uint32 [rows, 2]"""
+def choose(logits: mx.array, draws: Sequence[RowDraw], halves: mx.array | None) -> mx.array:
+    """One token per row of logits, greedy or with the noise of its key. int32 [rows]
+    halves: uint32 [rows, 2], or None where all are greedy."""
     chosen = mx.argmax(logits, axis=-1).astype(mx.int32)
     noisy = [i for i, draw in enumerate(draws) if not draw.greedy]
     if not noisy:
         return chosen
+    assert halves is not None
     index = mx.array(noisy)
     inv_temperature = mx.array([draws[i].inv_temperature for i in noisy])[:, None]
     noisy_logits = logits[index] * inv_temperature + gumbel_noise(halves[index], logits.shape[-1])
@@ -40,16 +42,22 @@ def choose(logits: mx.array, draws: Sequence[RowDraw], halves: mx.array) -> mx.a
 def verify(logits: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verdict:
     """logits: [drawing positions, vocab], each row's last known token and its drafts."""
     logits = _process(logits.astype(mx.float32), rows, spans)
-    draws, keys = [], []
-    for row, span in zip(rows, spans, strict=True):
-        for i in range(span.num_drafts + 1):
-            draws.append(row.draw)
-            keys.append(noise_key(row.draw.seed, len(row.tokens) + i))  # the index of the token being drawn
+    draws = [row.draw for row, span in zip(rows, spans, strict=True) for _ in range(span.num_drafts + 1)]
+    if all(draw.greedy for draw in draws):
+        return accept(choose(logits, draws, None), rows, spans)
+    # Of the index of the token being drawn.
+    keys = [
+        noise_key(row.draw.seed, len(row.tokens) + i)
+        for row, span in zip(rows, spans, strict=True)
+        for i in range(span.num_drafts + 1)
+    ]
     return accept(choose(logits, draws, key_halves(keys)), rows, spans)
 
 
 def accept(draws: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verdict:
     depth = max(span.num_drafts for span in spans)
+    if depth == 0:
+        return Verdict(draws, mx.zeros(len(rows), mx.int32), draws)
     places, drafts, at = [], [], 0
     for row, span in zip(rows, spans, strict=True):
         spare = depth - span.num_drafts
@@ -59,7 +67,7 @@ def accept(draws: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verdi
     grid = draws[mx.array(places)]  # [rows, depth + 1]
     expected = mx.array(drafts, dtype=mx.int32).reshape(len(rows), depth)
     same = (grid[:, :depth] == expected).astype(mx.int32)
-    accepted = mx.cumprod(same, axis=1).sum(axis=1) if depth else mx.zeros(len(rows), mx.int32)
+    accepted = mx.cumprod(same, axis=1).sum(axis=1)
     return Verdict(draws, accepted, mx.take_along_axis(grid, accepted[:, None], axis=1)[:, 0])
 
 

@@ -20,7 +20,7 @@ from slipstream.runners.mlx.states import StateStore
 
 
 class GdnCache:
-    """One layer's state, and its past: the conv window before the commit point and the drafts' inputs behind it."""
+    """One layer's state, and its past: the drafts' inputs behind the commit point, then the conv window before it."""
 
     def __init__(self, holder: FeedHolder, max_depth: int) -> None:
         self.holder = holder
@@ -90,28 +90,31 @@ class TapedGdn(nn.Module):
 
 
 class _Layout:
-    """Which inputs of [past | fed] stand in which column of [window | replayed + certain | drafts], for each row."""
+    """Which inputs of [tape | window | fed] stand in which column of [window | replayed + certain | drafts]."""
 
     def __init__(self, spans: tuple[Span, ...], window: int, max_depth: int) -> None:
         self.before = max(span.num_replay + span.num_certain for span in spans)
         self.after = max(span.num_drafts for span in spans)
-        first_fed = window + max_depth  # where a step's own inputs begin
+        first_fed = max_depth + window  # where a step's own inputs begin
         width = max(span.num_fed for span in spans)
         columns, past, fed, mask = [], [], [], []
         for span in spans:
-            real = [*range(window + span.num_replay), *range(first_fed, first_fed + span.num_fed)]
+            own = range(first_fed, first_fed + span.num_fed)
+            real = [*range(max_depth, first_fed), *range(span.num_replay), *own]
             lead = self.before - span.num_replay - span.num_certain
-            spare = self.after - span.num_drafts
-            row = [0] * lead + real + [real[-1]] * spare
+            row = [0] * lead + real + [real[-1]] * (self.after - span.num_drafts)
             columns.append(row)
-            drafts = row[window + self.before : window + self.before + span.num_drafts]
-            past.append(row[self.before : self.before + window] + drafts + [0] * (max_depth - len(drafts)))
+            commit = first_fed + span.num_certain  # behind it are this step's drafts
+            tape = [
+                commit + i if i < span.num_drafts else max(0, commit - window - max_depth + i) for i in range(max_depth)
+            ]
+            past.append(tape + row[self.before : self.before + window])
             start = self.before - span.num_certain
             fed.append([min(start + i, self.before + self.after - 1) for i in range(width)])
             mask.append([column >= lead for column in range(self.before)])
-        self.columns = mx.array(columns)[..., None]  # [rows, window + before + after, 1]
-        self.past = mx.array(past)[..., None]  # [rows, window + max depth, 1]
-        self.fed = mx.array(fed)[..., None]  # [rows, width, 1]
+        self.columns = _picker(columns)  # [rows, window + before + after]
+        self.past = _picker(past)  # [rows, max depth + window]
+        self.fed = _picker(fed)  # [rows, width]
         self.mask = None if all(map(all, mask)) else mx.array(mask)  # [rows, before]
 
 
@@ -121,6 +124,14 @@ def _layout(spans: tuple[Span, ...], window: int, max_depth: int) -> _Layout:
     return _Layout(spans, window, max_depth)
 
 
-def _pick(values: mx.array, index: mx.array) -> mx.array:
-    """values: [rows, n, ...]; index: [rows, m, 1]"""
-    return mx.take_along_axis(values, index, axis=1)
+def _picker(index: list[list[int]]) -> slice | mx.array:
+    """A slice, where all rows pick the same consecutive columns: plain decoding then moves nothing."""
+    first = index[0]
+    if first == list(range(first[0], first[0] + len(first))) and all(row == first for row in index):
+        return slice(first[0], first[0] + len(first))
+    return mx.array(index)[..., None]
+
+
+def _pick(values: mx.array, at: slice | mx.array) -> mx.array:
+    """values: [rows, n, ...]; at: [rows, m, 1] or a slice of n"""
+    return values[:, at] if isinstance(at, slice) else mx.take_along_axis(values, at, axis=1)

@@ -1,20 +1,21 @@
 """A step's rows laid out for mlx-lm's models, which take [rows, width] tokens: grids, and what caches know of one.
 
-Rows that decode or verify share one grid, short ones padded at the end; a row that reads a prompt has a grid of its
-own. Padding is harmless to attention (it lies beyond the row's cursor) and is never fed to a recurrence.
+Rows that decode or verify share one grid, the shorter ones padded at the end; prompts share a grid with others that
+read equally much. Padding is harmless to attention (it lies beyond the row's cursor) and is never fed to a recurrence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 
 from slipstream.runners.mlx.rows import Span
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Feed:
     """One forward as the caches see it."""
 
@@ -25,12 +26,17 @@ class Feed:
     reach: int  # no row has a token at this position or behind it
     spans: tuple[Span, ...] = ()  # what the recurrent layers need; () in a draft pass
 
-    @property
+    @cached_property
+    def rows(self) -> mx.array:
+        """int32 [rows]: the places"""
+        return mx.array(self.places, dtype=mx.int32)
+
+    @cached_property
     def positions(self) -> mx.array:
         """int32 [rows, width]"""
         return self.offset[:, None] + mx.arange(self.width, dtype=mx.int32)
 
-    @property
+    @cached_property
     def neighbours(self) -> bool:
         """Whether the rows lie side by side, so that a view of the buffers serves them."""
         return self.places == tuple(range(self.places[0], self.places[0] + len(self.places)))
@@ -68,12 +74,9 @@ def make_grid(
 
 
 def group(spans: Sequence[Span], share_up_to: int, pads: bool) -> list[list[int]]:
-    """Which rows share a grid. ``pads`` False: only rows that feed equally many tokens do."""
-    shared: dict[int, list[int]] = {}
-    alone: list[list[int]] = []
+    """Which rows share a grid: those that feed equally many tokens, and short ones with padding if ``pads``."""
+    groups: dict[int, list[int]] = {}
     for i, span in enumerate(spans):
-        if span.num_fed > share_up_to:
-            alone.append([i])
-        else:
-            shared.setdefault(0 if pads else span.num_fed, []).append(i)
-    return [*shared.values(), *alone]
+        short = pads and span.num_fed <= share_up_to
+        groups.setdefault(0 if short else span.num_fed, []).append(i)
+    return list(groups.values())

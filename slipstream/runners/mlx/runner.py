@@ -111,12 +111,12 @@ class MlxRunner:
         # No name may hold the caches' arrays: what the next write finds held it would copy.
         mx.async_eval(fed, verdict.accepted, verdict.drawn, self.cache_arrays())
         proposal = self._propose(fed, drawing, verdict, plan)
-        proposed = [array for array in (proposal.drafts, proposal.lengths, proposal.confidences) if array is not None]
-        mx.async_eval(proposed, self.cache_arrays())
+        columns = [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts]
+        numbers = mx.concatenate(columns, axis=1)
+        mx.async_eval(numbers, proposal.confidences, self.cache_arrays())
         mx.eval(fed, verdict.accepted, verdict.drawn)
         middle = time.perf_counter()
-        mx.eval(proposed)
-        told = _read(verdict, proposal)
+        told = _read(numbers, proposal.confidences)
         results = self._commit(rows, spans, drawing, told)
         return StepResult(plan.step, results, middle - began, time.perf_counter() - middle)
 
@@ -216,13 +216,12 @@ def _next_tokens(rows: Sequence[Row], grid: Grid, base: int, where: dict[int, in
     return tokens.reshape(len(grid.index), grid.width)
 
 
-def _read(verdict: Verdict, proposal: Proposal) -> list[Told]:
-    """From evaluated arrays to numbers."""
-    columns = [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts]
-    numbers: Any = mx.concatenate(columns, axis=1).tolist()
-    parts: Any = [[]] * len(numbers) if proposal.confidences is None else proposal.confidences.tolist()
+def _read(numbers: mx.array, confidences: mx.array | None) -> list[Told]:
+    """numbers: int32 [rows, 3 + depth]; confidences: [rows, depth]"""
+    rows: Any = numbers.tolist()
+    parts: Any = [[]] * len(rows) if confidences is None else confidences.tolist()
     told = []
-    for (accepted, drawn, length, *drafts), confidences in zip(numbers, parts, strict=True):
+    for (accepted, drawn, length, *drafts), values in zip(rows, parts, strict=True):
         # The one behind the last draft is told too, if there was one: it ended them.
-        told.append((accepted, drawn, drafts[:length], tuple(value for value in confidences[: length + 1] if value)))
+        told.append((accepted, drawn, drafts[:length], tuple(value for value in values[: length + 1] if value)))
     return told
