@@ -52,9 +52,16 @@ def run(args: argparse.Namespace) -> int:
         case "plan":
             from slipstream.commands.plan import plan
 
+            options.needs_torch("plan")
+
             return plan(options, as_json=args.json, free=args.memory)
         case "bench":
+            options.needs_torch("bench")
             return run_bench(options, args)
+        case "selfcheck":
+            from slipstream.bench.selfcheck import selfcheck
+
+            return selfcheck(options, args.tokens)
     raise AssertionError(args.command)
 
 
@@ -72,7 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true")
     plan.add_argument("--memory", type=num_bytes, help="free bytes of a device that need not be here, e.g. 139G")
     bench = commands.add_parser("bench", help="measure")
-    for command in (generate, chat, plan, *bench_parsers(bench)):
+    check = commands.add_parser("selfcheck", help="check tokens and speed on this machine; prints a report to share")
+    check.add_argument("--tokens", type=int, default=48, help="that each stream is asked for")
+    for command in (generate, chat, plan, check, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):
         _sampling_arguments(command)

@@ -59,6 +59,24 @@ def choose_runner(name: str) -> str:
     return name
 
 
+def load_runner(
+    model: OpenedModel,
+    engine: EngineConfig,
+    config: RunnerConfig,
+    runner_name: str = "auto",
+    progress: Callable[[int], None] = lambda num_bytes: None,
+) -> Runner:
+    """For the thread that will use it. ``progress`` is told the bytes just read."""
+    # An array library is imported by who needs it.
+    if choose_runner(runner_name) == "mlx":
+        from slipstream.runners.mlx.loading import load_runner as load_mlx
+
+        return load_mlx(model, engine, config, progress)
+    from slipstream.runners.torch.loading import load_runner as load_torch
+
+    return load_torch(model, engine, config, progress)
+
+
 def make_engine(
     model: OpenedModel,
     engine: EngineConfig,
@@ -68,22 +86,15 @@ def make_engine(
     on_death: Callable[[Exception], None] | None = None,
 ) -> Engine:
     """An engine that is not started yet; its thread will load the model."""
-    chosen = choose_runner(runner_name)
     total = model.num_bytes
+    chosen = choose_runner(runner_name)  # a wrong one is said here, not in the thread
 
     def tell(num_bytes: int) -> None:
         if progress is not None:
             progress(num_bytes, total)
 
     def load() -> Runner:
-        # An array library is imported by who needs it.
-        if chosen == "mlx":
-            from slipstream.runners.mlx.loading import load_runner as load_mlx
-
-            return load_mlx(model, engine, runner, tell)
-        from slipstream.runners.torch.loading import load_runner as load_torch
-
-        return load_torch(model, engine, runner, tell)
+        return load_runner(model, engine, runner, chosen, tell)
 
     return Engine(load, engine, model.tokenizer.eos_token_ids, on_death)
 

@@ -61,6 +61,11 @@ class ModelOptions:
             simulate_acceptance=self.simulate_acceptance,
         )
 
+    def needs_torch(self, what: str) -> None:
+        """Refuses what only the torch runner can do."""
+        if choose_runner(self.runner) != "torch":
+            raise ConfigError(f"{what} knows the torch runner only: say --runner torch, or try `slipstream selfcheck`")
+
     @property
     def model_name(self) -> str:
         return self.shape or self.model or "default"

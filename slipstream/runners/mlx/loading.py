@@ -132,8 +132,16 @@ class _Loader:
             vocab_size=self._opened.spec.vocab_size,
             max_depth=self._max_depth,
             why_no_draft=self._why_no_draft,
-            note=f"mlx {version('mlx')}, {mx.default_device()}, {_activation_dtype(self._model)}",
+            note=self._note(),
         )
+
+    def _note(self) -> str:
+        dtype = str(_activation_dtype(self._model)).removeprefix("mlx.core.")
+        return f"mlx {version('mlx')}, {_device_name()}, {dtype}"
+
+
+def _device_name() -> str:
+    return str(mx.device_info()["device_name"]) if mx.default_device().type == mx.DeviceType.gpu else "cpu"
 
 
 def _activation_dtype(model: Any) -> mx.Dtype:

@@ -19,16 +19,15 @@ class Peer:
         mx.eval(self._model.parameters())
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], float]:
-        """Greedy tokens of each prompt, all running together, and the seconds from the first token to the last."""
+        """Greedy tokens of each prompt, all running together, and the seconds it took, prompts included."""
         generator = BatchGenerator(self._model, max_tokens=max_tokens, completion_batch_size=len(prompts))
+        began = time.perf_counter()
         try:
             ids = generator.insert([list(prompt) for prompt in prompts])
             tokens: dict[int, list[int]] = {uid: [] for uid in ids}
-            began = 0.0
             while responses := generator.next_generated():
                 for response in responses:
                     tokens[response.uid].append(response.token)
-                began = began or time.perf_counter()
             return list(tokens.values()), time.perf_counter() - began
         finally:
             generator.close()
