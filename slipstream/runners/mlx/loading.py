@@ -41,7 +41,16 @@ def load_runner(
 ) -> MlxRunner:
     if config.simulate_acceptance:
         raise ConfigError("simulated acceptance is offered by the torch runner only")
+    _use_device(config.device)
     return _Loader(model, engine, config).load(progress)
+
+
+def _use_device(name: str) -> None:
+    """``auto``: the GPU where there is one."""
+    if name not in ("auto", "cpu"):
+        raise ConfigError(f"on MLX, device is auto or cpu, not {name!r}")
+    if name == "cpu":
+        mx.set_default_device(mx.cpu)
 
 
 class _Loader:
