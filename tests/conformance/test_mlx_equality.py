@@ -49,7 +49,7 @@ def _runner(folder: Path, name: str) -> MlxRunner:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15)
+@settings(max_examples=12)
 @any_traffic
 def test_streams_equal_plain_decoding(
     folder: Path,
