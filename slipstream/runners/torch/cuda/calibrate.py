@@ -25,6 +25,8 @@ def measure(runner: CudaRunner, max_tokens: int, max_rows: int) -> StepCosts:
     """Costs are flat between buckets: a point at both ends of each. What is captured on the way, serving uses."""
     if runner.device.type != "cuda":
         return StepCosts()
+    # Unlike tokens, as streams have them: a sparse model reads more experts for them than for equal ones.
+    runner.rows.tokens.random_(0, runner.info.vocab_size)
     widest = 1 + runner.depth
     rows_of = {n: min(max_rows, -(-n // widest)) for n in _up_to(TOKEN_BUCKETS, max_tokens)}
     verify = {n: _seconds(runner, n, num_rows)[0] for n, num_rows in rows_of.items()}
