@@ -1,0 +1,91 @@
+"""A real Chromium for the page's tests, a page that fails the test on any console error, and the fake server."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need the PyPI package playwright")
+
+from fake_server import FakeServer  # noqa: E402
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright  # noqa: E402
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+# Per module: while playwright's loop runs in this thread, tests that are coroutines could not.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if executable is None:
+        pytest.skip("the page's tests need a Chromium on the PATH (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=executable, args=["--disable-dev-shm-usage"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    server = FakeServer().start()
+    yield server
+    server.stop()
+
+
+class Complaints:
+    """What the browser complained about. A test that provokes a complaint names a part of it in `expected`."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.expected: list[str] = []
+
+    def watch(self, page: Page) -> None:
+        page.on("pageerror", lambda error: self.seen.append(f"uncaught: {error}"))
+        page.on("console", self.console)
+
+    def console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.seen.append(f"{message.type}: {message.text} ({message.location.get('url')})")
+
+    @property
+    def unexpected(self) -> list[str]:
+        return [words for words in self.seen if not any(part in words for part in self.expected)]
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    kept = Complaints()
+    yield kept
+    assert kept.unexpected == []
+
+
+@pytest.fixture
+def open_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a fresh profile; keywords are those of a browser context (viewport, color_scheme...)."""
+    contexts = []
+
+    def open_at(url: str, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1360, "height": 860}, **options})
+        context.set_default_timeout(60_000)
+        contexts.append(context)
+        page = context.new_page()
+        complaints.watch(page)
+        page.goto(url)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Page], fake: FakeServer) -> Page:
+    return open_page(fake.url)
