@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need the PyPI package playwright")
 
 from fake_server import FakeServer  # noqa: E402
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright  # noqa: E402
 
+PATIENCE_MS = 60_000  # a busy machine may be slow; nothing waits this long where all is well
+expect.set_options(timeout=PATIENCE_MS)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
@@ -36,7 +38,8 @@ def browser() -> Iterator[Browser]:
 def fake() -> Iterator[FakeServer]:
     server = FakeServer().start()
     yield server
-    server.stop()
+    if server.thread.is_alive():
+        server.stop()
 
 
 class Complaints:
@@ -59,6 +62,17 @@ class Complaints:
         return [words for words in self.seen if not any(part in words for part in self.expected)]
 
 
+@pytest.fixture(scope="module")
+def workbench(browser: Browser) -> Iterator[Page]:
+    """One page for a whole module of tests that only import the page's modules."""
+    server = FakeServer().start()
+    page = browser.new_page()
+    page.goto(server.url)
+    yield page
+    page.close()
+    server.stop()
+
+
 @pytest.fixture
 def complaints() -> Iterator[Complaints]:
     kept = Complaints()
@@ -73,7 +87,7 @@ def open_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[...
 
     def open_at(url: str, **options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1360, "height": 860}, **options})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         page = context.new_page()
         complaints.watch(page)

@@ -71,7 +71,7 @@ def pieces_of(text: str, depth: int = 3) -> list[tuple[str, int]]:
     while len(out) < len(tokens):
         take = tokens[len(out) : len(out) + run + 1]
         out += [(token, k + 1 if k < run else 0) for k, token in enumerate(take)]
-        run = (run + 2) % (depth + 1)
+        run = (run + 1) % (depth + 1)
     return out
 
 
@@ -161,8 +161,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, TYPES[file.suffix], file.read_bytes(), {"Content-Security-Policy": "default-src 'self'"})
 
     def answer(self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.close_connection = True  # so that a server that stopped is gone at once
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+        for name, value in {"Content-Type": kind, "Connection": "close", **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

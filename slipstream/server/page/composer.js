@@ -72,11 +72,11 @@ export class Composer {
 
   refresh() {
     const streaming = generation.running.has(this.conversation.id);
-    const hadFocus = [this.send, this.stop].includes(document.activeElement);
+    const focusWillBeLost = document.activeElement === (streaming ? this.send : this.stop);
     this.send.hidden = streaming;
     this.stop.hidden = !streaming;
     this.send.disabled = this.box.value.trim() === "";
     this.settings.textContent = summary(this.conversation.settings);
-    if (hadFocus && !document.activeElement?.checkVisibility()) this.box.focus();
+    if (focusWillBeLost) this.box.focus();
   }
 }

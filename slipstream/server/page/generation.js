@@ -63,8 +63,15 @@ class Generation {
     progressed(this.conversation, this.answer);
   }
 
+  /** The page is being left: the browser cuts the connection, which is nobody's failure. */
+  leave() {
+    Object.assign(this.answer, { state: "failed", notice: store.LEFT });
+    store.save(this.conversation);
+  }
+
   fail(error) {
     this.answer.rate = this.rate;
+    if (this.answer.state !== "streaming") return; // left already
     if (this.abort.signal.aborted) {
       this.answer.state = "stopped";
       return;
@@ -97,5 +104,7 @@ export function again(conversation) {
   conversation.messages.pop();
   begin(conversation);
 }
+
+window.addEventListener("pagehide", () => running.forEach((generation) => generation.leave()));
 
 export const stop = (conversation) => running.get(conversation.id)?.stop();

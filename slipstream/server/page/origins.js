@@ -50,16 +50,28 @@ export class DraftsBody {
     this.node = el("div", { class: "tokens" });
     this.numShown = 0; // entries of marks
     this.offset = 0;
+    this.line = ""; // the line being written: code between fences keeps its columns
+    this.inCode = false;
   }
 
   update(answer) {
     const spans = [];
     for (; this.numShown < answer.marks.length; this.numShown += 2) {
       const end = this.offset + answer.marks[this.numShown];
-      spans.push(tokenSpan(answer.text.slice(this.offset, end), answer.marks[this.numShown + 1]));
+      const text = answer.text.slice(this.offset, end);
+      const span = tokenSpan(text, answer.marks[this.numShown + 1]);
+      span.classList.toggle("mono", this.inCode || this.line.startsWith("```"));
+      this.follow(text);
+      spans.push(span);
       this.offset = end;
     }
     this.node.append(...spans);
+  }
+
+  follow(text) {
+    const lines = (this.line + text).split("\n");
+    this.line = lines.pop();
+    for (const line of lines) if (line.startsWith("```")) this.inCode = !this.inCode;
   }
 }
 

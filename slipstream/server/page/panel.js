@@ -48,7 +48,7 @@ export class Panel {
   showLoad(load) {
     this.sparkline.push(load.tokens_per_second);
     this.field("load.tokens_per_second", speed(load.tokens_per_second));
-    this.field("load.top", `peak ${speed(this.sparkline.top)} in two minutes`);
+    this.field("load.top", `peak ${speed(this.sparkline.peak)} in two minutes`);
     this.field("load.running", count(load.running));
     this.field("load.max_streams", count(load.max_streams));
     this.field("load.waiting", count(load.waiting));
@@ -58,7 +58,7 @@ export class Panel {
   showSpeculation(speculation) {
     const { available, depth, max_depth, mean_accepted_length, draft_tokens, accepted_tokens } = speculation;
     this.field("speculation.depth", available ? count(depth) : "off");
-    this.field("speculation.of", available ? `of at most ${max_depth} · ${speculation.policy}` : "");
+    this.field("speculation.of", available ? `${depth === 1 ? "token" : "tokens"} ahead · ${speculation.policy}, at most ${max_depth}` : "");
     this.field("speculation.reason", available ? speculation.reason : speculation.why_not);
     this.field("speculation.mean", mean_accepted_length.toFixed(2));
     this.field("speculation.accepted", `${count(accepted_tokens)} of ${count(draft_tokens)}`);

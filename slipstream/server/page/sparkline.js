@@ -15,8 +15,8 @@ export class Sparkline {
     this.node = svg("svg", box, this.area, this.line);
   }
 
-  get top() {
-    return Math.max(1, ...this.values);
+  get peak() {
+    return Math.max(0, ...this.values);
   }
 
   push(value) {
@@ -27,8 +27,9 @@ export class Sparkline {
 
   draw() {
     const step = WIDTH / (NUM_POINTS - 1);
+    const top = Math.max(1, this.peak);
     const left = WIDTH - step * (this.values.length - 1);
-    const points = this.values.map((value, i) => `${(left + i * step).toFixed(1)},${(HEIGHT - 2 - (value / this.top) * (HEIGHT - 6)).toFixed(1)}`);
+    const points = this.values.map((value, i) => `${(left + i * step).toFixed(1)},${(HEIGHT - 2 - (value / top) * (HEIGHT - 6)).toFixed(1)}`);
     this.line.setAttribute("points", points.join(" "));
     this.area.setAttribute("points", `${left.toFixed(1)},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`);
   }

@@ -7,6 +7,7 @@ import { signal } from "./signal.js";
 import { storage } from "./storage.js";
 
 export const LIMITS = { conversations: 60, charsEach: 400_000, charsInAll: 3_000_000 };
+export const LEFT = "The page was closed while this answer came. What had come is kept.";
 const PREFIX = "slipstream.chat.";
 
 /** @typedef {{role: "user"|"assistant", text: string, marks?: number[], state?: string, finish?: string, notice?: string,
@@ -43,7 +44,7 @@ function restoreMessage(raw) {
   const message = { ...raw, text: text(raw.text), marks: goodMarks(raw.marks, text(raw.text)) };
   if (raw.state === "streaming") {
     message.state = "failed";
-    message.notice = "The page was closed while this answer came. What had come is kept.";
+    message.notice = LEFT;
   }
   return message;
 }

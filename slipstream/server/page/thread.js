@@ -33,7 +33,7 @@ export class Thread {
   open(conversation) {
     this.conversation = conversation;
     this.rebuild();
-    this.toEnd("instant");
+    this.scroller.scrollTop = conversation.messages.length ? this.scroller.scrollHeight : 0;
   }
 
   setDrafts(on) {
@@ -62,10 +62,11 @@ export class Thread {
     const stay = this.atEnd();
     const messages = this.conversation.messages;
     byId("empty").hidden = messages.length > 0;
+    this.list.hidden = messages.length === 0;
     if (messages.length === 0) this.showEmpty();
     for (const [message, view] of this.views) if (!messages.includes(message)) this.forget(message, view);
     for (const message of messages) this.show(message);
-    if (stay) this.toEnd("instant");
+    if (stay && messages.length) this.toEnd("instant");
     this.showJump();
   }
 
