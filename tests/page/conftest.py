@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need the PyPI package playwright")
 
-from fake_server import FakeServer  # noqa: E402
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright  # noqa: E402
+from driving import Complaints  # noqa: E402
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from scripted import ScriptedServer  # noqa: E402
 
 PATIENCE_MS = 60_000  # a busy machine may be slow; nothing waits this long where all is well
 expect.set_options(timeout=PATIENCE_MS)
@@ -35,37 +36,17 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    server = FakeServer().start()
+def fake() -> Iterator[ScriptedServer]:
+    server = ScriptedServer().start()
     yield server
     if server.thread.is_alive():
         server.stop()
 
 
-class Complaints:
-    """What the browser complained about. A test that provokes a complaint names a part of it in `expected`."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.expected: list[str] = []
-
-    def watch(self, page: Page) -> None:
-        page.on("pageerror", lambda error: self.seen.append(f"uncaught: {error}"))
-        page.on("console", self.console)
-
-    def console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.seen.append(f"{message.type}: {message.text} ({message.location.get('url')})")
-
-    @property
-    def unexpected(self) -> list[str]:
-        return [words for words in self.seen if not any(part in words for part in self.expected)]
-
-
 @pytest.fixture(scope="module")
 def workbench(browser: Browser) -> Iterator[Page]:
     """One page for a whole module of tests that only import the page's modules."""
-    server = FakeServer().start()
+    server = ScriptedServer().start()
     page = browser.new_page()
     page.goto(server.url)
     yield page
@@ -101,5 +82,5 @@ def open_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[...
 
 
 @pytest.fixture
-def page(open_page: Callable[..., Page], fake: FakeServer) -> Page:
+def page(open_page: Callable[..., Page], fake: ScriptedServer) -> Page:
     return open_page(fake.url)

@@ -1,8 +1,8 @@
-"""What the tests do over and over: ask, wait for an end, read what is shown."""
+"""What the tests do over and over: ask, wait for an end, read what is shown, and hear the browser complain."""
 
 from __future__ import annotations
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
 
 def ask(page: Page, words: str) -> None:
@@ -29,3 +29,23 @@ def ask_and_wait(page: Page, words: str, state: str = "done") -> Locator:
 
 def field(page: Page, name: str) -> Locator:
     return page.locator(f'#live [data-field="{name}"]')
+
+
+class Complaints:
+    """What the browser complained about. A test that provokes a complaint names a part of it in `expected`."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.expected: list[str] = []
+
+    def watch(self, page: Page) -> None:
+        page.on("pageerror", lambda error: self.seen.append(f"uncaught: {error}"))
+        page.on("console", self.console)
+
+    def console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.seen.append(f"{message.type}: {message.text} ({message.location.get('url')})")
+
+    @property
+    def unexpected(self) -> list[str]:
+        return [words for words in self.seen if not any(part in words for part in self.expected)]

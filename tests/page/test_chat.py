@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 from driving import answer, ask, ask_and_wait, wait_for_end
-from fake_server import FakeServer, Reply, pieces_of
+from scripted import ScriptedServer, Reply, pieces_of
 from playwright.sync_api import Page, expect
 
 TEXT = "One **bold** claim.\n\n- first\n- second\n\n```python\nx = 1\n```\n\nThe end."
 
 
-def test_an_answer_streams_and_ends_with_its_timings(page: Page, fake: FakeServer) -> None:
+def test_an_answer_streams_and_ends_with_its_timings(page: Page, fake: ScriptedServer) -> None:
     reply = fake.replies["Hello"] = Reply(pieces=pieces_of(TEXT), hold_after=4)
     ask(page, "Hello")
     expect(answer(page)).to_contain_text("One bold claim.")
@@ -34,7 +34,7 @@ def test_an_answer_streams_and_ends_with_its_timings(page: Page, fake: FakeServe
     expect(page).to_have_title("Hello – Slipstream")
 
 
-def test_the_request_says_what_the_settings_say(page: Page, fake: FakeServer) -> None:
+def test_the_request_says_what_the_settings_say(page: Page, fake: ScriptedServer) -> None:
     ask_and_wait(page, "plain")
     page.click("#tab-settings")
     page.fill("#system", "Be brief.")
@@ -62,7 +62,6 @@ def test_the_request_says_what_the_settings_say(page: Page, fake: FakeServer) ->
 
     plain, full, off = fake.requests
     assert plain == {
-        "model": "smollm2-135m-instruct",
         "messages": [{"role": "user", "content": "plain"}],
         "stream": True,
         "return_origins": True,
@@ -78,7 +77,7 @@ def test_the_request_says_what_the_settings_say(page: Page, fake: FakeServer) ->
     assert "top_p" not in off
 
 
-def test_stop_keeps_what_came_and_the_server_sees_the_client_leave(page: Page, fake: FakeServer) -> None:
+def test_stop_keeps_what_came_and_the_server_sees_the_client_leave(page: Page, fake: ScriptedServer) -> None:
     reply = fake.replies["long"] = Reply(pieces=pieces_of("word " * 50), hold_after=10)
     ask(page, "long")
     expect(answer(page).locator(".timings")).to_contain_text("10 tokens")
@@ -92,7 +91,7 @@ def test_stop_keeps_what_came_and_the_server_sees_the_client_leave(page: Page, f
     expect(page.locator("#words")).to_be_focused()
 
 
-def test_escape_stops_and_enter_waits_while_it_streams(page: Page, fake: FakeServer) -> None:
+def test_escape_stops_and_enter_waits_while_it_streams(page: Page, fake: ScriptedServer) -> None:
     fake.replies["long"] = Reply(hold_after=2)
     ask(page, "long")
     expect(answer(page).locator(".timings")).to_contain_text("2 tokens")
@@ -107,7 +106,7 @@ def test_escape_stops_and_enter_waits_while_it_streams(page: Page, fake: FakeSer
     wait_for_end(page)
 
 
-def test_two_conversations_stream_at_once_and_stop_apart(page: Page, fake: FakeServer) -> None:
+def test_two_conversations_stream_at_once_and_stop_apart(page: Page, fake: ScriptedServer) -> None:
     first = fake.replies["first"] = Reply(pieces=pieces_of("alpha " * 20), hold_after=5)
     second = fake.replies["second"] = Reply(pieces=pieces_of("beta " * 20), hold_after=5)
     ask(page, "first")
@@ -135,7 +134,7 @@ def test_two_conversations_stream_at_once_and_stop_apart(page: Page, fake: FakeS
     assert wait_for_end(page).locator(".prose").inner_text().count("alpha") == 20
 
 
-def test_the_drafts_view_tints_every_token(page: Page, fake: FakeServer) -> None:
+def test_the_drafts_view_tints_every_token(page: Page, fake: ScriptedServer) -> None:
     reply = fake.replies["tint"] = Reply(pieces=pieces_of(TEXT, depth=3), hold_after=6)
     ask(page, "tint")
     page.click("#drafts")
@@ -158,7 +157,7 @@ def test_the_drafts_view_tints_every_token(page: Page, fake: FakeServer) -> None
     expect(done.locator("strong")).to_have_text("bold")
 
 
-def test_an_answer_without_origins_says_so(page: Page, fake: FakeServer) -> None:
+def test_an_answer_without_origins_says_so(page: Page, fake: ScriptedServer) -> None:
     fake.replies["x"] = Reply(with_origins=False)
     page.click("#drafts")
     done = ask_and_wait(page, "x")
@@ -166,7 +165,7 @@ def test_an_answer_without_origins_says_so(page: Page, fake: FakeServer) -> None
     expect(done.locator('.token[data-tint="unknown"]')).to_have_count(len(Reply().pieces))
 
 
-def test_model_text_never_becomes_markup(page: Page, fake: FakeServer) -> None:
+def test_model_text_never_becomes_markup(page: Page, fake: ScriptedServer) -> None:
     hostile = "<img src=x onerror=\"document.title='owned'\"> <script>document.title='owned'</script> [a](javascript:1)"
     fake.replies["h"] = Reply(pieces=[(hostile, 0)])
     done = ask_and_wait(page, "h")
@@ -177,7 +176,7 @@ def test_model_text_never_becomes_markup(page: Page, fake: FakeServer) -> None:
     expect(page).to_have_title("h – Slipstream")
 
 
-def test_conversations_survive_a_reload(page: Page, fake: FakeServer) -> None:
+def test_conversations_survive_a_reload(page: Page, fake: ScriptedServer) -> None:
     page.click("#drafts")
     ask_and_wait(page, "Keep me")
     page.fill("#words", "half a thought")
@@ -193,7 +192,7 @@ def test_conversations_survive_a_reload(page: Page, fake: FakeServer) -> None:
     expect(answer(page).locator(".timings")).to_contain_text("41.3 tok/s")
 
 
-def test_an_answer_cut_by_a_reload_says_so(page: Page, fake: FakeServer) -> None:
+def test_an_answer_cut_by_a_reload_says_so(page: Page, fake: ScriptedServer) -> None:
     fake.replies["cut"] = Reply(hold_after=3)
     ask(page, "cut")
     page.wait_for_function("() => Object.values(localStorage).some(v => v.includes('A short answer'))")
@@ -209,7 +208,7 @@ def test_spoilt_storage_does_not_break_the_page(page: Page, stored: str) -> None
     ask_and_wait(page, "still works")
 
 
-def test_rename_delete_and_undo(page: Page, fake: FakeServer) -> None:
+def test_rename_delete_and_undo(page: Page, fake: ScriptedServer) -> None:
     ask_and_wait(page, "Old name")
     row = page.locator("#conversations li").first
     row.hover()
@@ -231,7 +230,7 @@ def test_rename_delete_and_undo(page: Page, fake: FakeServer) -> None:
     expect(page.locator("#conversations .title")).to_have_text(["New chat", "New name"])
 
 
-def test_answer_again_replaces_the_last_answer(page: Page, fake: FakeServer) -> None:
+def test_answer_again_replaces_the_last_answer(page: Page, fake: ScriptedServer) -> None:
     ask_and_wait(page, "once")
     fake.replies["once"] = Reply(pieces=pieces_of("Something else."))
     page.get_by_role("button", name="Answer again").click()
@@ -240,7 +239,7 @@ def test_answer_again_replaces_the_last_answer(page: Page, fake: FakeServer) -> 
     assert [len(request["messages"]) for request in fake.requests] == [1, 1]
 
 
-def test_copying(open_page: Callable[..., Page], fake: FakeServer) -> None:
+def test_copying(open_page: Callable[..., Page], fake: ScriptedServer) -> None:
     page = open_page(fake.url, permissions=["clipboard-read", "clipboard-write"])
     fake.replies["copy"] = Reply(pieces=pieces_of(TEXT))
     done = ask_and_wait(page, "copy")
@@ -250,7 +249,7 @@ def test_copying(open_page: Callable[..., Page], fake: FakeServer) -> None:
     page.wait_for_function("text => navigator.clipboard.readText().then(t => t === text)", arg=TEXT)
 
 
-def test_the_end_stays_in_sight_unless_the_reader_scrolls_away(page: Page, fake: FakeServer) -> None:
+def test_the_end_stays_in_sight_unless_the_reader_scrolls_away(page: Page, fake: ScriptedServer) -> None:
     reply = fake.replies["tall"] = Reply(pieces=pieces_of("line\n\n" * 150), hold_after=200)
     at_end = "s => s.scrollHeight - s.scrollTop - s.clientHeight < 80"
     scroller = page.locator("#scroller")
@@ -267,7 +266,7 @@ def test_the_end_stays_in_sight_unless_the_reader_scrolls_away(page: Page, fake:
     assert scroller.evaluate(at_end)
 
 
-def test_two_tabs_do_not_overwrite_each_other(page: Page, fake: FakeServer) -> None:
+def test_two_tabs_do_not_overwrite_each_other(page: Page, fake: ScriptedServer) -> None:
     other = page.context.new_page()
     other.goto(fake.url)
     other.wait_for_selector("body[data-ready]")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Complaints
-from driving import answer, ask, ask_and_wait, wait_for_end
-from fake_server import FakeServer, Reply, pieces_of
+from driving import Complaints, answer, ask, ask_and_wait, wait_for_end
+from scripted import ScriptedServer, Reply, pieces_of
 from playwright.sync_api import Page, expect
 
 
-def test_a_full_server_says_how_long_to_wait(page: Page, fake: FakeServer, complaints: Complaints) -> None:
+def test_a_full_server_says_how_long_to_wait(page: Page, fake: ScriptedServer, complaints: Complaints) -> None:
     complaints.expected = ["429"]
     fake.replies["x"] = Reply(status=429, headers={"Retry-After": "2"}, message="256 requests are waiting already")
     failed = ask_and_wait(page, "x", "failed")
@@ -33,7 +32,7 @@ def test_a_full_server_says_how_long_to_wait(page: Page, fake: FakeServer, compl
         (500, "", "The server failed (500)."),
     ],
 )
-def test_refusals(page: Page, fake: FakeServer, complaints: Complaints, status: int, message: str, sentence: str) -> None:
+def test_refusals(page: Page, fake: ScriptedServer, complaints: Complaints, status: int, message: str, sentence: str) -> None:
     complaints.expected = [str(status)]
     fake.replies["x"] = Reply(status=status, message=message)
     failed = ask_and_wait(page, "x", "failed")
@@ -42,7 +41,7 @@ def test_refusals(page: Page, fake: FakeServer, complaints: Complaints, status: 
     expect(page.locator("article.question")).to_have_text("x")
 
 
-def test_a_stream_that_breaks_keeps_what_came(page: Page, fake: FakeServer) -> None:
+def test_a_stream_that_breaks_keeps_what_came(page: Page, fake: ScriptedServer) -> None:
     fake.replies["x"] = Reply(pieces=pieces_of("kept words and lost ones"), break_after=2)
     failed = ask_and_wait(page, "x", "failed")
     expect(failed.locator(".prose")).to_have_text("kept words")
@@ -53,19 +52,19 @@ def test_a_stream_that_breaks_keeps_what_came(page: Page, fake: FakeServer) -> N
     expect(answer(page).locator(".notice span")).to_have_text(sentence)
 
 
-def test_an_error_in_the_stream_is_told(page: Page, fake: FakeServer) -> None:
+def test_an_error_in_the_stream_is_told(page: Page, fake: ScriptedServer) -> None:
     fake.replies["x"] = Reply(pieces=pieces_of("kept words and lost ones"), fail_after=3)
     failed = ask_and_wait(page, "x", "failed")
     expect(failed.locator(".prose")).to_have_text("kept words and")
     expect(failed.locator(".notice span")).to_have_text("The server broke off: the engine failed.")
 
 
-def test_an_answer_cut_at_its_limit_says_so(page: Page, fake: FakeServer) -> None:
+def test_an_answer_cut_at_its_limit_says_so(page: Page, fake: ScriptedServer) -> None:
     fake.replies["x"] = Reply(finish="length")
     expect(ask_and_wait(page, "x").locator(".notice")).to_have_text("Cut at the limit of tokens.")
 
 
-def test_a_server_that_is_gone(page: Page, fake: FakeServer, complaints: Complaints) -> None:
+def test_a_server_that_is_gone(page: Page, fake: ScriptedServer, complaints: Complaints) -> None:
     complaints.expected = ["ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET"]
     expect(page.locator("#live")).not_to_have_class("stale")
     fake.stop()
@@ -79,7 +78,7 @@ def test_a_server_that_is_gone(page: Page, fake: FakeServer, complaints: Complai
     expect(failed.get_by_role("button", name="Try again")).to_be_enabled()
 
 
-def test_the_banner_goes_when_the_server_is_back(page: Page, fake: FakeServer, complaints: Complaints) -> None:
+def test_the_banner_goes_when_the_server_is_back(page: Page, fake: ScriptedServer, complaints: Complaints) -> None:
     complaints.expected = ["401"]
     fake.status_code = 401
     expect(page.locator("#server-error")).to_contain_text("The server asks for its API key.")

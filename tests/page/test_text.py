@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import PAGE
+from scripted import PAGE
 from playwright.sync_api import Page
 
 FILES = sorted(PAGE.iterdir())

@@ -45,7 +45,7 @@ const withReason = (start, reason) => (reason ? `${start}: ${reason.replace(/[.\
 async function refusal(response) {
   const reason = await serverMessage(response);
   const wait = secondsToWait(response.headers.get("Retry-After"));
-  if (response.status === 401 || response.status === 403) return new ServerError("key", KEY);
+  if (response.status === 401) return new ServerError("key", KEY);
   if (response.status === 429) {
     const when = wait === null ? "Try again in a moment." : `It asks to wait ${wait} s.`;
     return new ServerError("busy", `${withReason("The server is full", reason)} ${when}`, wait ?? 1);

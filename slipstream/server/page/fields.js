@@ -36,11 +36,11 @@ function speculative(settings) {
 }
 
 /** The body of POST /v1/chat/completions for all messages before the answer to be written. */
-export function chatRequest(model, conversation, answer) {
+export function chatRequest(conversation, answer) {
   const before = conversation.messages.slice(0, conversation.messages.indexOf(answer)).filter((m) => m.text !== "");
   const messages = before.map(({ role, text }) => ({ role, content: text }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
-  const request = { model, messages, stream: true, return_origins: true };
+  const request = { messages, stream: true, return_origins: true };
   for (const field of SAMPLING) if (usable(field, conversation.settings)) request[field.name] = conversation.settings[field.name];
   const drafts = speculative(conversation.settings);
   return drafts ? { ...request, speculative: drafts } : request;

@@ -4,7 +4,6 @@ import { chatChunks, ServerError } from "./api.js";
 import { chatRequest } from "./fields.js";
 import { append, numPieces } from "./origins.js";
 import { signal } from "./signal.js";
-import { knownModel } from "./status.js";
 import * as store from "./store.js";
 
 const SAVE_EVERY_MS = 2000;
@@ -36,7 +35,7 @@ class Generation {
   async run() {
     const saving = setInterval(() => store.save(this.conversation), SAVE_EVERY_MS);
     try {
-      const request = chatRequest(await knownModel(), this.conversation, this.answer);
+      const request = chatRequest(this.conversation, this.answer);
       for await (const chunk of chatChunks(request, this.abort.signal)) this.take(chunk);
       this.answer.state = "done";
     } catch (error) {

@@ -26,6 +26,8 @@ export class Panel {
     setText(byId("server-error"), error === null ? "" : error + away);
     if (error !== null) this.field("model.state", "no connection");
     if (error !== null || latest === null) return;
+    this.field("model.state", STATES[latest.state] ?? latest.state);
+    if (!latest.model) return; // still loading
     this.showModel(latest);
     this.showLoad(latest.load);
     this.showSpeculation(latest.speculation);
@@ -37,9 +39,8 @@ export class Panel {
     for (const node of document.querySelectorAll(`[data-field="${name}"]`)) setText(node, words);
   }
 
-  showModel({ model, device, state, version, uptime_s }) {
+  showModel({ model, device, version, uptime_s }) {
     this.field("model.id", model.id);
-    this.field("model.state", STATES[state] ?? state);
     this.field("model.about", `${model.architecture} · ${model.format} · context ${count(model.context)}`);
     this.field("device.note", device.note);
     this.field("version", `Slipstream ${version}, up for ${duration(uptime_s)}`);
@@ -91,8 +92,7 @@ export class Panel {
 
   showStreams(streams) {
     byId("no-streams").hidden = streams.length > 0;
-    const names = new Map([...generation.running.values()].map((g) => [g.requestId, g.conversation.title]));
-    byId("streams").replaceChildren(...streams.slice(0, MAX_STREAM_ROWS).map((stream) => streamRow(stream, names.get(stream.id))));
+    byId("streams").replaceChildren(...streams.slice(0, MAX_STREAM_ROWS).map(streamRow));
     const hidden = streams.length - MAX_STREAM_ROWS;
     setText(byId("more-streams"), hidden > 0 ? `and ${count(hidden)} more` : "");
   }
@@ -108,8 +108,14 @@ export class Panel {
   }
 }
 
-function streamRow(stream, title) {
-  const name = title ?? `another client, ${stream.id.slice(-6)}`;
+/** A stream of this page goes by the title of its conversation: the answer's id ends with the stream's. */
+function nameOf({ id }) {
+  const own = [...generation.running.values()].find(({ requestId }) => requestId === id || requestId?.endsWith(`-${id}`));
+  return own ? own.conversation.title : `stream ${id.slice(-8)}`;
+}
+
+function streamRow(stream) {
+  const name = nameOf(stream);
   const accepted = stream.draft_tokens ? `, ${percent(stream.accepted_tokens, stream.draft_tokens)} accepted` : "";
   const speedNow = stream.state === "decode" ? `${speed(stream.tokens_per_second)} tok/s` : stream.state;
   return el(

@@ -11,6 +11,7 @@ export class SettingsForm {
   constructor(onChange) {
     this.onChange = onChange;
     this.conversation = null;
+    this.maxDepth = null; // known once the server has told
     this.system = byId("system");
     this.system.maxLength = MAX_SYSTEM_CHARS;
     this.system.addEventListener("input", () => this.keep("system", this.system.value));
@@ -49,7 +50,8 @@ export class SettingsForm {
 
   /** A value that cannot be used is told at once, and the field counts as empty until it is mended. */
   typed(field, input, wrong) {
-    const words = problem(field, input.value);
+    const most = field === DEPTH && this.maxDepth ? this.maxDepth : field.max;
+    const words = problem({ ...field, max: most }, input.value);
     setText(wrong, words);
     input.setAttribute("aria-invalid", String(words !== ""));
     const settings = this.conversation.settings;
@@ -76,6 +78,7 @@ export class SettingsForm {
 
   showAvailability(latest) {
     const speculation = latest?.speculation;
+    this.maxDepth = speculation?.max_depth ?? this.maxDepth;
     setText(byId("draft-note"), speculation && !speculation.available ? `Drafting is not available: ${speculation.why_not}` : "");
   }
 

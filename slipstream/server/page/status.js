@@ -33,9 +33,3 @@ export function keepPolling() {
   });
   round();
 }
-
-/** The model's name, asked for if the page has not heard it yet. */
-export async function knownModel() {
-  status.latest ??= await fetchStatus();
-  return status.latest.model.id;
-}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "slipstream" / "server" / "page"
+CSP = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 STATUS: dict[str, Any] = {
@@ -109,7 +110,7 @@ class Reply:
         }
 
 
-class FakeServer(ThreadingHTTPServer):
+class ScriptedServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ class FakeServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def start(self) -> FakeServer:
+    def start(self) -> ScriptedServer:
         self.thread.start()
         return self
 
@@ -139,7 +140,7 @@ class FakeServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: FakeServer
+    server: ScriptedServer
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
@@ -158,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
         if not file.is_file():
             self.answer(404, "text/plain", b"")
             return
-        self.answer(200, TYPES[file.suffix], file.read_bytes(), {"Content-Security-Policy": "default-src 'self'"})
+        self.answer(200, TYPES[file.suffix], file.read_bytes(), {"Content-Security-Policy": CSP})
 
     def answer(self, status: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.close_connection = True  # so that a server that stopped is gone at once
