@@ -25,19 +25,26 @@
     return chain.reduce((below, top) => over(top, below), [1, 1, 1]);
   };
 
-  const ownText = (node) => [...node.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim());
+  const ownText = (node) =>
+    [...node.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim());
 
   /** Every visible text whose contrast is below what WCAG AA asks of its size. */
   const lowContrast = () => {
     const poor = [];
     for (const node of document.body.querySelectorAll("*")) {
-      if (!ownText(node) || !node.checkVisibility({ opacityProperty: true }) || node.closest(".visually-hidden, noscript")) continue;
+      if (
+        !ownText(node) ||
+        !node.checkVisibility({ opacityProperty: true }) ||
+        node.closest(".visually-hidden, noscript")
+      )
+        continue;
       const style = getComputedStyle(node);
       const size = parseFloat(style.fontSize);
       const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
       const back = behind(node);
       const ratio = contrast(over(rgba(style.color), back), back);
-      if (ratio < (large ? 3 : 4.5)) poor.push(`${ratio.toFixed(2)} ${node.tagName} .${node.className} "${node.textContent.slice(0, 30)}"`);
+      if (ratio < (large ? 3 : 4.5))
+        poor.push(`${ratio.toFixed(2)} ${node.tagName} .${node.className} "${node.textContent.slice(0, 30)}"`);
     }
     return poor;
   };
@@ -52,4 +59,4 @@
   };
 
   return { lowContrast, contrast, custom };
-})()
+})();

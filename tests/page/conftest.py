@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "server")]
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need the PyPI package playwright")
 

@@ -1,6 +1,7 @@
 """A server that speaks the page's side of the API with scripted answers: slow, broken, full or gone on demand.
 
-What the page asked is kept in ``requests``; what it hears is set in ``replies`` (by the last user message) and ``status``.
+What the page asked is kept in ``requests``; what it hears is set in ``replies`` (by the last user message) and
+``status``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ STATUS: dict[str, Any] = {
     "version": "0.1.0",
     "state": "ready",
     "uptime_s": 3725.0,
-    "model": {"id": "smollm2-135m-instruct", "architecture": "llama", "format": "Q4_1", "context": 2048, "vocab": 49152},
+    "model": {
+        "id": "smollm2-135m-instruct",
+        "architecture": "llama",
+        "format": "Q4_1",
+        "context": 2048,
+        "vocab": 49152,
+    },
     "device": {"runner": "torch", "note": "CPU, own kernels, 2 threads"},
     "speculation": {
         "available": True,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from driving import answer, ask, ask_and_wait, wait_for_end
-from scripted import ScriptedServer, Reply, pieces_of
 from playwright.sync_api import Page, expect
+from scripted import Reply, ScriptedServer, pieces_of
 
 TEXT = "One **bold** claim.\n\n- first\n- second\n\n```python\nx = 1\n```\n\nThe end."
 
@@ -201,7 +201,9 @@ def test_an_answer_cut_by_a_reload_says_so(page: Page, fake: ScriptedServer) -> 
     expect(answer(page).locator(".notice")).to_contain_text("The page was closed while this answer came.")
 
 
-@pytest.mark.parametrize("stored", ["not json", "[]", "{}", '{"messages": [1, {"role": "x"}, {"role": "assistant", "marks": 3}]}'])
+@pytest.mark.parametrize(
+    "stored", ["not json", "[]", "{}", '{"messages": [1, {"role": "x"}, {"role": "assistant", "marks": 3}]}']
+)
 def test_spoilt_storage_does_not_break_the_page(page: Page, stored: str) -> None:
     page.evaluate("v => localStorage.setItem('slipstream.chat.spoilt', v)", stored)
     page.reload()

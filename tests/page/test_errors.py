@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from driving import Complaints, answer, ask, ask_and_wait, wait_for_end
-from scripted import ScriptedServer, Reply, pieces_of
 from playwright.sync_api import Page, expect
+from scripted import Reply, ScriptedServer, pieces_of
 
 
 def test_a_full_server_says_how_long_to_wait(page: Page, fake: ScriptedServer, complaints: Complaints) -> None:
@@ -26,13 +26,23 @@ def test_a_full_server_says_how_long_to_wait(page: Page, fake: ScriptedServer, c
 @pytest.mark.parametrize(
     ("status", "message", "sentence"),
     [
-        (400, "the prompt has 5000 tokens, the context 2048.", "The server refused this request: the prompt has 5000 tokens, the context 2048."),
-        (401, "no key", "The server asks for its API key. Open this page once as /?key=YOUR-KEY and the browser will remember it."),
+        (
+            400,
+            "the prompt has 5000 tokens, the context 2048.",
+            "The server refused this request: the prompt has 5000 tokens, the context 2048.",
+        ),
+        (
+            401,
+            "no key",
+            "The server asks for its API key. Open this page once as /?key=YOUR-KEY and the browser will remember it.",
+        ),
         (503, "draining", "The server takes no requests now: draining."),
         (500, "", "The server failed (500)."),
     ],
 )
-def test_refusals(page: Page, fake: ScriptedServer, complaints: Complaints, status: int, message: str, sentence: str) -> None:
+def test_refusals(
+    page: Page, fake: ScriptedServer, complaints: Complaints, status: int, message: str, sentence: str
+) -> None:
     complaints.expected = [str(status)]
     fake.replies["x"] = Reply(status=status, message=message)
     failed = ask_and_wait(page, "x", "failed")

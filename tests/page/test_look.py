@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from colour_sight import BLINDNESS, oklab
 from driving import Complaints, answer, ask, ask_and_wait
-from scripted import ScriptedServer, Reply, pieces_of
 from playwright.sync_api import Page, expect
+from scripted import Reply, ScriptedServer, pieces_of
 
 COLOURS = (Path(__file__).parent / "colours.js").read_text()
-TEXT = "Words, **bold** and `code`.\n\n> quoted\n\n```python\nx = 1  # a rather long line of code that will not fit a phone\n```\n\n- [link](https://example.org)"
+TEXT = """Words, **bold** and `code`.
+
+> quoted
+
+```python
+x = 1  # a rather long line of code that will not fit a phone
+```
+
+- [link](https://example.org)"""
 PHONES = [320, 375, 430]
-
-# What the eye loses, as matrices on linear RGB (Machado, Oliveira and Fernandes 2009, severity 1).
-BLINDNESS = {
-    "none": np.eye(3),
-    "protan": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "deutan": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "tritan": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
-}
-TO_LMS = np.array([[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]])
-TO_LAB = np.array([[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]])
-
-
-def oklab(rgb: list[float], blindness: np.ndarray) -> np.ndarray:
-    srgb = np.array(rgb)
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(blindness @ linear, 0.0, 1.0)
-    return TO_LAB @ np.cbrt(TO_LMS @ seen)
 
 
 def custom(page: Page, name: str) -> list[float]:
@@ -72,12 +65,12 @@ def test_the_contrast_audit_can_fail(page: Page) -> None:
 def test_tints_stay_apart_for_colour_blind_eyes(
     open_page: Callable[..., Page], fake: ScriptedServer, scheme: str, blindness: str
 ) -> None:
-    """Neighbouring tints, the paper first: apart by more than the eye needs (0.02 in OKLab is just seen), in order of lightness."""
+    """Neighbouring tints, the paper first: apart by twice what is just seen in OKLab (0.02), in order of lightness."""
     page = open_page(fake.url, color_scheme=scheme)
     for family in ("tint", "bar"):
         names = (["paper"] if family == "tint" else []) + [f"{family}-{k}" for k in range(1, 6)]
         seen = [oklab(custom(page, name), BLINDNESS[blindness]) for name in names]
-        for (a, b), near in zip(zip(seen, seen[1:]), names):
+        for (a, b), near in zip(pairwise(seen), names):
             assert np.linalg.norm(a - b) > 0.04, near
         steps = np.diff([lab[0] for lab in seen])
         assert (steps < 0).all() or (steps > 0).all(), f"{family}: {steps}"
@@ -170,11 +163,22 @@ def test_the_keyboard_reaches_everything_in_order_with_a_visible_focus(page: Pag
         name, outlined = page.evaluate(
             """() => { const n = document.activeElement; const s = getComputedStyle(n);
                  const box = n.id === "words" ? getComputedStyle(n.form).boxShadow !== "none" : false;
-                 return [n.id || n.getAttribute("aria-label") || n.textContent.trim(), s.outlineStyle !== "none" || box]; }"""
+                 const name = n.id || n.getAttribute("aria-label") || n.textContent.trim();
+                 return [name, s.outlineStyle !== "none" || box]; }"""
         )
         assert outlined, name
         seen.append(name)
-    order = ["new-chat", "theme", "drafts", "Copy the answer", "Answer again", "words", "settings-button", "tab-live", "live"]
+    order = [
+        "new-chat",
+        "theme",
+        "drafts",
+        "Copy the answer",
+        "Answer again",
+        "words",
+        "settings-button",
+        "tab-live",
+        "live",
+    ]
     assert [name for name in seen if name in order] == order
     page.focus(".skip")
     page.keyboard.press("Enter")
@@ -206,7 +210,9 @@ def test_shortcuts(page: Page, fake: ScriptedServer) -> None:
     expect(page.locator("#words")).to_have_value("a\nb")
 
 
-def test_the_theme_switch_overrides_the_system_and_is_remembered(open_page: Callable[..., Page], fake: ScriptedServer) -> None:
+def test_the_theme_switch_overrides_the_system_and_is_remembered(
+    open_page: Callable[..., Page], fake: ScriptedServer
+) -> None:
     page = open_page(fake.url, color_scheme="light")
     paper = "() => getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paper)

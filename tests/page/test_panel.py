@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from driving import answer, ask, field
-from scripted import ScriptedServer, Reply
 from playwright.sync_api import Page, expect
+from scripted import Reply, ScriptedServer
 
 
 def test_every_number_of_the_status_is_shown(page: Page, fake: ScriptedServer) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import PAGE
 from playwright.sync_api import Page
+from scripted import PAGE
 
 FILES = sorted(PAGE.iterdir())
 
@@ -68,7 +68,10 @@ def test_an_event_broken_off_is_dropped(workbench: Page) -> None:
         ("``a ` b``", "<p><code>a ` b</code></p>"),
         ("# Top", "<h3>Top</h3>"),
         ("#hash", "<p>#hash</p>"),
-        ("- a\n- b\n  - c\n\n1. x\n2. y", "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul><ol><li>x</li><li>y</li></ol>"),
+        (
+            "- a\n- b\n  - c\n\n1. x\n2. y",
+            "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul><ol><li>x</li><li>y</li></ol>",
+        ),
         ("3. x\n4. y", '<ol start="3"><li>x</li><li>y</li></ol>'),
         ("> said\n> so", "<blockquote><p>said<br>so</p></blockquote>"),
         ("a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"),
@@ -88,7 +91,7 @@ def test_code_keeps_its_text_and_may_be_unfinished(workbench: Page) -> None:
     code = "def f():\n    return '<b>' # **x**"
     for source in (f"```python\n{code}\n```\nafter", f"```python\n{code}"):
         html = workbench.evaluate(MARKDOWN, source)
-        assert '<code>def f():\n    return \'&lt;b&gt;\' # **x**</code></pre>' in html
+        assert "<code>def f():\n    return '&lt;b&gt;' # **x**</code></pre>" in html
         assert "<span>python</span>" in html
         assert html.endswith("<p>after</p>") == source.endswith("after")
 
@@ -147,11 +150,20 @@ def test_the_store_keeps_within_its_bounds(workbench: Page) -> None:
           }
           const big = store.create();
           const text = "y".repeat(1000);
-          for (let i = 0; i < 500; i += 1) big.messages.push({ role: "user", text }, { role: "assistant", text, marks: [1000, 0], state: "done" });
+          const reply = { role: "assistant", text, marks: [1000, 0], state: "done" };
+          for (let i = 0; i < 500; i += 1) big.messages.push({ role: "user", text }, { ...reply });
           store.touch(big);
-          const sizes = Object.keys(localStorage).filter((k) => k.startsWith("slipstream.chat.")).map((k) => localStorage[k].length);
-          return { number: store.all().length, first: store.all()[0] === big, dropped: dropped[0], most: Math.max(...sizes),
-                   sum: sizes.reduce((a, b) => a + b, 0), limits: store.LIMITS, last: big.messages.at(-1).text === text };
+          const keys = Object.keys(localStorage).filter((key) => key.startsWith("slipstream.chat."));
+          const sizes = keys.map((key) => localStorage[key].length);
+          return {
+            number: store.all().length,
+            first: store.all()[0] === big,
+            dropped: dropped[0],
+            most: Math.max(...sizes),
+            sum: sizes.reduce((a, b) => a + b, 0),
+            limits: store.LIMITS,
+            last: big.messages.at(-1).text === text,
+          };
         }"""
     )
     assert kept["number"] <= kept["limits"]["conversations"]

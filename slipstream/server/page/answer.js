@@ -23,8 +23,20 @@ export class AnswerView {
     this.timings = el("p", { class: "timings" });
     this.reason = el("p", { class: "reason" });
     this.tools = el("div", { class: "tools" });
-    this.foot = el("footer", { class: "answer-foot" }, el("div", { class: "figures" }, this.timings, this.reason), this.tools);
-    this.node = el("article", { class: "answer", "aria-label": "Answer" }, this.body.node, this.share, this.notice, this.foot);
+    this.foot = el(
+      "footer",
+      { class: "answer-foot" },
+      el("div", { class: "figures" }, this.timings, this.reason),
+      this.tools,
+    );
+    this.node = el(
+      "article",
+      { class: "answer", "aria-label": "Answer" },
+      this.body.node,
+      this.share,
+      this.notice,
+      this.foot,
+    );
     this.state = null;
     this.update();
   }
@@ -46,9 +58,11 @@ export class AnswerView {
   }
 
   soFar() {
-    if (this.answer.text === "") return "Reading the prompt…";
+    if (this.answer.text === "") return "Waiting for the first token…";
     const rate = this.actions.rate();
-    return [plural(numPieces(this.answer), "token"), Number.isFinite(rate) ? `${speed(rate)} tok/s` : null].filter(Boolean).join(" · ");
+    return [plural(numPieces(this.answer), "token"), Number.isFinite(rate) ? `${speed(rate)} tok/s` : null]
+      .filter(Boolean)
+      .join(" · ");
   }
 
   showEnd() {
@@ -81,18 +95,22 @@ export class AnswerView {
 
   toolNodes() {
     const copy = iconButton("copy", "Copy the answer", () => copyFrom(copy, this.answer.text));
-    return [this.answer.text ? copy : null, iconButton("again", "Answer again", this.actions.again, "quiet again")].filter(Boolean);
+    return [
+      this.answer.text ? copy : null,
+      iconButton("again", "Answer again", this.actions.again, "quiet again"),
+    ].filter(Boolean);
   }
 }
 
-/** Speed, tokens and drafts of a finished answer: the server's numbers, or ours where the stream did not reach its end. */
+/** Speed, tokens and drafts of an answer: the server's numbers, or ours where the stream did not reach its end. */
 function figures(answer) {
   const t = answer.timings;
   if (!t) {
     const rate = Number.isFinite(answer.rate) ? `about ${speed(answer.rate)} tok/s` : null;
     return answer.text ? [plural(numPieces(answer), "token"), rate].filter(Boolean) : [];
   }
-  const drafts = t.draft_n > 0 ? `${count(t.draft_n_accepted)} of ${count(t.draft_n)} drafts accepted (${percent(t.draft_n_accepted, t.draft_n)})` : "no drafts";
+  const accepted = `${count(t.draft_n_accepted)} of ${count(t.draft_n)} drafts accepted`;
+  const drafts = t.draft_n > 0 ? `${accepted} (${percent(t.draft_n_accepted, t.draft_n)})` : "no drafts";
   return [`${speed(t.predicted_per_second)} tok/s`, plural(t.predicted_n, "token"), drafts];
 }
 

@@ -69,7 +69,8 @@ export async function* chatChunks(request, abort) {
     for await (const data of serverEvents(response.body)) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ServerError("failed", withReason("The server broke off", String(chunk.error.message ?? "")));
+      if (chunk.error)
+        throw new ServerError("failed", withReason("The server broke off", String(chunk.error.message ?? "")));
       finished ||= Boolean(chunk.choices?.[0]?.finish_reason);
       yield chunk;
     }

@@ -27,7 +27,11 @@ export function icon(name) {
 }
 
 export function iconButton(name, label, onclick, className = "quiet") {
-  return el("button", { type: "button", class: `icon-button ${className}`, "aria-label": label, title: label, onclick }, icon(name));
+  return el(
+    "button",
+    { type: "button", class: `icon-button ${className}`, "aria-label": label, title: label, onclick },
+    icon(name),
+  );
 }
 
 export const byId = (id) => document.getElementById(id);

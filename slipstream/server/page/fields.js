@@ -4,17 +4,84 @@
 export const SAMPLING = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, help: "0 always takes the likeliest token" },
   { name: "top_p", label: "Top-p", min: 0.01, max: 1, step: 0.01, help: "the likeliest tokens that together reach p" },
-  { name: "top_k", label: "Top-k", min: 0, max: 100000, step: 1, whole: true, help: "the k likeliest tokens; 0 for all" },
-  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, help: "tokens at least p times as likely as the likeliest" },
-  { name: "seed", label: "Seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1, whole: true, help: "the same seed, the same text" },
-  { name: "max_tokens", label: "Max tokens", min: 1, max: 1000000, step: 1, whole: true, help: "where an answer is cut" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, help: "against tokens used before" },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, help: "against tokens by how often they were used" },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05, help: "above 1 avoids tokens of prompt and answer" },
+  {
+    name: "top_k",
+    label: "Top-k",
+    min: 0,
+    max: 100000,
+    step: 1,
+    whole: true,
+    help: "the k likeliest tokens; 0 for all",
+  },
+  {
+    name: "min_p",
+    label: "Min-p",
+    min: 0,
+    max: 1,
+    step: 0.01,
+    help: "tokens at least p times as likely as the likeliest",
+  },
+  {
+    name: "seed",
+    label: "Seed",
+    min: 0,
+    max: Number.MAX_SAFE_INTEGER,
+    step: 1,
+    whole: true,
+    help: "the same seed, the same text",
+  },
+  {
+    name: "max_tokens",
+    label: "Max tokens",
+    min: 1,
+    max: 1000000,
+    step: 1,
+    whole: true,
+    help: "where an answer is cut",
+  },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    min: -2,
+    max: 2,
+    step: 0.1,
+    help: "against tokens used before",
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    min: -2,
+    max: 2,
+    step: 0.1,
+    help: "against tokens by how often they were used",
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    min: 0.1,
+    max: 2,
+    step: 0.05,
+    help: "above 1 avoids tokens of prompt and answer",
+  },
 ];
 
-export const DEPTH = { name: "depth", label: "Depth", min: 1, max: 8, step: 1, whole: true, help: "tokens drafted ahead in each step" };
-export const P_MIN = { name: "p_min", label: "P-min", min: 0, max: 1, step: 0.05, help: "stop drafting below this confidence" };
+export const DEPTH = {
+  name: "depth",
+  label: "Depth",
+  min: 1,
+  max: 8,
+  step: 1,
+  whole: true,
+  help: "tokens drafted ahead in each step",
+};
+export const P_MIN = {
+  name: "p_min",
+  label: "P-min",
+  min: 0,
+  max: 1,
+  step: 0.05,
+  help: "stop drafting below this confidence",
+};
 
 /** Why a typed value cannot be used, or "" where it can. */
 export function problem(field, typed) {
@@ -41,14 +108,17 @@ export function chatRequest(conversation, answer) {
   const messages = before.map(({ role, text }) => ({ role, content: text }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const request = { messages, stream: true, return_origins: true };
-  for (const field of SAMPLING) if (usable(field, conversation.settings)) request[field.name] = conversation.settings[field.name];
+  for (const field of SAMPLING)
+    if (usable(field, conversation.settings)) request[field.name] = conversation.settings[field.name];
   const drafts = speculative(conversation.settings);
   return drafts ? { ...request, speculative: drafts } : request;
 }
 
 /** The settings in a few words, for the line under the message box. */
 export function summary(settings) {
-  const drafting = { off: "drafting off", fixed: `drafting at depth ${settings.depth ?? 1}` }[settings.drafting] ?? "drafting automatic";
+  const drafting =
+    { off: "drafting off", fixed: `drafting at depth ${settings.depth ?? 1}` }[settings.drafting] ??
+    "drafting automatic";
   const temperature = usable(SAMPLING[0], settings) ? `temperature ${settings.temperature}` : null;
   const seed = Number.isFinite(settings.seed) ? `seed ${settings.seed}` : null;
   return [temperature, seed, drafting].filter(Boolean).join(" · ");

@@ -92,7 +92,8 @@ function begin(conversation) {
 
 export function ask(conversation, words) {
   if (running.has(conversation.id)) return;
-  if (conversation.messages.length === 0 && conversation.title === "New chat") conversation.title = store.titleFrom(words);
+  if (conversation.messages.length === 0 && conversation.title === "New chat")
+    conversation.title = store.titleFrom(words);
   conversation.messages.push({ role: "user", text: words });
   begin(conversation);
 }

@@ -72,7 +72,8 @@ function emphasis(text, at, nesting, absent) {
     const start = at + mark.length;
     if (isSpace(text[start]) || (mark[0] === "_" && isWord(text[at - 1]))) continue;
     const end = closing(text, mark, start, absent);
-    if (end > start) return { node: el(tag, {}, ...inline(text.slice(start, end), nesting + 1)), end: end + mark.length };
+    if (end > start)
+      return { node: el(tag, {}, ...inline(text.slice(start, end), nesting + 1)), end: end + mark.length };
   }
   const run = text[at + 1] === text[at] ? 2 : 1;
   return { text: text.slice(at, at + run), end: at + run };

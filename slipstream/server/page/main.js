@@ -1,7 +1,7 @@
 // Puts the page together: which conversation is open, and who hears of what.
 
 import { Composer } from "./composer.js";
-import { byId, setText } from "./dom.js";
+import { byId, icon, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
 import { plural } from "./format.js";
 import * as generation from "./generation.js";
@@ -26,10 +26,12 @@ let drafts = choice("drafts", "off") === "on";
 // A key in the address did its work when the page was served; it should not stay in the history.
 if (new URLSearchParams(location.search).has("key")) history.replaceState(null, "", location.pathname);
 
+for (const node of document.querySelectorAll("[data-icon]")) node.prepend(icon(node.dataset.icon));
 store.load();
 const ask = (words) => {
   generation.ask(current, words);
   thread.toEnd("instant");
+  focusWords();
 };
 const thread = new Thread({ drafts, onAsk: ask });
 const composer = new Composer(ask);
@@ -38,6 +40,11 @@ const sidebarDrawer = new Drawer("sidebar", 800, "[data-open=sidebar]");
 const panelDrawer = new Drawer("panel", 1180, "[data-open=panel]");
 const sidebar = new Sidebar({ open: openFromList, removed: afterRemoval });
 new Panel();
+
+/** Where there is no keyboard in sight, a focus would only bring one up over half the page. */
+function focusWords() {
+  if (matchMedia("(hover: hover)").matches) byId("words").focus();
+}
 
 function open(conversation) {
   current = conversation;
@@ -50,7 +57,7 @@ function open(conversation) {
 function openFromList(id) {
   open(store.get(id));
   sidebarDrawer.closeIfOver();
-  byId("words").focus();
+  focusWords();
 }
 
 function afterRemoval(id, next) {
@@ -107,7 +114,10 @@ function tellEnd(conversation, answer) {
   const where = conversation === current ? "" : ` in “${conversation.title}”`;
   if (answer.state === "failed") announce(`The answer${where} failed. ${answer.notice}`);
   else if (answer.state === "stopped") announce(`Stopped after ${plural(numPieces(answer), "token")}${where}.`);
-  else announce(conversation === current ? `Answer: ${answer.text.slice(0, SPOKEN_CHARS)}` : `An answer is there${where}.`);
+  else
+    announce(
+      conversation === current ? `Answer: ${answer.text.slice(0, SPOKEN_CHARS)}` : `An answer is there${where}.`,
+    );
 }
 
 byId("new-chat").addEventListener("click", newChat);
@@ -118,7 +128,9 @@ byId("help").addEventListener("click", () => byId("shortcuts").showModal());
 byId("shortcuts").addEventListener("click", (event) => event.target === byId("shortcuts") && byId("shortcuts").close());
 byId("close-shortcuts").addEventListener("click", () => byId("shortcuts").close());
 store.changed.listen(followStore);
-store.droppedForRoom.listen((title) => note(`There was no more room in this browser's storage: “${title}”, the oldest conversation, is gone.`));
+store.droppedForRoom.listen((title) =>
+  note(`There was no more room in this browser's storage: “${title}”, the oldest conversation, is gone.`),
+);
 generation.ended.listen(tellEnd);
 shortcuts({
   newChat,
@@ -134,6 +146,6 @@ themeSwitch();
 tabs();
 open(store.get(choice("current", "")) ?? store.all()[0] ?? store.create());
 setDrafts(drafts);
-if (matchMedia("(hover: hover)").matches) byId("words").focus();
+focusWords();
 keepPolling();
 document.body.dataset.ready = "true";

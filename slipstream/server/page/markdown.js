@@ -18,7 +18,7 @@ const MAX_NESTING = 6;
 export function parse(text) {
   const lines = text.split("\n");
   const blocks = [];
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     const [block, next] = takeBlock(lines, at);
     if (block) blocks.push({ ...block, source: lines.slice(at, next).join("\n") });
     at = next;
@@ -79,7 +79,8 @@ function takeList(lines, at) {
 
 function takeParagraph(lines, at) {
   const start = at;
-  const starts = (line) => line.trim() === "" || FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line);
+  const starts = (line) =>
+    line.trim() === "" || FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line);
   do at += 1;
   while (at < lines.length && !starts(lines[at]));
   return [{ kind: "paragraph", text: lines.slice(start, at).join("\n").trim() }, at];

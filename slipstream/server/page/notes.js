@@ -15,5 +15,7 @@ export function note(words, action = null) {
     action.run();
   };
   const button = action && el("button", { type: "button", class: "small", onclick: act }, action.label);
-  byId("note").replaceChildren(el("div", { class: "note" }, el("span", {}, words), button ?? "", iconButton("close", "Close the note", close)));
+  byId("note").replaceChildren(
+    el("div", { class: "note" }, el("span", {}, words), button ?? "", iconButton("close", "Close the note", close)),
+  );
 }

@@ -1,13 +1,13 @@
 // Where each token of an answer came from: the target's own draw, or a draft accepted at position 1, 2, 3...
 //
 // An answer keeps its text and, beside it, `marks`: [length, origin, length, origin, ...], one pair a piece, lengths in
-// UTF-16 units as JavaScript counts them. That is a quarter of the size of the pieces and cannot disagree with the text.
+// UTF-16 units as JavaScript counts them. That is shorter than the pieces and cannot disagree with the text.
 
 import { el } from "./dom.js";
 import { count, plural } from "./format.js";
 
 export const UNKNOWN = -1;
-export const OWN = 0;
+const OWN = 0;
 const LAST_TINT = 5; // positions from here on share one tint
 
 export const tint = (origin) => (origin === UNKNOWN ? "unknown" : String(Math.min(origin, LAST_TINT)));
@@ -20,7 +20,8 @@ export function originName(origin) {
   return `accepted draft, ${ORDINALS[origin] ?? `${origin}th`} position`;
 }
 
-const isPiece = (piece) => Array.isArray(piece) && typeof piece[0] === "string" && Number.isInteger(piece[1]) && piece[1] >= 0;
+const isPiece = (piece) =>
+  Array.isArray(piece) && typeof piece[0] === "string" && Number.isInteger(piece[1]) && piece[1] >= 0;
 
 /** Adds what one chunk brought. Pieces that do not spell the text are not believed. */
 export function append(answer, text, pieces) {
@@ -76,8 +77,10 @@ export class DraftsBody {
 }
 
 function tokenSpan(text, origin) {
-  const newline = text.includes("\n") ? " newline" : "";
-  return el("span", { class: `token${newline}`, "data-tint": tint(origin), "data-origin": origin, title: originName(origin) }, text);
+  const attributes = { class: "token", "data-tint": tint(origin), "data-origin": origin, title: originName(origin) };
+  // A line end is drawn by CSS before it, so that the text itself stays as it is.
+  const lines = text.split("\n").flatMap((line, i) => (i ? [el("i", { class: "line-end" }), `\n${line}`] : [line]));
+  return el("span", attributes, ...lines);
 }
 
 const NAMES = ["own draw", "1st draft", "2nd draft", "3rd draft", "4th draft", "5th and later"];
@@ -96,7 +99,10 @@ function legendItem(name, k, amount) {
 /** A bar of the answer's tokens by origin, in the tints of the legend. */
 export function shareBar(counts) {
   const all = counts.reduce((a, b) => a + b, 0);
-  const words = counts.map((n, k) => (n ? `${NAMES[k]} ${n}` : null)).filter(Boolean).join(", ");
+  const words = counts
+    .map((n, k) => (n ? `${NAMES[k]} ${n}` : null))
+    .filter(Boolean)
+    .join(", ");
   const bar = el("div", { class: "share", role: "img", "aria-label": `${plural(all, "token")} by origin: ${words}` });
   counts.forEach((n, k) => {
     if (!n) return;

@@ -7,7 +7,12 @@ import { tint } from "./origins.js";
 import { Sparkline } from "./sparkline.js";
 import { polled } from "./status.js";
 
-const STATES = { ready: "ready", draining: "finishing its work, then leaving", loading: "loading the model", failed: "its engine has failed" };
+const STATES = {
+  ready: "ready",
+  draining: "finishing its work, then leaving",
+  loading: "loading the model",
+  failed: "its engine has failed",
+};
 const MAX_STREAM_ROWS = 24;
 
 export class Panel {
@@ -59,7 +64,10 @@ export class Panel {
   showSpeculation(speculation) {
     const { available, depth, max_depth, mean_accepted_length, draft_tokens, accepted_tokens } = speculation;
     this.field("speculation.depth", available ? count(depth) : "off");
-    this.field("speculation.of", available ? `${depth === 1 ? "token" : "tokens"} ahead · ${speculation.policy}, at most ${max_depth}` : "");
+    this.field(
+      "speculation.of",
+      available ? `${depth === 1 ? "token" : "tokens"} ahead · ${speculation.policy}, at most ${max_depth}` : "",
+    );
     this.field("speculation.reason", available ? speculation.reason : speculation.why_not);
     this.field("speculation.mean", mean_accepted_length.toFixed(2));
     this.field("speculation.accepted", `${count(accepted_tokens)} of ${count(draft_tokens)}`);
@@ -103,14 +111,17 @@ export class Panel {
     this.field("memory.kv_blocks_used", count(kv_blocks_used));
     this.field("memory.kv_blocks_total", count(kv_blocks_total));
     this.field("memory.block_size", plural(memory.block_size, "token"));
-    for (const name of ["kv_bytes", "weight_bytes", "state_bytes", "rss_bytes"]) this.field(`memory.${name}`, bytes(memory[name]));
+    for (const name of ["kv_bytes", "weight_bytes", "state_bytes", "rss_bytes"])
+      this.field(`memory.${name}`, bytes(memory[name]));
     byId("state-row").hidden = memory.state_bytes === 0;
   }
 }
 
 /** A stream of this page goes by the title of its conversation: the answer's id ends with the stream's. */
 function nameOf({ id }) {
-  const own = [...generation.running.values()].find(({ requestId }) => requestId === id || requestId?.endsWith(`-${id}`));
+  const own = [...generation.running.values()].find(
+    ({ requestId }) => requestId === id || requestId?.endsWith(`-${id}`),
+  );
   return own ? own.conversation.title : `stream ${id.slice(-8)}`;
 }
 

@@ -26,7 +26,13 @@ export class SettingsForm {
 
   row(field) {
     const id = `field-${field.name}`;
-    const attributes = { id, type: "text", inputmode: field.whole ? "numeric" : "decimal", placeholder: "default", autocomplete: "off" };
+    const attributes = {
+      id,
+      type: "text",
+      inputmode: field.whole ? "numeric" : "decimal",
+      placeholder: "default",
+      autocomplete: "off",
+    };
     const input = el("input", { ...attributes, "aria-describedby": `${id}-help ${id}-problem` });
     const wrong = el("p", { id: `${id}-problem`, class: "problem" });
     const help = el("p", { id: `${id}-help`, class: "help" }, field.help);
@@ -79,7 +85,10 @@ export class SettingsForm {
   showAvailability(latest) {
     const speculation = latest?.speculation;
     this.maxDepth = speculation?.max_depth ?? this.maxDepth;
-    setText(byId("draft-note"), speculation && !speculation.available ? `Drafting is not available: ${speculation.why_not}` : "");
+    setText(
+      byId("draft-note"),
+      speculation && !speculation.available ? `Drafting is not available: ${speculation.why_not}` : "",
+    );
   }
 
   reset() {

@@ -51,7 +51,13 @@ export class Sidebar {
   add({ id }) {
     const title = el("span", { class: "title" });
     const rate = el("span", { class: "rate" });
-    const open = el("button", { type: "button", class: "open", onclick: () => this.onOpen(id) }, el("span", { class: "dot", "aria-hidden": "true" }), title, rate);
+    const open = el(
+      "button",
+      { type: "button", class: "open", onclick: () => this.onOpen(id) },
+      el("span", { class: "dot", "aria-hidden": "true" }),
+      title,
+      rate,
+    );
     const rename = iconButton("pencil", "Rename", () => this.rename(id));
     const remove = iconButton("trash", "Delete", () => this.remove(id));
     const node = el("li", { "data-id": id }, open, el("div", { class: "row-tools" }, rename, remove));
@@ -79,7 +85,8 @@ export class Sidebar {
 
   showRate(id, row) {
     const rate = generation.running.get(id)?.rate;
-    const words = rate === undefined ? (this.unread.has(id) ? "new" : "") : Number.isFinite(rate) ? `${speed(rate)} tok/s` : "…";
+    const words =
+      rate === undefined ? (this.unread.has(id) ? "new" : "") : Number.isFinite(rate) ? `${speed(rate)} tok/s` : "…";
     setText(row.rate, words);
   }
 
@@ -87,7 +94,12 @@ export class Sidebar {
     const conversation = store.get(id);
     const row = this.rows.get(id);
     if (this.renaming || !conversation) return;
-    const input = el("input", { type: "text", class: "rename", maxlength: "80", "aria-label": "Name of the conversation" });
+    const input = el("input", {
+      type: "text",
+      class: "rename",
+      maxlength: "80",
+      "aria-label": "Name of the conversation",
+    });
     const end = (keep) => {
       if (this.renaming !== id) return;
       this.renaming = null;

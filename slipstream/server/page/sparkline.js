@@ -11,7 +11,12 @@ export class Sparkline {
     this.values = [];
     this.area = svg("polygon", { class: "spark-area" });
     this.line = svg("polyline", { class: "spark-line" });
-    const box = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true", class: "spark" };
+    const box = {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+      class: "spark",
+    };
     this.node = svg("svg", box, this.area, this.line);
   }
 
@@ -29,7 +34,9 @@ export class Sparkline {
     const step = WIDTH / (NUM_POINTS - 1);
     const top = Math.max(1, this.peak);
     const left = WIDTH - step * (this.values.length - 1);
-    const points = this.values.map((value, i) => `${(left + i * step).toFixed(1)},${(HEIGHT - 2 - (value / top) * (HEIGHT - 6)).toFixed(1)}`);
+    const points = this.values.map(
+      (value, i) => `${(left + i * step).toFixed(1)},${(HEIGHT - 2 - (value / top) * (HEIGHT - 6)).toFixed(1)}`,
+    );
     this.line.setAttribute("points", points.join(" "));
     this.area.setAttribute("points", `${left.toFixed(1)},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`);
   }

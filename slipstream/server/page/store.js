@@ -10,8 +10,8 @@ export const LIMITS = { conversations: 60, charsEach: 400_000, charsInAll: 3_000
 export const LEFT = "The page was closed while this answer came. What had come is kept.";
 const PREFIX = "slipstream.chat.";
 
-/** @typedef {{role: "user"|"assistant", text: string, marks?: number[], state?: string, finish?: string, notice?: string,
- *    retryAfter?: number|null, timings?: object|null, tokens?: number, rate?: number}} Message */
+/** @typedef {{role: "user"|"assistant", text: string, marks?: number[], state?: string, finish?: string,
+ *    notice?: string, retryAfter?: number|null, timings?: object|null, tokens?: number, rate?: number}} Message */
 /** @typedef {{id: string, title: string, updated: number, system: string, settings: object, unsent: string,
  *    messages: Message[]}} Conversation */
 
@@ -33,10 +33,20 @@ function restore(id, json) {
     return null;
   }
   if (!isObject(raw) || !Array.isArray(raw.messages)) return null;
-  const messages = raw.messages.filter((m) => isObject(m) && ["user", "assistant"].includes(m.role)).map(restoreMessage);
+  const messages = raw.messages
+    .filter((m) => isObject(m) && ["user", "assistant"].includes(m.role))
+    .map(restoreMessage);
   const updated = Number.isFinite(raw.updated) ? raw.updated : 0;
   const settings = isObject(raw.settings) ? raw.settings : {};
-  return { id, title: text(raw.title) || "Untitled", updated, system: text(raw.system), settings, unsent: text(raw.unsent), messages };
+  return {
+    id,
+    title: text(raw.title) || "Untitled",
+    updated,
+    system: text(raw.system),
+    settings,
+    unsent: text(raw.unsent),
+    messages,
+  };
 }
 
 function restoreMessage(raw) {

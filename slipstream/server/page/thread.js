@@ -96,7 +96,12 @@ export class Thread {
 
   showEmpty() {
     const cards = SUGGESTIONS.map(([kind, words]) =>
-      el("button", { type: "button", class: "card", onclick: () => this.onAsk(words) }, el("b", {}, kind), el("span", {}, words)),
+      el(
+        "button",
+        { type: "button", class: "card", onclick: () => this.onAsk(words) },
+        el("b", {}, kind),
+        el("span", {}, words),
+      ),
     );
     byId("suggestions").replaceChildren(...cards);
   }
