@@ -62,8 +62,11 @@ def complaints() -> Iterator[Complaints]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
-    """Opens a page in a fresh profile; keywords are those of a browser context (viewport, color_scheme...)."""
+def open_page(browser: Browser, complaints: Complaints, fake: ScriptedServer) -> Iterator[Callable[..., Page]]:
+    """Opens a page in a fresh profile; keywords are those of a browser context (viewport, color_scheme...).
+
+    Asks for the fake server so that its pages are closed before that one goes.
+    """
     contexts = []
 
     def open_at(url: str, **options: Any) -> Page:

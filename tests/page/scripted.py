@@ -119,6 +119,7 @@ class Reply:
 
 class ScriptedServer(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # a page asks for all its files at once
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
