@@ -28,7 +28,8 @@ OnDeath = Callable[[Exception], None]
 Load = Callable[[OnDeath], Loaded]  # blocks; called in a thread of its own
 SWITCH_SECONDS = 0.001  # the engine thread must not wait long for Python while the loop writes to clients
 BACKLOG = 1024
-CLOSE_SECONDS = 3  # for connections whose answer is complete but not yet read
+SEND_BUFFER = 64 << 10  # bytes
+CLOSE_SECONDS = 2.0  # for connections whose answer is complete but not yet read
 
 log = logging.getLogger("slipstream.server")
 
@@ -38,6 +39,8 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it. Left alone, the system would keep megabytes for a client that does not read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         listener.bind((config.host, config.port))
     except OSError as error:
         listener.close()
@@ -126,7 +129,6 @@ class Server:
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
         )
 
     # The loading thread.
@@ -163,7 +165,7 @@ class Server:
     def _signalled(self) -> None:
         """In the main thread, between two bytecodes."""
         if self._tasks or self._service.watch.state == "loading":
-            self._uvicorn.should_exit = self._uvicorn.force_exit = True
+            self._loop.call_soon_threadsafe(self._exit, 0.0)
         else:
             self.stop()
 
@@ -172,7 +174,7 @@ class Server:
 
     async def _drain(self) -> None:
         await self._service.drain()
-        self._uvicorn.should_exit = True
+        self._exit()
 
     def _failed(self, error: Exception) -> None:
         self.error = error
@@ -181,12 +183,21 @@ class Server:
 
     async def _tell_failure(self) -> None:
         await self._service.fail()
-        self._uvicorn.should_exit = True
+        self._exit()
 
     def _end(self, error: BaseException) -> None:
         """Loading failed: nobody was promised anything."""
         self.error = error
+        self._exit()
+
+    def _exit(self, close_seconds: float = CLOSE_SECONDS) -> None:
         self._uvicorn.should_exit = True
+        self._loop.call_later(close_seconds, self._cut)
+
+    def _cut(self) -> None:
+        """Who has not read its answer by now does not get it: uvicorn would wait for ever, and so would the loop."""
+        for connection in list(self._uvicorn.server_state.connections):
+            connection.transport.abort()
 
     async def _sample(self) -> None:
         while True:

@@ -125,10 +125,19 @@ def events(lines: Iterator[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found if line != "[DONE]"]
 
 
-def raw_post(port: int, path: str, body: dict[str, Any], sent: int | None = None) -> socket.socket:
-    """A connection on which a request was sent, or only ``sent`` bytes of its body. The answer is not read."""
+def raw_post(
+    port: int, path: str, body: dict[str, Any], sent: int | None = None, room: int | None = None
+) -> socket.socket:
+    """A connection on which a request was sent, or only ``sent`` bytes of its body. The answer is not read.
+
+    ``room``: bytes of it that the system keeps for us.
+    """
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT)
+    connection = socket.socket()
+    connection.settimeout(WAIT)
+    if room is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    connection.connect(("127.0.0.1", port))
     connection.sendall(head.encode() + b"\r\n\r\n" + data[:sent])
     return connection
