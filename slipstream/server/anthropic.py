@@ -50,6 +50,7 @@ class Counted(Body):
     model: ShortText | None = None
     messages: Annotated[list[Message], Field(min_length=1)]
     system: str | list[TextPart] | None = None
+    cache_control: dict[str, Any] | None = None  # a hint about billing elsewhere
     tools: NoList | None = None
     tool_choice: ToolChoice | None = None
     thinking: NoThinking | None = None

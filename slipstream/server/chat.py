@@ -90,6 +90,8 @@ class ChatRequest(OpenAiSampled):
     # Harmless here.
     metadata: Metadata | None = None
     prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: ShortText | None = None
+    prompt_cache_options: Metadata | None = None
     safety_identifier: ShortText | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -103,6 +105,7 @@ class ChatRequest(OpenAiSampled):
     function_call: Literal["none", "auto"] | None = None
     response_format: TextFormat | None = None
     reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: NoDict | None = None
 

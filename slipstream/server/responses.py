@@ -46,6 +46,8 @@ class ResponsesRequest(Sampled):
     metadata: Metadata | None = None
     user: ShortText | None = None
     prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: ShortText | None = None
+    prompt_cache_options: Metadata | None = None
     safety_identifier: ShortText | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None

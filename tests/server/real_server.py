@@ -56,6 +56,8 @@ class RealServer:
     def wait(self) -> int:
         code = self.process.wait(WAIT)
         self._reader.join(WAIT)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return code
 
     def __enter__(self) -> RealServer:
