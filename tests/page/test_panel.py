@@ -36,6 +36,8 @@ def test_every_number_of_the_status_is_shown(page: Page, fake: ScriptedServer) -
     for name, words in shown.items():
         expect(field(page, name)).to_have_text(words)
     expect(page.locator("#positions li:visible")).to_have_count(3)
+    fake.status["load"]["generated_tokens"] = 12_345_678
+    expect(field(page, "load.generated_tokens")).to_have_text("12.3M")
     expect(page.locator("#kv-meter")).to_have_css("width", half_of(page))
     expect(page.locator("#state-row")).to_be_hidden()
 

@@ -2,7 +2,12 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
 export const count = (n) => whole.format(n);
+
+/** Exact while it is short: a server that runs for weeks counts millions. */
+export const shortCount = (n) => (n < 100_000 ? whole.format(n) : compact.format(n));
 
 /** 3 significant digits below a hundred, whole above: a speed that does not twitch. */
 export function speed(perSecond) {

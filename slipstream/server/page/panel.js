@@ -1,7 +1,7 @@
 // The live panel: what /v1/status said last, each number in the element that names it with data-field.
 
 import { byId, el, setText } from "./dom.js";
-import { bytes, count, duration, percent, plural, speed } from "./format.js";
+import { bytes, count, duration, percent, plural, shortCount, speed } from "./format.js";
 import * as generation from "./generation.js";
 import { tint } from "./origins.js";
 import { Sparkline } from "./sparkline.js";
@@ -58,7 +58,7 @@ export class Panel {
     this.field("load.running", count(load.running));
     this.field("load.max_streams", count(load.max_streams));
     this.field("load.waiting", count(load.waiting));
-    this.field("load.generated_tokens", count(load.generated_tokens));
+    this.field("load.generated_tokens", shortCount(load.generated_tokens));
   }
 
   showSpeculation(speculation) {
@@ -70,7 +70,7 @@ export class Panel {
     );
     this.field("speculation.reason", available ? speculation.reason : speculation.why_not);
     this.field("speculation.mean", mean_accepted_length.toFixed(2));
-    this.field("speculation.accepted", `${count(accepted_tokens)} of ${count(draft_tokens)}`);
+    this.field("speculation.accepted", `${shortCount(accepted_tokens)} of ${shortCount(draft_tokens)}`);
     this.showPositions(speculation);
   }
 
@@ -84,7 +84,7 @@ export class Panel {
       row.node.hidden = i >= used;
       row.fill.style.width = `${drafted ? (100 * accepted) / drafted : 0}%`;
       setText(row.percent, percent(accepted, drafted));
-      setText(row.counts, `${count(accepted)} / ${count(drafted)}`);
+      setText(row.counts, `${shortCount(accepted)} / ${shortCount(drafted)}`);
     });
   }
 
