@@ -12,8 +12,6 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "server")]
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need the PyPI package playwright")
-
 from driving import Complaints  # noqa: E402
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 from scripted import ScriptedServer  # noqa: E402

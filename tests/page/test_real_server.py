@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from driving import answer, ask, ask_and_wait, field, wait_for_end
-from playwright.sync_api import Page, expect
+from driving import Complaints, answer, ask, ask_and_wait, field, wait_for_end
+from playwright.sync_api import Browser, Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 from real_server import RealServer
 
@@ -21,7 +21,7 @@ WAIT_MS = 300_000
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[RealServer]:
+def real(browser: Browser) -> Iterator[RealServer]:  # without a browser there is nothing to start it for
     with RealServer("--draft", "3", "--max-context", "1024", "--max-streams", "4") as server:
         yield server
 
@@ -163,7 +163,7 @@ def test_the_panel_says_what_metrics_say(chat: Page, real: RealServer) -> None:
     assert number(chat, "memory.kv_blocks_total") == counted["slipstream_kv_blocks"]
 
 
-def test_a_prompt_that_is_too_long_is_explained(chat: Page, complaints: Any) -> None:
+def test_a_prompt_that_is_too_long_is_explained(chat: Page, complaints: Complaints) -> None:
     complaints.expected = ["400"]
     failed = ask_and_wait(chat, "word " * 1500, "failed")
     expect(failed.locator(".notice span")).to_have_text(re.compile(r"^The server refused this request: .*1024"))
@@ -182,7 +182,7 @@ def test_a_phone(open_page: Callable[..., Page], real: RealServer) -> None:
     expect(field(page, "load.running")).to_be_visible()
 
 
-def test_a_page_behind_a_key(open_page: Callable[..., Page], browser: Any) -> None:
+def test_a_page_behind_a_key(open_page: Callable[..., Page], browser: Browser) -> None:
     with RealServer("--api-key", "open sesame", "--max-context", "512", "--max-streams", "2") as server:
         plain = browser.new_page()
         response = plain.goto(server.url)

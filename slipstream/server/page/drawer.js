@@ -43,16 +43,18 @@ export class Drawer {
   show(open) {
     this.isOpen = open;
     document.body.classList.toggle(`${this.name}-open`, open);
-    this.aside.inert = !open;
+    document.body.classList.toggle(`${this.name}-over`, this.isOver);
     for (const button of this.openers) button.setAttribute("aria-expanded", String(open));
-    this.restTheOthers();
+    letRest();
   }
+}
 
-  restTheOthers() {
-    const over = this.isOver;
-    document.body.classList.toggle(`${this.name}-over`, over);
-    const anyOver = /-over\b/.test(document.body.className);
-    byId("scrim").hidden = !anyOver;
-    byId("main").inert = anyOver;
+/** What lies under a drawer, and a side that is closed, can be neither focused nor clicked. */
+function letRest() {
+  const has = (name) => document.body.classList.contains(name);
+  const over = ["sidebar", "panel"].find((name) => has(`${name}-over`));
+  byId("scrim").hidden = !over;
+  for (const name of ["sidebar", "main", "panel"]) {
+    byId(name).inert = over ? name !== over : name !== "main" && !has(`${name}-open`);
   }
 }

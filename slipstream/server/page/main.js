@@ -57,6 +57,7 @@ function open(conversation) {
 function openFromList(id) {
   open(store.get(id));
   sidebarDrawer.closeIfOver();
+  panelDrawer.closeIfOver();
   focusWords();
 }
 
@@ -95,9 +96,14 @@ function setDrafts(on) {
   thread.setDrafts(on);
 }
 
+function togglePanel(open) {
+  sidebarDrawer.closeIfOver();
+  panelDrawer.toggle(open);
+}
+
 function openPanel(tab) {
   showTab(tab);
-  if (!panelDrawer.isOpen) panelDrawer.toggle(true);
+  if (!panelDrawer.isOpen) togglePanel(true);
   byId(`tab-${tab}`).focus();
 }
 
@@ -136,7 +142,7 @@ shortcuts({
   newChat,
   neighbour,
   drafts: () => setDrafts(!drafts),
-  panel: () => panelDrawer.toggle(),
+  panel: () => togglePanel(),
   settings: () => openPanel("settings"),
   help: () => byId("shortcuts").showModal(),
   escape,

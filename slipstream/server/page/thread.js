@@ -115,7 +115,7 @@ export class Thread {
   }
 
   showJump() {
-    this.jump.hidden = this.atEnd();
+    this.jump.hidden = this.atEnd() || this.conversation.messages.length === 0;
   }
 }
 
