@@ -25,9 +25,7 @@ ANSWER = said(asked("hello"), 5, 60)
 
 @pytest.fixture
 def gated() -> Iterator[FakeServer]:
-    with FakeServer(
-        GatedRunner(num_blocks=256), ServerConfig(port=0, queue_limit=2, keep_alive_seconds=0.05)
-    ) as server:
+    with FakeServer(GatedRunner(num_blocks=256), ServerConfig(port=0, queue_limit=2, keep_alive_seconds=0.05)) as server:
         yield server
         assert server.engine is not None
         server.runner.fuel.put(None)

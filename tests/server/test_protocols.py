@@ -176,9 +176,7 @@ def test_what_we_cannot_do_is_refused_by_name(fake: FakeServer, path: str, more:
     body = PATHS[path] | more
     if more.get("temperature") == float("inf"):
         response = httpx.post(
-            fake.url + path,
-            content=b'{"messages":[],"temperature":1e400}',
-            headers={"content-type": "application/json"},
+            fake.url + path, content=b'{"messages":[],"temperature":1e400}', headers={"content-type": "application/json"}
         )
     else:
         response = fake.post(path, **body)
