@@ -131,7 +131,9 @@ def test_messages(claude: anthropic.Anthropic) -> None:
     assert (told.usage.input_tokens, told.usage.output_tokens) == (37, 8)
     short = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=3, extra_body=GREEDY)
     assert short.stop_reason == "max_tokens"
-    cut = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body=GREEDY, stop_sequences=["France"])
+    cut = claude.messages.create(
+        model=MODEL, messages=HELLO, max_tokens=30, extra_body=GREEDY, stop_sequences=["France"]
+    )
     assert (cut.stop_reason, cut.stop_sequence, cut.content[0].text) == ("stop_sequence", "France", "The capital of ")
 
 

@@ -25,7 +25,9 @@ ANSWER = said(asked("hello"), 5, 60)
 
 @pytest.fixture
 def gated() -> Iterator[FakeServer]:
-    with FakeServer(GatedRunner(num_blocks=256), ServerConfig(port=0, queue_limit=2, keep_alive_seconds=0.05)) as server:
+    with FakeServer(
+        GatedRunner(num_blocks=256), ServerConfig(port=0, queue_limit=2, keep_alive_seconds=0.05)
+    ) as server:
         yield server
         assert server.engine is not None
         server.runner.fuel.put(None)
@@ -275,9 +277,9 @@ def test_a_dying_engine_is_told_to_everyone(threads: ThreadPoolExecutor) -> None
 def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
     long = LONG | {"max_tokens": 14_000, "ignore_eos": True, "return_origins": True}
     config = ServerConfig(port=0, drain_seconds=0.2)
-    with FakeServer(TrustingRunner(make_info(max_context=15_000, num_blocks=4096)), config) as server:
-        with raw_post(server.port, CHAT, long, room=2048):
-            until(lambda: server.finished("length") == 1)
-            server.server.stop()
-            server.thread.join(60)
-            assert not server.thread.is_alive()
+    runner = TrustingRunner(make_info(max_context=15_000, num_blocks=4096))
+    with FakeServer(runner, config) as server, raw_post(server.port, CHAT, long, room=2048):
+        until(lambda: server.finished("length") == 1)
+        server.server.stop()
+        server.thread.join(60)
+        assert not server.thread.is_alive()
