@@ -115,7 +115,7 @@ def test_models(chatgpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
 def test_openai_errors(chatgpt: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'"):
         chatgpt.chat.completions.create(model="gpt-9", messages=HELLO)
-    with pytest.raises(openai.BadRequestError, match="n may only be 1") as caught:
+    with pytest.raises(openai.BadRequestError, match="n: input should be less than or equal to 1") as caught:
         chatgpt.chat.completions.create(model=MODEL, messages=HELLO, n=2)
     assert caught.value.param == "n"
     long = [{"role": "user", "content": "word " * 3000}]

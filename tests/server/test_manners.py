@@ -103,6 +103,21 @@ def test_not_streaming_and_leaving(gated: FakeServer) -> None:
     until(lambda: gated.finished("abort") == 1)
 
 
+def test_a_stop_string_ends_the_engine_s_work(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
+    """Found in the second step, far from the length limit: the runner does not go on."""
+    told = threads.submit(gated.post, CHAT, messages=HELLO, seed=5, stop=ANSWER[1])
+    until(lambda: len(gated.runner.plans) == 1)
+    gated.runner.fuel.put(1)
+    gated.runner.fuel.put(1)
+    assert gated.engine is not None
+    until(lambda: not gated.engine._inbox.empty())
+    gated.runner.fuel.put(None)
+    assert told.result().json()["choices"][0]["message"]["content"] == ANSWER[0]
+    assert told.result().json()["usage"]["completion_tokens"] == 2
+    until(lambda: gated.finished("stop") == 1)
+    assert all(not plan.rows for plan in gated.runner.plans[3:])
+
+
 def test_a_full_queue_answers_429(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
     most = ENGINE.max_streams + gated.config.queue_limit
     taken = [threads.submit(gated.post, CHAT, **LONG) for _ in range(most)]

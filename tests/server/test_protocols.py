@@ -126,16 +126,6 @@ def test_stop_strings(fake: FakeServer, streaming: bool) -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
 
 
-def test_a_stop_string_ends_the_engine_s_work(fake: FakeServer) -> None:
-    """Far from the length limit, and nothing is left behind."""
-    assert fake.engine is not None
-    stop = said(asked("hello"), 5, 60)[:2]
-    before = fake.engine.snapshot().num_output_tokens
-    fake.post(CHAT, messages=HELLO, seed=5, stop=stop)
-    assert fake.engine.snapshot().num_output_tokens - before < 30
-    assert fake.engine.snapshot().num_used_blocks == 0
-
-
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 2}, "n"),
     (CHAT, {"logprobs": True}, "logprobs"),
