@@ -64,6 +64,10 @@ def bench(options: ModelOptions, args: argparse.Namespace) -> int:
         from slipstream.bench.pause import pause
 
         return pause(options, args.streams[0], args.tokens)
+    if args.what == "http":
+        from slipstream.bench.http import http
+
+        return http(options, args.streams, args.tokens, args.repeats)
     from slipstream.bench.prompts import prompts
 
     return prompts(options, args.policies, args.streams, args.tokens, args.repeats, peer=args.peer, out=args.out)
@@ -103,7 +107,11 @@ def _bench_parser(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     pause = kinds.add_parser("pause", help="the asyncio loop's worst pause while streams generate")
     pause.add_argument("--streams", type=_numbers, default=[8])
     pause.add_argument("--tokens", type=int, default=128, help="per stream")
-    return [prompts, pause]
+    http = kinds.add_parser("http", help="the server against its engine called directly")
+    http.add_argument("--streams", type=_numbers, default=[1, 16], help="default 1,16")
+    http.add_argument("--tokens", type=int, default=128, help="per stream")
+    http.add_argument("--repeats", type=int, default=5, help="turns of both ways")
+    return [prompts, pause, http]
 
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:

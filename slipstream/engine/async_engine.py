@@ -30,12 +30,16 @@ class TokenStream:
 
     def put(self, event: TokenEvent) -> None:
         self._events.append(event)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """``ready`` returns, with or without an event."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def ready(self) -> None:
-        """Returns when there is something to take. Cancelling it changes nothing."""
-        while not self._events:
+        """Returns when there is something to take, or after a nudge. Cancelling it changes nothing."""
+        if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
@@ -54,7 +58,8 @@ class TokenStream:
         if self.finished:
             raise StopAsyncIteration
         try:
-            await self.ready()
+            while not self._events:
+                await self.ready()
         except asyncio.CancelledError:  # whoever consumed this has left
             self.abort()
             raise

@@ -57,6 +57,11 @@ def posted(service: Service) -> list[Posted]:
     ]
 
 
+def document(posts: list[Posted]) -> dict[str, Any]:
+    """What /openapi.json says."""
+    return describe([(each.path, each.what, each.request, each.streams) for each in posts])
+
+
 class Counting:
     """Counts responses by path and status. Paths nobody registered share one label."""
 
@@ -78,8 +83,7 @@ class Counting:
 
 def make_app(service: Service, page: Path = PAGE) -> Counting:
     posts = posted(service)
-    schema = describe([(each.path, each.what, each.request, each.streams) for each in posts])
-    views = Views(service, page, schema)
+    views = Views(service, page, document(posts))
     routes = [
         *(Route(each.path, endpoint=each.endpoint, methods=["POST"]) for each in posts),
         Route("/v1/models", views.models),

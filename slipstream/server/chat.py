@@ -14,6 +14,9 @@ from slipstream.server.fields import (
     Metadata,
     NoDict,
     NoList,
+    OnlyFalse,
+    OnlyOne,
+    OnlyZero,
     Penalty,
     Sampled,
     ShortText,
@@ -48,7 +51,7 @@ class ChatMessage(Body):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class TextFormat(Body):
@@ -64,7 +67,7 @@ class OpenAiSampled(Sampled):
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | None = None
     return_origins: bool | None = None
-    n: Literal[1] | None = None
+    n: OnlyOne | None = None
     user: ShortText | None = None
 
     def job_params(self, engine: EngineConfig, max_tokens: int | None) -> dict[str, Any]:
@@ -95,10 +98,10 @@ class ChatRequest(OpenAiSampled):
     safety_identifier: ShortText | None = None
     parallel_tool_calls: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
     # Not here yet.
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: OnlyFalse | None = None
+    top_logprobs: OnlyZero | None = None
     tools: NoList | None = None
     tool_choice: Literal["none", "auto"] | None = None
     functions: NoList | None = None

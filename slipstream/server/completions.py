@@ -8,7 +8,7 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.chat import OpenAiSampled
-from slipstream.server.fields import Count, ShortText, TokenIds
+from slipstream.server.fields import Count, OnlyFalse, OnlyOne, ShortText, TokenIds
 from slipstream.server.generation import Delta, Job
 from slipstream.server.prompts import Prompt, TextPrompt, TokenPrompt
 from slipstream.server.protocol import Protocol, Writer, data, new_id, now, openai_usage
@@ -22,8 +22,8 @@ class CompletionRequest(OpenAiSampled):
     max_tokens: Count | None = None
     # Not here yet.
     suffix: Literal[""] | None = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    echo: OnlyFalse | None = None
+    best_of: OnlyOne | None = None
     logprobs: None = None
     service_tier: ShortText | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
@@ -102,17 +103,42 @@ class Generate(Post[R]):
 
     async def _tell(self, generation: Generation, writer: Writer, events: EventStream) -> None:
         opening = writer.opening(generation.num_prompt)
-        while True:
-            delta = await generation.next(self.service.config.keep_alive_seconds)
-            if delta is None:
-                await events.write(opening + writer.keep_alive)
-            else:
-                text = writer.delta(delta) if delta.pieces else ""
-                closing = writer.closing(delta.finish) if delta.finish is not None else ""
-                await events.write(opening + text + closing)
-                if delta.finish is not None:
-                    return
-            opening = ""
+        with Heartbeat(generation, self.service.config.keep_alive_seconds) as heart:
+            while True:
+                delta = await generation.next()
+                if delta is None:
+                    await events.write(opening + writer.keep_alive)
+                else:
+                    text = writer.delta(delta) if delta.pieces else ""
+                    closing = writer.closing(delta.finish) if delta.finish is not None else ""
+                    await events.write(opening + text + closing)
+                    if delta.finish is not None:
+                        return
+                opening = ""
+                heart.num_writes += 1
+
+
+class Heartbeat:
+    """Nudges a generation whose client has heard nothing for a while. One timer a stream: tokens do not touch it."""
+
+    def __init__(self, generation: Generation, seconds: float) -> None:
+        self.num_writes = 0
+        self._generation, self._seconds = generation, seconds
+
+    def __enter__(self) -> Heartbeat:
+        self._schedule()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._beat, self.num_writes)
+
+    def _beat(self, num_writes: int) -> None:
+        if num_writes == self.num_writes:
+            self._generation.nudge()
+        self._schedule()
 
 
 def check_model(service: Service, name: str | None) -> None:

@@ -1,7 +1,7 @@
 """Fields that several protocols share, with their bounds, and how a body becomes a checked request.
 
 A field we do not have is refused by its name. One that we know but cannot do is listed with the only value that asks
-for nothing (`n: Literal[1]`, an empty list), so that the schema says so too.
+for nothing (`n: OnlyOne`, an empty list), so that the schema says so too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from slipstream.config import EngineConfig
 from slipstream.errors import ParamsError
@@ -36,6 +36,17 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]], Field()
 ]
+
+
+def _only_false(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("only_false", "may only be false here, true is not supported")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type": "boolean", "const": False})]
+OnlyOne = Annotated[int, Field(ge=1, le=1)]
+OnlyZero = Annotated[int, Field(ge=0, le=0)]
 NoList = Annotated[list[Any], Field(max_length=0)]
 NoDict = Annotated[dict[str, Any], Field(max_length=0)]
 Metadata = dict[str, Any]

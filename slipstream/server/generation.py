@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,38 +52,42 @@ class Generation:
         self._output = OutputText(tokenizer, stops)
         self._latencies = latencies
 
-    async def next(self, seconds: float | None = None) -> Delta | None:
-        """Waits for something to tell; None if the time is up. The last delta has a finish."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._next()
-        except TimeoutError:
-            return None
+    async def next(self) -> Delta | None:
+        """Waits for something to tell; None if it was nudged before. The last delta has a finish."""
+        while True:
+            await self._stream.ready()
+            events = self._stream.take()
+            if not events:
+                return None
+            if delta := self._delta(events):
+                return delta
 
     async def whole(self) -> Delta:
         """Everything at once."""
         pieces: list[Piece] = []
         while True:
-            delta = await self._next()
-            pieces += delta.pieces
-            if delta.finish is not None:
-                return Delta(pieces, delta.finish)
+            delta = await self.next()
+            if delta is not None:
+                pieces += delta.pieces
+                if delta.finish is not None:
+                    return Delta(pieces, delta.finish)
+
+    def nudge(self) -> None:
+        self._stream.nudge()
 
     def abort(self) -> None:
         """Whoever reads this is then told that the server is shutting down."""
         self._stream.end("abort")
 
-    async def _next(self) -> Delta:
-        while True:
-            await self._stream.ready()
-            pieces: list[Piece] = []
-            for event in self._stream.take():
-                self._latencies.see(event)
-                pieces += self._take(event)
-                if event.finish_reason is not None:
-                    return Delta(pieces, self._finish(event))
-            if pieces:
-                return Delta(pieces)
+    def _delta(self, events: list[TokenEvent]) -> Delta | None:
+        """None while there is nothing to see of them: half a character, or what may become a stop string."""
+        pieces: list[Piece] = []
+        for event in events:
+            self._latencies.see(event)
+            pieces += self._take(event)
+            if event.finish_reason is not None:
+                return Delta(pieces, self._finish(event))
+        return Delta(pieces) if pieces else None
 
     def _take(self, event: TokenEvent) -> list[Piece]:
         if self._output.stop is not None:

@@ -12,7 +12,7 @@ from slipstream import __version__
 
 Posted = tuple[str, str, type[BaseModel], bool]  # path, what it does, its request, whether it streams
 JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-EVENTS: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+EVENTS: dict[str, Any] = {"text/event-stream": {}}
 TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
 REFUSALS = {
     "400": "The request cannot be served as it is; the message says why",

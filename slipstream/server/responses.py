@@ -9,7 +9,19 @@ from pydantic import Field
 from slipstream.config import EngineConfig
 from slipstream.server.chat import TextFormat
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import Body, Count, Metadata, NoDict, NoList, Sampled, ShortText, TextPart, text_of
+from slipstream.server.fields import (
+    Body,
+    Count,
+    Metadata,
+    NoDict,
+    NoList,
+    OnlyFalse,
+    OnlyZero,
+    Sampled,
+    ShortText,
+    TextPart,
+    text_of,
+)
 from slipstream.server.generation import Delta, Job
 from slipstream.server.prompts import ChatPrompt
 from slipstream.server.protocol import Protocol, Writer, named, new_id, now
@@ -53,8 +65,8 @@ class ResponsesRequest(Sampled):
     service_tier: Literal["auto", "default"] | None = None
     include: NoList | None = None
     # Not here, or not here yet.
-    store: Literal[False] | None = None
-    background: Literal[False] | None = None
+    store: OnlyFalse | None = None
+    background: OnlyFalse | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
@@ -63,7 +75,7 @@ class ResponsesRequest(Sampled):
     reasoning: NoReasoning | None = None
     tools: NoList | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: OnlyZero | None = None
     stream_options: NoDict | None = None
 
 

@@ -10,8 +10,8 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "engine")]
 
-from fake_server import FakeServer
-from real_server import RealServer
+from fake_server import FakeServer  # noqa: E402 - found by the line above
+from real_server import RealServer  # noqa: E402
 
 
 @pytest.fixture(scope="module")

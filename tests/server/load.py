@@ -1,4 +1,4 @@
-"""Two hundred clients at once, a third of which do not behave. Also a command: `python tests/server/load.py --rounds 10`.
+"""Two hundred clients at once, a third of which do not behave. Also a command: `python tests/server/load.py`.
 
 Each client asks for a seeded, sampled text that was asked for alone before, so every text is known.
 """
@@ -146,7 +146,9 @@ def main() -> int:
     with RealServer(*ARGUMENTS) as server:
         seen = asyncio.run(rounds(server, count))
         requests_ended = server.status()["load"]["requests"]
-    print(f"{seen.stayed} stayed, {len(seen.wrong)} got a wrong text; {seen.left} left, {seen.left_in_body} in their body")
+    print(
+        f"{seen.stayed} stayed, {len(seen.wrong)} got a wrong text; {seen.left} left, {seen.left_in_body} in their body"
+    )
     print(f"engine: {requests_ended}; KV blocks in use after each round: {seen.used_blocks}")
     print("resident MB after each round:", [round(each / 1e6, 1) for each in seen.resident])
     grown = seen.resident[-1] / seen.resident[min(1, count - 1)] - 1.0

@@ -25,7 +25,9 @@ ANSWER = said(asked("hello"), 5, 60)
 
 @pytest.fixture
 def gated() -> Iterator[FakeServer]:
-    with FakeServer(GatedRunner(num_blocks=256), ServerConfig(port=0, queue_limit=2, keep_alive_seconds=0.05)) as server:
+    with FakeServer(
+        GatedRunner(num_blocks=256), ServerConfig(port=0, queue_limit=2, keep_alive_seconds=0.05)
+    ) as server:
         yield server
         assert server.engine is not None
         server.runner.fuel.put(None)
@@ -99,6 +101,21 @@ def test_not_streaming_and_leaving(gated: FakeServer) -> None:
     until(lambda: inside(gated) == 0)
     gated.runner.fuel.put(None)
     until(lambda: gated.finished("abort") == 1)
+
+
+def test_a_stop_string_ends_the_engine_s_work(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
+    """Found in the second step, far from the length limit: the runner does not go on."""
+    told = threads.submit(gated.post, CHAT, messages=HELLO, seed=5, stop=ANSWER[1])
+    until(lambda: len(gated.runner.plans) == 1)
+    gated.runner.fuel.put(1)
+    gated.runner.fuel.put(1)
+    assert gated.engine is not None
+    until(lambda: not gated.engine._inbox.empty())
+    gated.runner.fuel.put(None)
+    assert told.result().json()["choices"][0]["message"]["content"] == ANSWER[0]
+    assert told.result().json()["usage"]["completion_tokens"] == 2
+    until(lambda: gated.finished("stop") == 1)
+    assert all(not plan.rows for plan in gated.runner.plans[3:])
 
 
 def test_a_full_queue_answers_429(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
@@ -275,9 +292,9 @@ def test_a_dying_engine_is_told_to_everyone(threads: ThreadPoolExecutor) -> None
 def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
     long = LONG | {"max_tokens": 14_000, "ignore_eos": True, "return_origins": True}
     config = ServerConfig(port=0, drain_seconds=0.2)
-    with FakeServer(TrustingRunner(make_info(max_context=15_000, num_blocks=4096)), config) as server:
-        with raw_post(server.port, CHAT, long, room=2048):
-            until(lambda: server.finished("length") == 1)
-            server.server.stop()
-            server.thread.join(60)
-            assert not server.thread.is_alive()
+    runner = TrustingRunner(make_info(max_context=15_000, num_blocks=4096))
+    with FakeServer(runner, config) as server, raw_post(server.port, CHAT, long, room=2048):
+        until(lambda: server.finished("length") == 1)
+        server.server.stop()
+        server.thread.join(60)
+        assert not server.thread.is_alive()

@@ -126,16 +126,6 @@ def test_stop_strings(fake: FakeServer, streaming: bool) -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
 
 
-def test_a_stop_string_ends_the_engine_s_work(fake: FakeServer) -> None:
-    """Far from the length limit, and nothing is left behind."""
-    assert fake.engine is not None
-    stop = said(asked("hello"), 5, 60)[:2]
-    before = fake.engine.snapshot().num_output_tokens
-    fake.post(CHAT, messages=HELLO, seed=5, stop=stop)
-    assert fake.engine.snapshot().num_output_tokens - before < 30
-    assert fake.engine.snapshot().num_used_blocks == 0
-
-
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 2}, "n"),
     (CHAT, {"logprobs": True}, "logprobs"),
@@ -176,7 +166,9 @@ def test_what_we_cannot_do_is_refused_by_name(fake: FakeServer, path: str, more:
     body = PATHS[path] | more
     if more.get("temperature") == float("inf"):
         response = httpx.post(
-            fake.url + path, content=b'{"messages":[],"temperature":1e400}', headers={"content-type": "application/json"}
+            fake.url + path,
+            content=b'{"messages":[],"temperature":1e400}',
+            headers={"content-type": "application/json"},
         )
     else:
         response = fake.post(path, **body)
@@ -194,7 +186,8 @@ def test_what_we_cannot_do_is_refused_by_name(fake: FakeServer, path: str, more:
 HARMLESS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"n": 1, "logprobs": False, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}),
     (CHAT, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True}),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]}),
+    (CHAT, {"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]}),
     (CHAT, {"temperature": None, "max_completion_tokens": None, "stop": None, "speculative": None, "n": None}),
     ("/v1/completions", {"n": 1, "best_of": 1, "echo": False, "prompt": [asked("hello")]}),
     ("/v1/completions", {"prompt": TOKENIZER.encode(asked("hello"))}),
@@ -283,7 +276,6 @@ def test_status_and_metrics_tell_the_same_numbers(fake: FakeServer) -> None:
     assert metrics["slipstream_kv_blocks"] == memory["kv_blocks_total"] == 64
     assert memory["kv_bytes"] == 64 * 4 * 8
     assert sum(load["requests"].values()) == metrics["slipstream_time_to_first_token_seconds_count"]
-    between = load["generated_tokens"] - metrics["slipstream_inter_token_seconds_count"]
-    assert 0 <= between
+    assert 0 < metrics["slipstream_inter_token_seconds_count"] < load["generated_tokens"]
     assert status["state"] == "ready"
     assert status["model"] == {"id": "fake", "architecture": "hash", "format": "none", "context": 128, "vocab": 97}

@@ -106,7 +106,8 @@ def test_only_the_page_s_own_files(fake: FakeServer, path: str) -> None:
     assert fake.get(path).status_code == 404
 
 
-BAD = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": 1}', b"\xff\xfe", b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+BAD = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": 1}', b"\xff\xfe",
+       b'{"messages":[{"role":"user","content":"\\ud800"}]}',
        b'{"prompt":"x","messages":[]}', b"[" * 100_000, b'{"a":' * 5000]  # fmt: skip
 
 
