@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from driving import answer, ask, field
 from playwright.sync_api import Page, expect
 from scripted import Reply, ScriptedServer
@@ -47,13 +48,14 @@ def half_of(page: Page) -> str:
     return f"{width / 2:g}px"
 
 
-def test_a_stream_of_this_page_goes_by_its_title(page: Page, fake: ScriptedServer) -> None:
+@pytest.mark.parametrize("stream", ["chatcmpl-1", "1"])
+def test_a_stream_of_this_page_goes_by_its_title(page: Page, fake: ScriptedServer, stream: str) -> None:
     reply = fake.replies["My question"] = Reply(hold_after=3)
     ask(page, "My question")
     expect(answer(page).locator(".timings")).to_contain_text("3 tokens")
     row = {"prompt_tokens": 9, "tokens_per_second": 41.2, "depth": 2, "draft_tokens": 50, "accepted_tokens": 25}
     fake.status["streams"] = [
-        {"id": "chatcmpl-1", "state": "decode", "generated": 88, **row},
+        {"id": stream, "state": "decode", "generated": 88, **row},
         {"id": "chatcmpl-zzabcdef", "state": "prefill", "generated": 0, **row, "draft_tokens": 0},
     ]
     expect(page.locator("#streams .name")).to_have_text(["My question", "stream zzabcdef"])
