@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.request import TokenEvent
+from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import StatsSnapshot
 from slipstream.sampling.params import SamplingParams
 
@@ -25,10 +25,31 @@ class TokenStream:
         self.id = ""  # known once the request is submitted
         self.finished = False  # the consumer has seen the final event, or has left
         self._engine = engine
-        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._events: deque[TokenEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """``ready`` returns, with or without an event."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def ready(self) -> None:
+        """Returns when there is something to take, or after a nudge. Cancelling it changes nothing."""
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self) -> list[TokenEvent]:
+        """All events that have come; a consumer that was slow catches up at once."""
+        events = list(self._events)
+        self._events.clear()
+        if events and events[-1].finish_reason is not None:
+            self.finished = True
+        return events
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -36,12 +57,13 @@ class TokenStream:
     async def __anext__(self) -> TokenEvent:
         if self.finished:
             raise StopAsyncIteration
-        event = None
         try:
-            event = await self._events.get()
-        finally:
-            if event is None:
-                self.abort()
+            while not self._events:
+                await self.ready()
+        except asyncio.CancelledError:  # whoever consumed this has left
+            self.abort()
+            raise
+        event = self._events.popleft()
         self.finished = event.finish_reason is not None
         return event
 
@@ -52,6 +74,10 @@ class TokenStream:
         if not self.finished:
             self.finished = True
             self._engine.abort(self.id)
+
+    def end(self, reason: FinishReason) -> None:
+        """The consumer has what it wanted; the final event still comes, with this reason."""
+        self._engine.abort(self.id, reason)
 
     async def __aenter__(self) -> TokenStream:
         return self
@@ -71,8 +97,12 @@ class AsyncEngine:
         self._pending: deque[tuple[TokenStream, TokenEvent]] = deque()
         engine.on_delivered = self._wake
 
-    async def start(self) -> None:
+    def attach(self) -> None:
+        """Events go to the running loop from now on. For who starts the engine himself."""
         self._loop = asyncio.get_running_loop()
+
+    async def start(self) -> None:
+        self.attach()
         await asyncio.to_thread(self.engine.start)
 
     def submit(self, prompt_tokens: Iterable[int], params: SamplingParams) -> TokenStream:
