@@ -18,7 +18,6 @@ from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import StatsSnapshot
 from slipstream.sampling.params import SamplingParams
 
-
 REST_SECONDS = 0.01
 
 
