@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.commands.options import LoadingBar, ModelOptions
 from slipstream.commands.text import size
@@ -38,20 +38,18 @@ class Loading:
     """How the server gets its model: called in a thread, with whom to tell when the engine dies."""
 
     options: ModelOptions
+    bar: LoadingBar = field(default_factory=LoadingBar)
     model: OpenedModel | None = None
     memory: MemoryPlan | None = None
 
     def __call__(self, on_death: Callable[[Exception], None]) -> Loaded:
-        options, bar = self.options, LoadingBar()
+        options = self.options
         self.model = model = open_model(options.model, options.mtp)
         tokenizer = model.tokenizer
         placement = place(options.runner_config, model.spec)
         self.memory = memory = plan_memory(model, placement, options.engine_config, options.runner_config)
 
-        def progress(num_bytes: int, total: int) -> None:
-            bar(num_bytes, total)
-
-        engine = make_engine(model, options.engine_config, options.runner_config, options.runner, progress, on_death)
+        engine = make_engine(model, options.engine_config, options.runner_config, options.runner, self.bar, on_death)
         facts = ModelFacts(
             name=model.name,
             architecture=model.spec.family,
@@ -75,6 +73,7 @@ def _format(model: OpenedModel) -> str:
 
 
 def _announce(loading: Loading, loaded: Loaded, address: str) -> None:
+    loading.bar.close()
     model, memory, engine = loading.model, loading.memory, loaded.engine
     assert model is not None
     assert memory is not None

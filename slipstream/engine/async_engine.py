@@ -1,7 +1,8 @@
 """The engine for asyncio: each request is an async iterator of events.
 
-The engine thread never waits for a consumer: events go to one deque, and the loop is woken at most once a step to
-spread them. Leaving an iterator early, by aclose() or by cancellation, aborts its request.
+The engine thread never waits for a consumer: events go to one deque, and the loop is woken to spread them, at most once
+in REST_SECONDS: where steps are faster than that, waking it for each of them would take time from the steps. Leaving an
+iterator early, by aclose() or by cancellation, aborts its request.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import StatsSnapshot
 from slipstream.sampling.params import SamplingParams
+
+REST_SECONDS = 0.01
 
 
 class TokenStream:
@@ -95,6 +98,8 @@ class AsyncEngine:
         self.engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: deque[tuple[TokenStream, TokenEvent]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._awake = False  # the loop will look at what is pending without being woken
         engine.on_delivered = self._wake
 
     def attach(self) -> None:
@@ -124,10 +129,22 @@ class AsyncEngine:
     def _wake(self) -> None:
         """Engine thread. The loop may be gone when the process ends; then nobody listens."""
         assert self._loop is not None
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._spread)
+        if not self._awake:
+            self._awake = True
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._spread)
 
     def _spread(self) -> None:
-        while self._pending:
-            stream, event = self._pending.popleft()
-            stream.put(event)
+        """Looks again after a rest; once nothing came meanwhile, the engine has to wake it."""
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._pending:
+            self._awake = False
+        if self._pending:  # asked again: the engine may have believed us awake a moment ago
+            self._awake = True
+            while self._pending:
+                stream, event = self._pending.popleft()
+                stream.put(event)
+            self._timer = self._loop.call_later(REST_SECONDS, self._spread)

@@ -21,6 +21,7 @@ from slipstream.server.wire import check_depth
 MOST_TOKENS = 1 << 31
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
+MAX_NAME = 100  # of a field, when it is told to whoever sent it
 
 ShortText = Annotated[str, Field(max_length=512)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -33,9 +34,8 @@ Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0)]
 Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-Bias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]], Field()
-]
+BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
 
 
 def _only_false(value: bool) -> bool:
@@ -144,7 +144,7 @@ def parse(request: type[R], body: bytes, max_depth: int) -> R:
 def _refusal(faults: list[ErrorDetails]) -> ApiError:
     """One sentence about the fault that is most to the point: the deepest, since unions report every branch."""
     fault = max(faults, key=lambda fault: len(fault["loc"]))
-    name = ".".join(str(part) for part in fault["loc"] if not _names_a_branch(part))
+    name = ".".join(str(part) for part in fault["loc"] if not _names_a_branch(part))[:MAX_NAME]
     return ApiError(400, _sentence(name, fault), param=name or None, code=_code(fault))
 
 

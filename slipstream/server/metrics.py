@@ -84,7 +84,8 @@ class EngineCollector(Collector):
         yield _gauge("slipstream_kv_blocks", "KV blocks in all", memory["kv_blocks_total"])
         yield _gauge("slipstream_kv_bytes", "Bytes of the KV pool", memory["kv_bytes"])
         yield _gauge("slipstream_state_bytes", "Bytes of recurrent states, all slots", memory["state_bytes"])
-        yield _gauge("slipstream_state_slots_used", "Slots whose recurrent state is in use", seen.num_running)
+        slots = seen.num_running if memory["state_bytes"] else 0
+        yield _gauge("slipstream_state_slots_used", "Slots whose recurrent state is in use", slots)
         yield _gauge("slipstream_resident_bytes", "Resident memory of the process", memory["rss_bytes"])
         yield _gauge("slipstream_ready", "1 while new work is taken", float(self._watch.state == "ready"))
 

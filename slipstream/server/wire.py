@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from slipstream.server.errors import ApiError, ClientLeft, in_shape
@@ -82,10 +81,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for each in (task, gone):
             each.cancel()
-        with suppress(asyncio.CancelledError):
-            await gone
-        if not task.done():
-            await asyncio.wait({task})
+        await asyncio.wait({task, gone})
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -19,7 +19,9 @@ WAIT = 300.0
 
 
 class RealServer:
-    def __init__(self, *arguments: str, port: int = 0, command: list[str] | None = None) -> None:
+    """``loaded=False``: do not wait until the model is loaded."""
+
+    def __init__(self, *arguments: str, port: int = 0, command: list[str] | None = None, loaded: bool = True) -> None:
         launch = [*(command or COMMAND), "serve", "--port", str(port), *arguments]
         self.process = subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.told: list[str] = []
@@ -27,7 +29,8 @@ class RealServer:
         self._reader.start()
         self.url = self._wait_for(r"listening on (\S+)/,")
         self.port = int(self.url.rpartition(":")[2])
-        self._wait_for(r"^page    (\S+)$")
+        if loaded:
+            self._wait_for(r"^page    (\S+)$")
 
     def _read(self) -> None:
         assert self.process.stdout is not None

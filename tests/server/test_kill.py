@@ -119,6 +119,13 @@ def test_sigterm_and_a_request_that_never_ends() -> None:
         assert "shutting_down" in reader.wait().told or "[DONE]" in reader.told
 
 
+def test_sigterm_while_loading() -> None:
+    with RealServer(loaded=False) as server:
+        until(lambda: answers(server))
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 def test_sigkill_and_restart() -> None:
     """Clients see a broken connection, not an answer that looks whole; the same port serves again at once."""
     with RealServer(*SMALL) as server:
@@ -165,3 +172,10 @@ def is_refused(client: openai.OpenAI) -> bool:
     except (openai.InternalServerError, openai.APIConnectionError):
         return True
     return False
+
+
+def answers(server: RealServer) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+    except httpx.ConnectError:
+        return False
