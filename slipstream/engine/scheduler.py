@@ -15,7 +15,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
-from slipstream.engine.plan import RowResult, RowStep, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.plan import RowResult, RunnerInfo, StepPlan, StepResult
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -168,7 +168,7 @@ class Scheduler:
         for pick, row, ask in zip(picks, rows, asks):
             assert 0 <= ask.depth <= row.most
             pick.propose = pick.sequence.depth = self._cover(pick, min(ask.depth, room), step)
-            pick.floor = ask.floor
+            pick.floor, pick.onward = ask.floor, ask.onward
             room -= pick.propose
         if picks:
             self._last_depth = Counter(pick.propose for pick in picks).most_common(1)[0][0]
@@ -247,15 +247,14 @@ class Scheduler:
         if result.rows and not flight.has_chunks:
             self.policy.observe_step(_timing(self.info, flight.plan, result, now - self._applied_at))
         self._applied_at = now
-        rows = zip(flight.sequences, flight.plan.rows, result.rows)
-        events = (self._apply_row(sequence, asked, row, now) for sequence, asked, row in rows)
+        events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
         return [event for event in events if event is not None]
 
-    def _apply_row(self, sequence: Sequence, asked: RowStep, row: RowResult, now: float) -> TokenEvent | None:
+    def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:
         if sequence.finish_reason is not None:
             return None  # it ended while this step was in flight
         if row.confidences:
-            self.policy.observe_proposal(asked.propose, row.confidences)
+            self.policy.observe_proposal(row.confidences)
         commit = sequence.commit(row)
         if commit is None:
             return None
@@ -327,8 +326,8 @@ def _stream(sequence: Sequence) -> StreamSnapshot:
 def _timing(info: RunnerInfo, plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
     num_tokens = sum(row.num_fed for row in result.rows)
     depths = [row.propose for row in plan.rows]
-    if info.stops_early:  # the pass that found a row's confidence too low was its last
-        depths = [min(depth, len(row.drafts) + 1) for depth, row in zip(depths, result.rows)]
+    if info.stops_early:
+        depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
     pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
     computing = result.verify_seconds + result.draft_seconds
     other = max(0.0, since_last - computing)
