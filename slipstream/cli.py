@@ -59,9 +59,16 @@ def run(args: argparse.Namespace) -> int:
         case "plan":
             from slipstream.commands.plan import plan
 
+            options.needs_torch("plan")
+
             return plan(options, as_json=args.json, free=args.memory)
         case "bench":
+            options.needs_torch("bench")
             return run_bench(options, args)
+        case "selfcheck":
+            from slipstream.bench.selfcheck import selfcheck
+
+            return selfcheck(options, args.tokens)
     raise AssertionError(args.command)
 
 
@@ -81,7 +88,9 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true")
     plan.add_argument("--memory", type=num_bytes, help="free bytes of a device that need not be here, e.g. 139G")
     bench = commands.add_parser("bench", help="measure")
-    for command in (serve, generate, chat, plan, *bench_parsers(bench)):
+    check = commands.add_parser("selfcheck", help="check tokens and speed on this machine; prints a report to share")
+    check.add_argument("--tokens", type=int, default=48, help="that each stream is asked for")
+    for command in (serve, generate, chat, plan, check, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):
         _sampling_arguments(command)
@@ -93,7 +102,9 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mtp", metavar="PATH", help="an MTP head in a safetensors file of its own")
     parser.add_argument("--shape", choices=SHAPE_NAMES, help="instead of a model: the shape of one, without files")
     parser.add_argument("--random-weights", action="store_true", help="make up the weights of a --shape on the device")
-    parser.add_argument("--runner", default="torch", choices=["torch"])
+    parser.add_argument(
+        "--runner", default="auto", choices=["auto", "torch", "mlx"], help="auto: mlx on a Mac, torch elsewhere"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="how matrices are stored")
     parser.add_argument(

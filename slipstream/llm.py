@@ -6,9 +6,11 @@ Knows no HTTP and no terminal.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import TracebackType
 
 from slipstream.config import EngineConfig, RunnerConfig
@@ -22,7 +24,7 @@ from slipstream.sampling import DraftSetting, SamplingParams
 
 Prompt = str | Sequence[int]
 Progress = Callable[[int, int], None]  # bytes read since the last call, bytes in all
-RUNNERS = ("torch",)
+RUNNERS = ("auto", "torch", "mlx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +47,54 @@ class TextEvent:
     stats: RequestStats | None = None
 
 
+def choose_runner(name: str) -> str:
+    """``auto``: MLX on a Mac that has it, PyTorch elsewhere. What is asked for and missing is said here."""
+    if name not in RUNNERS:
+        raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {name!r}")
+    installed = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
+    if name == "mlx" and not installed:
+        raise ConfigError("runner mlx needs MLX and mlx-lm: pip install 'slipstream[mlx]'")
+    if name == "auto":
+        return "mlx" if sys.platform == "darwin" and installed else "torch"
+    return name
+
+
+def load_runner(
+    model: OpenedModel,
+    engine: EngineConfig,
+    config: RunnerConfig,
+    runner_name: str = "auto",
+    progress: Callable[[int], None] = lambda num_bytes: None,
+) -> Runner:
+    """For the thread that will use it. ``progress`` is told the bytes just read."""
+    # An array library is imported by who needs it.
+    if choose_runner(runner_name) == "mlx":
+        from slipstream.runners.mlx.loading import load_runner as load_mlx
+
+        return load_mlx(model, engine, config, progress)
+    from slipstream.runners.torch.loading import load_runner as load_torch
+
+    return load_torch(model, engine, config, progress)
+
+
 def make_engine(
     model: OpenedModel,
     engine: EngineConfig,
     runner: RunnerConfig,
-    runner_name: str = "torch",
+    runner_name: str = "auto",
     progress: Progress | None = None,
     on_death: Callable[[Exception], None] | None = None,
 ) -> Engine:
     """An engine that is not started yet; its thread will load the model."""
-    if runner_name not in RUNNERS:
-        raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {runner_name!r}")
     total = model.num_bytes
+    chosen = choose_runner(runner_name)  # a wrong one is said here, not in the thread
+
+    def tell(num_bytes: int) -> None:
+        if progress is not None:
+            progress(num_bytes, total)
 
     def load() -> Runner:
-        from slipstream.runners.torch.loading import load_runner  # an array library is imported by who needs it
-
-        return load_runner(model, engine, runner, lambda num_bytes: progress(num_bytes, total) if progress else None)
+        return load_runner(model, engine, runner, chosen, tell)
 
     return Engine(load, engine, model.tokenizer.eos_token_ids, on_death)
 
@@ -73,7 +106,7 @@ class LLM:
         self,
         model: str | None = None,
         *,
-        runner: str = "torch",
+        runner: str = "auto",
         device: str = "auto",
         dtype: str = "auto",
         mtp: str | None = None,
@@ -88,7 +121,8 @@ class LLM:
     ) -> None:
         engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
         runner_config = RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab)
-        self._start(open_model(model, mtp), engine_config, runner_config, runner, progress)
+        opened = open_model(model, mtp, any_architecture=choose_runner(runner) == "mlx")
+        self._start(opened, engine_config, runner_config, runner, progress)
 
     @classmethod
     def from_config(
@@ -96,7 +130,7 @@ class LLM:
         model: OpenedModel,
         engine_config: EngineConfig,
         runner_config: RunnerConfig,
-        runner: str = "torch",
+        runner: str = "auto",
         progress: Progress | None = None,
     ) -> LLM:
         llm = cls.__new__(cls)

@@ -10,6 +10,9 @@ from hypothesis import settings
 settings.register_profile("slipstream", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("slipstream")
 
+# On a CPU MLX compiles its fused functions with a C++ compiler, for longer than these tests compute.
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
 # Tiny tensors gain nothing from a second thread, and waiting for it on a busy machine costs much.
 torch.set_num_threads(1)
 

@@ -59,8 +59,19 @@ def test_arrows_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_array_libraries_stay_in_the_runners(path: Path) -> None:
-    libraries = {name.split(".")[0] for name in imports(path)} & {"torch", "mlx", "transformers", "pickle"}
-    assert libraries <= ({"torch"} if room_or_door(path) == "runners" else set())
+    named = {"torch", "triton", "mlx", "mlx_lm", "transformers", "pickle"}
+    libraries = {name.split(".")[0] for name in imports(path)} & named
+    runner = path.relative_to(PACKAGE).parts[1] if room_or_door(path) == "runners" else ""
+    own = {"torch": {"torch", "triton"}, "mlx": {"mlx", "mlx_lm"}}
+    assert libraries <= own.get(runner, set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_runners_do_not_know_each_other(path: Path) -> None:
+    parts = path.relative_to(PACKAGE).parts
+    if parts[0] == "runners" and len(parts) > 2:
+        others = {name for name in imports(path) if name.startswith("slipstream.runners.")}
+        assert all(name.startswith(f"slipstream.runners.{parts[1]}") for name in others)
 
 
 def room_or_door(path: Path) -> str:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
-from slipstream.llm import LLM
+from slipstream.llm import LLM, choose_runner
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.sampling import DraftSetting
@@ -24,7 +24,7 @@ class ModelOptions:
     mtp: str | None = None
     shape: str | None = None
     random_weights: bool = False
-    runner: str = "torch"
+    runner: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
     draft: DraftSetting = "adaptive"
@@ -61,6 +61,11 @@ class ModelOptions:
             simulate_acceptance=self.simulate_acceptance,
         )
 
+    def needs_torch(self, what: str) -> None:
+        """Refuses what only the torch runner can do."""
+        if choose_runner(self.runner) != "torch":
+            raise ConfigError(f"{what} knows the torch runner only: say --runner torch, or try `slipstream selfcheck`")
+
     @property
     def model_name(self) -> str:
         return self.shape or self.model or "default"
@@ -70,11 +75,13 @@ class ModelOptions:
         if self.shape is None:
             if self.random_weights:
                 raise ConfigError("--random-weights needs a --shape: a model that has files keeps its weights")
-            return open_model(self.model, self.mtp)
+            return open_model(self.model, self.mtp, any_architecture=choose_runner(self.runner) == "mlx")
         if self.model is not None or self.mtp is not None:
             raise ConfigError("--shape stands for a model and its head: give no other model and no --mtp")
         if to_load and not self.random_weights:
             raise ConfigError(f"{self.shape} is a shape and has no weights of its own: say --random-weights")
+        if to_load and choose_runner(self.runner) == "mlx":
+            raise ConfigError("a --shape has weights on the torch runner only")
         return open_random(self.shape)
 
     def arguments(self) -> list[str]:

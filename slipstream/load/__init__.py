@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from slipstream.errors import LoadError
+from slipstream.load.any_folder import find_any_head, open_any
 from slipstream.load.default_model import default_head_path, default_model_path
 from slipstream.load.dequantize import dequantize
 from slipstream.load.detokenizer import StreamingDetokenizer
@@ -75,9 +76,13 @@ def _of_head(name: str) -> bool:
     return name.startswith("mtp.")
 
 
-def open_model(model: str | None = None, mtp: str | None = None) -> OpenedModel:
-    """`model`: None for the default one, a folder, a .gguf file, or a hub id. `mtp`: a head in a file of its own."""
+def open_model(model: str | None = None, mtp: str | None = None, *, any_architecture: bool = False) -> OpenedModel:
+    """`model`: None for the default one, a folder, a .gguf file, or a hub id. `mtp`: a head in a file of its own.
+    `any_architecture`: the runner knows what to make of a folder, also if we do not."""
     name, path = _resolve(model)
+    if any_architecture and path.is_dir():
+        folder = open_any(path, name)
+        return OpenedModel(name, path, folder, *find_any_head(folder, _head_path(model, mtp)))
     checkpoint = open_hf(path, name) if path.is_dir() else open_gguf(path)
     head, reason = find_head(checkpoint, _head_path(model, mtp))
     return OpenedModel(name, path, checkpoint, head, reason)

@@ -58,7 +58,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         gdn=_gdn(text) if hybrid else None,
         moe=_moe(text) if family == "qwen3_5_moe" else None,
         num_mtp_layers=text.count("mtp_num_hidden_layers", 0),
-        eos_token_ids=_eos(Fields(generation, where), outer, text),
+        eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
         name=name,
     )
 
@@ -196,6 +196,6 @@ def _moe(text: Fields) -> MoeSpec:
     )
 
 
-def _eos(generation: Fields, outer: Fields, text: Fields) -> tuple[int, ...]:
+def eos_tokens(generation: Fields, outer: Fields, text: Fields) -> tuple[int, ...]:
     levels = (generation, outer, text)
     return next((ids for level in levels if (ids := level.token_ids("eos_token_id"))), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]  # other: its runner knows better
 LayerKind = Literal["full_attention", "linear_attention"]
 
 

@@ -97,6 +97,20 @@ class LateRunner:
         return self._runner.collect()
 
 
+class Limited:
+    """A runner that claims fewer blocks, of another size: the scheduler preempts, the runner need not know why."""
+
+    def __init__(self, runner: Runner, block_size: int, num_tokens: int) -> None:
+        self._runner = runner
+        self.info = replace(runner.info, block_size=block_size, num_blocks=-(-num_tokens // block_size))
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def collect(self) -> StepResult:
+        return self._runner.collect()
+
+
 class Floored(DepthPolicy):
     """Another policy's depths, and floors in turn."""
 

@@ -6,20 +6,18 @@ heads that are always right, always wrong, guessing, and the model's own.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import tiny
 from drafters import ScriptedDrafter
-from harness import Ask, LateRunner, Traffic, alone, open_runner
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from harness import Ask, open_runner
+from hypothesis import settings
+from traffic import any_traffic, check
 
-from slipstream.config import EngineConfig
 from slipstream.runners.torch.runner import TorchRunner
-from slipstream.sampling import SamplingParams
 
 KINDS = ["llama-gqa-tied", "qwen2", "qwen3_5", "qwen3_5_moe"]
 # Plain PyTorch sums in an order that depends on the number of rows, so it is compared in float64, where no near-tie
@@ -40,68 +38,10 @@ def _runner(folder: Path, backend: str, block_size: int, kv_memory: int) -> Torc
     )
 
 
-sampling = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 0.0, 0.7, 1.3]),
-        "top_k": st.sampled_from([0, 0, 5]),
-        "top_p": st.sampled_from([1.0, 1.0, 0.8]),
-        "min_p": st.sampled_from([0.0, 0.05]),
-        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3]),
-        "presence_penalty": st.sampled_from([0.0, 0.5]),
-        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.4]),
-        "logit_bias": st.sampled_from([{}, {}, {3: 4.0, 5: -100.0}]),
-        "stop_token_ids": st.sampled_from([(), (), (7, 11, 23)]),
-        "max_tokens": st.integers(1, 24),
-        "draft": st.integers(0, 4),
-        "p_min": st.sampled_from([0.0, 0.0, 0.1]),
-    }
-)
-asks = st.builds(
-    lambda prompt, options, arrival, abort_at: Ask(tuple(prompt), SamplingParams(**options), arrival, abort_at),
-    st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=40),
-    sampling,
-    st.integers(0, 12),
-    st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
-)
-
-
-def _check(
-    runner: TorchRunner, late: bool, mode: str, traffic: list[Ask], budget: int, floors: tuple[float, ...]
-) -> None:
-    traffic = [replace(ask, params=replace(ask.params, seed=i)) for i, ask in enumerate(traffic)]
-    expected = [alone(runner, ask) for ask in traffic]
-    head = runner.drafter
-    if mode != "head":
-        truth = {i: [*ask.prompt, *tokens] for i, (ask, tokens) in enumerate(zip(traffic, expected, strict=True))}
-        runner.drafter = ScriptedDrafter(truth, tiny.VOCAB, mode)
-    try:
-        config = EngineConfig(max_streams=4, max_step_tokens=budget, min_chunk=4, block_size=runner.info.block_size)
-        run = Traffic(LateRunner(runner) if late else runner, config, floors)
-        outputs = run.run(traffic)
-    finally:
-        runner.drafter = head
-    for i, (ask, got, want) in enumerate(zip(traffic, outputs, expected, strict=True)):
-        if run.finished[str(i)].finish_reason == "abort":
-            assert ask.abort_at is not None
-            assert got == want[: len(got)]
-        else:
-            assert got == want
-    if mode == "wrong":
-        assert run.snapshot.num_accepted_tokens == 0
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
-@given(
-    traffic=st.lists(asks, min_size=1, max_size=6),
-    mode=st.sampled_from(["right", "wrong", "random", "head"]),
-    late=st.booleans(),
-    block_size=st.sampled_from([1, 4, 16]),
-    tight=st.booleans(),
-    budget=st.sampled_from([9, 32, 512]),
-    floors=st.sampled_from([(0.0,), (1e-6,), (0.0, 0.001, 0.02), (0.05, 1.0, 0.0)]),
-)
+@any_traffic
 def test_streams_equal_plain_decoding(
     folders: dict[str, Path],
     kind: str,
@@ -116,7 +56,12 @@ def test_streams_equal_plain_decoding(
 ) -> None:
     # Tight: about 80 tokens for all streams together, so that they are preempted.
     kv_memory = _pool_bytes(folders[kind], backend, 80 if tight else 600)
-    _check(_runner(folders[kind], backend, block_size, kv_memory), late, mode, traffic, budget, floors)
+    runner = _runner(folders[kind], backend, block_size, kv_memory)
+    check(runner, _scripted, traffic, late=late, mode=mode, budget=budget, floors=floors)
+
+
+def _scripted(truth: Mapping[int, Sequence[int]], mode: str) -> ScriptedDrafter:
+    return ScriptedDrafter(truth, tiny.VOCAB, mode)
 
 
 @lru_cache

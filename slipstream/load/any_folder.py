@@ -1,0 +1,63 @@
+"""A Hugging Face or MLX folder of any architecture and quantisation, for a runner that knows more of them than we do.
+
+Reads what the engine needs from config.json and the tensors' names from their headers; judges nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipstream.errors import LoadError
+from slipstream.load.config_fields import Fields
+from slipstream.load.hf import HfCheckpoint
+from slipstream.load.hf_config import FAMILIES, eos_tokens
+from slipstream.load.json_file import read_json, read_json_if_there
+from slipstream.load.safetensors import SafetensorsFile, open_folder
+from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
+from slipstream.load.tensor import Checkpoint
+
+NO_HEAD = "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
+
+
+def open_any(folder: Path, name: str = "") -> HfCheckpoint:
+    if not folder.is_dir():
+        raise LoadError(f"{folder} is not a folder.")
+    return HfCheckpoint(str(folder), _rough_spec(folder, name or folder.resolve().name), open_folder(folder))
+
+
+def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
+    """Where a head's tensors are, or why there are none. Whether they fit is the runner's question."""
+    if mtp_path is not None:
+        store = open_folder(mtp_path) if mtp_path.is_dir() else SafetensorsFile(mtp_path)
+        return HfCheckpoint(str(mtp_path), checkpoint.spec, store), ""
+    if any("mtp." in name for name in checkpoint.names()):
+        return checkpoint, ""
+    return None, NO_HEAD
+
+
+def _rough_spec(folder: Path, name: str) -> ModelSpec:
+    """Exact in what the engine and the tokenizer read: vocabulary, context, end tokens."""
+    config = folder / "config.json"
+    outer = Fields(read_json(config), str(config))
+    generation = Fields(read_json_if_there(folder / "generation_config.json"), str(config))
+    text = outer.level("text_config") if outer.raw("text_config") is not None else outer
+    hidden, heads = text.size("hidden_size"), text.size("num_attention_heads", 1)
+    num_layers = text.layers("num_hidden_layers")
+    head_dim = text.size("head_dim", max(1, hidden // heads))
+    return ModelSpec(
+        family=FAMILIES.get(outer.text("model_type"), "other"),
+        hidden_size=hidden,
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=text.size("num_key_value_heads", heads),
+        head_dim=head_dim,
+        intermediate_size=text.size("intermediate_size", hidden),
+        vocab_size=text.size("vocab_size"),
+        max_context=text.size("max_position_embeddings", 32768),
+        norm_eps=text.number("rms_norm_eps", 1e-6),
+        rope=RopeSpec(text.number("rope_theta", 10000.0), head_dim),
+        tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
+        layer_kinds=all_full_attention(num_layers),
+        eos_token_ids=eos_tokens(generation, outer, text),
+        name=name,
+    )

@@ -1,0 +1,1 @@
+"""Apple silicon, and MLX on Linux: mlx-lm's model classes behind the runner protocol, with caches of our own."""

@@ -1,0 +1,127 @@
+"""What a stream leaves behind in attention layers: keys and values in one buffer for all rows, a cursor per row.
+
+A cache here is what mlx-lm's attention expects of one (``offset``, ``update_and_fetch``, ``make_mask``) for the rows of
+the current feed. Appending writes into the buffer where it lies: nothing may hold on to an older version of it across
+a step, or MLX would have to copy it. A write beyond a row's cursor is harmless: it is overwritten before it is read.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from slipstream.runners.mlx.grid import Feed
+
+FIRST_LENGTH = 256
+
+
+class FeedHolder:
+    """The feed that all caches of a forward serve."""
+
+    def __init__(self) -> None:
+        self._feed: Feed | None = None
+
+    @property
+    def feed(self) -> Feed:
+        assert self._feed is not None, "no forward is running"
+        return self._feed
+
+    def set(self, feed: Feed) -> None:
+        self._feed = feed
+
+
+class KvCache:
+    """One attention layer's keys and values, [places, kv heads, length, head dim] each.
+
+    Both dimensions double when they must, up to the limits that the memory plan counted with.
+    """
+
+    def __init__(self, holder: FeedHolder, max_rows: int, max_length: int, window: int | None = None) -> None:
+        self._holder = holder
+        self._max_rows = max_rows
+        self._max_length = max_length
+        self._window = window  # a layer that looks back only so far
+        self._keys: mx.array | None = None
+        self._values: mx.array | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """int32 [rows]"""
+        return self._holder.feed.offset
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Both [rows, kv heads, width, head dim] -> [rows, kv heads, reach, head dim]."""
+        feed = self._holder.feed
+        self._keys = _append(self._roomy(self._keys, keys), keys, feed)
+        self._values = _append(self._roomy(self._values, values), values, feed)
+        return _fetch(self._keys, feed), _fetch(self._values, feed)
+
+    def make_mask(
+        self, num_tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """bool [rows, 1, width, reach], or mlx-lm's own word for what a single row needs."""
+        feed = self._holder.feed
+        assert num_tokens == feed.width
+        window = window_size or self._window
+        if len(feed.places) == 1 and feed.spans and not return_array and (window is None or feed.reach <= window):
+            return "causal" if num_tokens > 1 else None
+        keys = mx.arange(feed.reach, dtype=mx.int32)
+        queries = feed.positions[:, None, :, None]  # [rows, 1, width, 1]
+        mask = keys <= queries
+        return mask if window is None else mask & (keys > queries - window)
+
+    def move(self, source: int, target: int) -> None:
+        """A row changes its place. The copy of the row is finished before the buffer is written."""
+        if self._keys is None or self._values is None or source >= self._keys.shape[0]:
+            return  # the row has not been fed yet
+        row = mx.array([source])
+        keys, values = (mx.take(buffer, row, axis=0) for buffer in (self._keys, self._values))
+        mx.eval(keys, values)
+        self._keys[target : target + 1], self._values[target : target + 1] = keys, values
+
+    def leave(self, slot: int) -> None:
+        """What the row wrote is overwritten before it is read."""
+
+    def arrays(self) -> list[mx.array]:
+        return [array for array in (self._keys, self._values) if array is not None]
+
+    def drop(self) -> None:
+        self._keys = self._values = None
+
+    def _roomy(self, buffer: mx.array | None, new: mx.array) -> mx.array:
+        """The buffer, large enough for this feed."""
+        feed = self._holder.feed
+        num_places, reach = max(feed.places) + 1, feed.reach
+        if buffer is not None and num_places <= buffer.shape[0] and reach <= buffer.shape[2]:
+            return buffer
+        rows, length = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
+        rows = _grown(rows, num_places, 1, self._max_rows)
+        length = _grown(length, reach, FIRST_LENGTH, self._max_length)
+        larger = mx.zeros((rows, new.shape[1], length, new.shape[3]), new.dtype)
+        if buffer is not None:
+            larger[: buffer.shape[0], :, : buffer.shape[2]] = buffer
+        return larger
+
+
+def _grown(now: int, needed: int, first: int, limit: int) -> int:
+    assert needed <= limit, f"{needed} are needed, but the caches were planned for {limit}"
+    if needed <= now:
+        return now
+    size = max(now, first)
+    while size < needed:
+        size *= 2
+    return min(size, limit)
+
+
+def _append(buffer: mx.array, new: mx.array, feed: Feed) -> mx.array:
+    if len(feed.spans) == 1:  # one row, at a position that the host knows
+        place, start = feed.places[0], feed.spans[0].start
+        buffer[place : place + 1, :, start : start + feed.width] = new
+    else:
+        buffer[feed.rows[:, None], :, feed.positions] = new.swapaxes(1, 2)
+    return buffer
+
+
+def _fetch(buffer: mx.array, feed: Feed) -> mx.array:
+    if feed.neighbours:
+        return buffer[feed.places[0] : feed.places[-1] + 1, :, : feed.reach]
+    return buffer[:, :, : feed.reach][feed.rows]

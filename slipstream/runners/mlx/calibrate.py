@@ -1,0 +1,121 @@
+"""Times verification by tokens and a draft pass by rows on this machine, for the depth policy.
+
+Runs the real trunk and head on made-up tokens in places that nobody owns yet. All sizes take turns, and the median
+counts. On Apple chips the cost of verification is a staircase in the number of tokens: the log says what was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from slipstream.engine.plan import StepCosts
+from slipstream.runners.mlx.drafter import Ends
+from slipstream.runners.mlx.grid import Grid, make_grid
+from slipstream.runners.mlx.rows import Row, RowDraw, Span
+
+if TYPE_CHECKING:
+    from slipstream.runners.mlx.runner import MlxRunner
+
+ROUNDS = 5
+CONTEXT = 64  # tokens each made-up row has behind it
+GREEDY = RowDraw(
+    greedy=True, inv_temperature=1.0, seed=0, p_min=0.0, num_prompt=0, may_draft=True, processors=()
+)  # fmt: skip
+
+Points = tuple[tuple[int, float], ...]
+Task = Callable[[], object]
+log = logging.getLogger(__name__)
+
+
+def measure(runner: MlxRunner, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
+    tasks: dict[tuple[str, int], Task] = {}
+    for n in num_tokens:
+        tasks["verify", n] = partial(_verify_step, runner, _grid(runner, n))
+    for n in num_rows:
+        if runner.drafter.max_depth > 1 and n <= runner.info.num_slots:
+            for depth in (1, 2):
+                tasks[f"depth {depth}", n] = _proposal(runner, n, depth)
+    seconds = _take_turns(tasks)
+    for slot in range(runner.info.num_slots):
+        runner.forget(slot)
+    draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
+    costs = StepCosts(_rising(_of(seconds, "verify")), _rising(draft))
+    log.info("a step by tokens: %s; a draft pass by rows: %s", told(costs.verify), told(costs.draft))
+    return costs
+
+
+def told(points: Points) -> str:
+    """Milliseconds by size, in one line."""
+    return " ".join(f"{n}:{seconds * 1e3:.3g}ms" for n, seconds in points) or "-"
+
+
+def _of(seconds: dict[tuple[str, int], float], kind: str) -> list[tuple[int, float]]:
+    return [(n, value) for (name, n), value in seconds.items() if name == kind]
+
+
+def _rising(points: list[tuple[int, float]]) -> Points:
+    """More work never takes less time: noise that says otherwise is levelled."""
+    best = float("inf")
+    levelled = []
+    for n, seconds in reversed(points):
+        best = min(best, seconds)
+        levelled.append((n, best))
+    return tuple(reversed(levelled))
+
+
+def _start(runner: MlxRunner) -> int:
+    return min(CONTEXT, runner.info.max_context // 2)
+
+
+def _grid(runner: MlxRunner, num_tokens: int) -> Grid:
+    """Rows of equally many tokens, as few as hold them all."""
+    width = -(-num_tokens // min(runner.info.num_slots, -(-num_tokens // (1 + runner.drafter.max_depth))))
+    counts = [width] * (num_tokens // width) + ([num_tokens % width] if num_tokens % width else [])
+    spans = [Span(slot, _start(runner), count) for slot, count in enumerate(counts)]
+    return make_grid(range(len(spans)), spans, range(len(spans)), [[1] * count for count in counts])
+
+
+def _verify_step(runner: MlxRunner, grid: Grid) -> None:
+    hidden = runner.forward(grid)
+    draws = mx.argmax(runner.trunk.unembed(hidden), axis=-1).astype(mx.int32)
+    mx.eval(runner.drafter.feed(hidden, draws, grid), draws, runner.cache_arrays())
+
+
+def _proposal(runner: MlxRunner, num_rows: int, depth: int) -> Task:
+    spans = [Span(slot, _start(runner), 1) for slot in range(num_rows)]
+    grid = make_grid(range(num_rows), spans, range(num_rows), [[1]] * num_rows)
+    fed = runner.drafter.feed(runner.forward(grid), grid.tokens, grid).flatten(0, 1)
+    mx.eval(fed, runner.cache_arrays())
+    ends = Ends(
+        rows=[Row(span.slot, [1] * span.start, GREEDY) for span in spans],
+        spans=spans,
+        places=range(num_rows),
+        propose=[depth] * num_rows,
+        floors=[0.0] * num_rows,
+        last=mx.arange(num_rows),
+        accepted=mx.zeros(num_rows, mx.int32),
+    )
+    return partial(_propose, runner, fed, ends)
+
+
+def _propose(runner: MlxRunner, fed: mx.array, ends: Ends) -> None:
+    proposal = runner.drafter.propose(fed, ends)
+    mx.eval(proposal.drafts, proposal.lengths, runner.cache_arrays())
+
+
+def _take_turns(tasks: dict[tuple[str, int], Task]) -> dict[tuple[str, int], float]:
+    """Median seconds of each task; the first round only warms up."""
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in tasks}
+    for _ in range(ROUNDS + 1):
+        for key, task in tasks.items():
+            began = time.perf_counter()
+            task()
+            times[key].append(time.perf_counter() - began)
+    return {key: median(taken[1:]) for key, taken in times.items()}

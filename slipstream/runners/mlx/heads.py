@@ -1,0 +1,76 @@
+"""From ``mtp.*`` tensors to an MtpHead: raw or packed, in the model's own checkpoint or in a file of their own.
+
+mlx-lm folds the 1 of Qwen3.5's ``1 + w`` norms into the weights of the trunk when it reads a raw checkpoint. A head may
+come from either side of that, so its own numbers decide: stored as ``w`` they lie around 0, folded around 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+
+from slipstream.errors import HeadError
+from slipstream.load import Checkpoint
+from slipstream.load.spec import Family
+from slipstream.runners.mlx.models import head_name, quantise_like
+from slipstream.runners.mlx.mtp import MtpHead
+
+Tensors = dict[str, mx.array]
+PLUS_ONE: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe")
+
+
+def load_head(checkpoint: Checkpoint, family: Family, args: Any, dtype: mx.Dtype) -> MtpHead:
+    """``args``: mlx-lm's, of the trunk. Raises HeadError when it is not a head of this model."""
+    if family == "other":
+        raise HeadError(f"{checkpoint.path} has mtp.* tensors, but of an architecture whose head we do not know.")
+    weights = _joined_experts(_read(Path(checkpoint.path)))
+    if family in PLUS_ONE and not _folded(weights):
+        weights = {name: weight + 1.0 if _is_norm(name) else weight for name, weight in weights.items()}
+    head = MtpHead(family, args)
+    quantise_like(head, weights)
+    try:
+        head.load_weights(list(weights.items()))
+    except ValueError as error:
+        raise HeadError(f"{checkpoint.path} is not an MTP head of this model: {error}") from error
+    head.set_dtype(dtype)
+    head.eval()
+    return head
+
+
+def _read(path: Path) -> Tensors:
+    found: Tensors = {}
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        tensors: Tensors = mx.load(str(file))  # type: ignore[assignment]
+        found |= {own: weight for name, weight in tensors.items() if (own := head_name(name)) is not None}
+    return found
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith("norm.weight") or "pre_fc_norm" in name
+
+
+def _folded(weights: Tensors) -> bool:
+    means = [float(weight.astype(mx.float32).mean()) for name, weight in weights.items() if _is_norm(name)]
+    return median(means) > 0.5
+
+
+def _joined_experts(weights: Tensors) -> Tensors:
+    """Experts as mlx-lm's layers hold them: one array for all of them, by projection."""
+    joined = dict(weights)
+    mlp = "layers.0.mlp"
+    if f"{mlp}.experts.gate_up_proj" in weights:
+        gate, up = mx.split(joined.pop(f"{mlp}.experts.gate_up_proj"), 2, axis=-2)
+        down = joined.pop(f"{mlp}.experts.down_proj")
+        for part, weight in {"gate_proj": gate, "up_proj": up, "down_proj": down}.items():
+            joined[f"{mlp}.switch_mlp.{part}.weight"] = weight
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        for kind in ("weight", "scales", "biases"):
+            each: list[mx.array] = []
+            while (name := f"{mlp}.experts.{len(each)}.{part}.{kind}") in joined:
+                each.append(joined.pop(name))
+            if each:
+                joined[f"{mlp}.switch_mlp.{part}.{kind}"] = mx.stack(each)
+    return joined

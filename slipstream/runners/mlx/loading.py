@@ -1,0 +1,160 @@
+"""Puts a runner together: weights, head, memory, caches. Nothing large is read before the memory plan allows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.plan import RunnerInfo
+from slipstream.errors import ConfigError, HeadError
+from slipstream.load import OpenedModel
+from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
+from slipstream.runners.mlx.drafter import Drafter, MtpDrafter, NoDrafter
+from slipstream.runners.mlx.grid import make_grid
+from slipstream.runners.mlx.heads import load_head
+from slipstream.runners.mlx.memory import MemoryPlan, StreamCost, plan_memory, stream_cost
+from slipstream.runners.mlx.models import DTYPES, load_lazily
+from slipstream.runners.mlx.mtp import MtpHead
+from slipstream.runners.mlx.rows import Span
+from slipstream.runners.mlx.runner import MlxRunner
+from slipstream.runners.mlx.states import RecurrentCache
+from slipstream.runners.mlx.trunk import Cache, OpaqueTrunk, OpenTrunk, Trunk, make_caches, tape_recurrences
+
+DRAFT_VOCAB = 32768  # a draft pass over all of a large vocabulary reads mostly the output matrix
+
+Progress = Callable[[int], None]  # called with the bytes just read
+log = logging.getLogger(__name__)
+
+
+def ignore_progress(num_bytes: int) -> None:
+    """Nobody watches."""
+
+
+def load_runner(
+    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
+) -> MlxRunner:
+    if config.simulate_acceptance:
+        raise ConfigError("simulated acceptance is offered by the torch runner only")
+    _use_device(config.device)
+    return _Loader(model, engine, config).load(progress)
+
+
+def _use_device(name: str) -> None:
+    """``auto``: the GPU where there is one."""
+    if name not in ("auto", "cpu"):
+        raise ConfigError(f"on MLX, device is auto or cpu, not {name!r}")
+    if name == "cpu":
+        mx.set_default_device(mx.cpu)
+
+
+class _Loader:
+    def __init__(self, model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> None:
+        self._opened, self._engine, self._config = model, engine, config
+        self._family = model.spec.family
+        self._model = load_lazily(model, self._dtype())
+        self._trunk: Trunk = OpaqueTrunk(self._model) if self._family == "other" else OpenTrunk(self._model)
+        self._head, self._why_no_draft = self._find_head()
+        self._max_depth = engine.max_depth if self._head is not None else 0
+        tape_recurrences(self._model)
+
+    def load(self, progress: Progress) -> MlxRunner:
+        weights: list[mx.array] = [array for _, array in tree_flatten(self._model.parameters())]
+        if self._head is not None:
+            weights += [array for _, array in tree_flatten(self._head.parameters())]
+        num_bytes = sum(array.nbytes for array in weights)
+        memory = plan_memory(
+            self._stream_cost(), num_bytes, self._opened.spec.max_context, self._max_depth, self._engine, self._config
+        )
+        for array in weights:
+            mx.eval(array)
+            progress(array.nbytes)
+        return self._runner(memory)
+
+    def _dtype(self) -> mx.Dtype | None:
+        name = self._config.dtype
+        if name == "auto":
+            on_gpu = mx.default_device().type == mx.DeviceType.gpu
+            # A GGUF's scales are float16; only a GPU computes faster with them than with float32.
+            return None if self._opened.path.is_dir() or on_gpu else mx.float32
+        if name not in DTYPES:
+            raise ConfigError(f"on MLX, dtype is auto or one of {', '.join(DTYPES)}, not {name!r}")
+        return DTYPES[name]
+
+    def _find_head(self) -> tuple[MtpHead | None, str]:
+        """The head, or why there is none: one that does not fit never stops the model."""
+        if self._opened.head is None:
+            return None, self._opened.head_reason
+        if self._engine.max_depth == 0:
+            return None, "max_depth is 0"
+        try:
+            args = self._trunk.args if isinstance(self._trunk, OpenTrunk) else None
+            return load_head(self._opened.head, self._family, args, _activation_dtype(self._model)), ""
+        except HeadError as error:
+            return None, f"no MTP head: {error}"
+
+    def _stream_cost(self) -> StreamCost:
+        """One token through trunk and head, not evaluated: the shapes of what it leaves behind."""
+        holder = FeedHolder()
+        caches, head_cache = self._caches(holder, 1, FIRST_LENGTH)
+        grid = make_grid([0], [Span(0, 0, 1)], [0], [[0]])
+        holder.set(grid.feed)
+        hidden = self._trunk.forward(grid.tokens, caches)
+        self._drafter(holder, head_cache).feed(hidden, grid.tokens, grid)
+        return stream_cost([*caches, *([head_cache] if head_cache is not None else [])])
+
+    def _caches(self, holder: FeedHolder, max_rows: int, max_length: int) -> tuple[list[Cache], KvCache | None]:
+        caches = make_caches(self._model, holder, max_rows, max_length, self._max_depth)
+        return caches, KvCache(holder, max_rows, max_length) if self._head is not None else None
+
+    def _drafter(self, holder: FeedHolder, cache: KvCache | None) -> Drafter:
+        if self._head is None:
+            return NoDrafter()
+        assert isinstance(self._trunk, OpenTrunk)
+        assert cache is not None
+        vocab = self._opened.spec.vocab_size
+        asked = self._config.draft_vocab
+        drafted = (DRAFT_VOCAB if vocab > 2 * DRAFT_VOCAB else 0) if asked is None else asked
+        output = self._trunk.output_rows(drafted) if 0 < drafted < vocab else self._trunk.unembed
+        return MtpDrafter(self._head, self._trunk, output, cache, holder, self._max_depth)
+
+    def _runner(self, memory: MemoryPlan) -> MlxRunner:
+        holder = FeedHolder()
+        caches, head_cache = self._caches(holder, memory.num_slots, memory.num_places)
+        pads = not any(isinstance(cache, RecurrentCache) for cache in caches)
+        log.info("memory: weights %d bytes, streams at most %d", memory.weights, memory.streams)
+        return MlxRunner(
+            self._info(memory), self._trunk, self._drafter(holder, head_cache), caches, head_cache, holder, pads
+        )
+
+    def _info(self, memory: MemoryPlan) -> RunnerInfo:
+        return RunnerInfo(
+            num_slots=memory.num_slots,
+            num_blocks=memory.num_slots * memory.blocks_per_slot,
+            block_size=memory.block_size,
+            max_context=memory.max_context,
+            vocab_size=self._opened.spec.vocab_size,
+            max_depth=self._max_depth,
+            why_no_draft=self._why_no_draft,
+            note=self._note(),
+        )
+
+    def _note(self) -> str:
+        dtype = str(_activation_dtype(self._model)).removeprefix("mlx.core.")
+        return f"mlx {version('mlx')}, {_device_name()}, {dtype}"
+
+
+def _device_name() -> str:
+    return str(mx.device_info()["device_name"]) if mx.default_device().type == mx.DeviceType.gpu else "cpu"
+
+
+def _activation_dtype(model: Any) -> mx.Dtype:
+    """That of the norms: they are never packed."""
+    norms = (array for name, array in tree_flatten(model.parameters()) if name.endswith("norm.weight"))
+    found: mx.Dtype = next(norms).dtype
+    return found

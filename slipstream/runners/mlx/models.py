@@ -1,0 +1,136 @@
+"""From an opened checkpoint to an mlx-lm model with its weights, lazily: nothing is read before it is evaluated.
+
+A folder is loaded by mlx-lm itself, whatever its architecture and quantisation, without the head that it would trip
+over. A GGUF becomes the model class of its family with the weights as they are packed.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.utils import _get_classes as get_classes
+from mlx_lm.utils import infer_quant_config, load_config, load_model
+
+from slipstream.errors import UnknownModel
+from slipstream.load import OpenedModel
+from slipstream.load.spec import ModelSpec
+from slipstream.runners.mlx.gguf_weights import parameters
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def load_lazily(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
+    """``dtype``: of everything that is not packed; None: as it is in the files."""
+    loaded = _from_folder(model.path) if model.path.is_dir() else _from_gguf(model, dtype)
+    if dtype is not None:
+        loaded.set_dtype(dtype)
+    return loaded
+
+
+def _from_folder(folder: Path) -> Any:
+    try:
+        return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=_without_head)[0]
+    except (ValueError, FileNotFoundError) as error:
+        raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {error}") from error
+
+
+def _changes(folder: Path) -> dict[str, Any]:
+    """Newer spellings in config.json that not every model class of mlx-lm reads."""
+    config = load_config(folder)
+    changes: dict[str, Any] = {}
+    kind = config["model_type"]
+    if kind.endswith("_text") and find_spec(f"mlx_lm.models.{kind}") is None:
+        changes["model_type"] = kind.removesuffix("_text")
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope and "rope_theta" not in config:
+        changes["rope_theta"] = rope["rope_theta"]
+        if rope.get("rope_type", "default") != "default":
+            changes["rope_scaling"] = rope
+    return changes | _interval(config)
+
+
+def _interval(config: dict[str, Any]) -> dict[str, Any]:
+    """Hybrid models: mlx-lm asks how often a layer is full attention, newer files name the kind of each layer."""
+    text = config.get("text_config", config)
+    kinds = text.get("layer_types") or []
+    if "full_attention_interval" in text or "linear_attention" not in kinds:
+        return {}
+    named = {"full_attention_interval": kinds.index("full_attention") + 1}
+    return {"text_config": text | named} if "text_config" in config else named
+
+
+def _without_head(config: dict[str, Any]) -> tuple[type, type]:
+    """The model's classes, told to leave ``mtp.*`` alone: we load it ourselves."""
+    model_class, args_class = get_classes(config)
+
+    class Trunk(model_class):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            kept = {name: weight for name, weight in weights.items() if head_name(name) is None}
+            return super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
+
+    return Trunk, args_class
+
+
+def head_name(name: str) -> str | None:
+    """What a tensor is called within the head; None: it belongs to the trunk."""
+    for prefix in ("", "model.", "language_model.", "model.language_model.", "language_model.model."):
+        if name.startswith(f"{prefix}mtp."):
+            return name.removeprefix(f"{prefix}mtp.")
+    return None
+
+
+def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
+    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[model.spec.family]
+    loaded = arch.Model(arch.ModelArgs.from_dict(_config(model.spec)))
+    weights = dict(parameters(model.checkpoint, dtype or mx.float16))
+    if model.spec.tied:
+        weights.pop("lm_head.weight", None)
+    quantise_like(loaded, weights)
+    loaded.load_weights(list(weights.items()))
+    loaded.eval()
+    return loaded
+
+
+def quantise_like(module: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Makes packed layers of those whose weights are packed, each with its own bits and group size."""
+
+    def packed(path: str, layer: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        found: dict[str, Any] = infer_quant_config(path, layer, weights)
+        return found
+
+    nn.quantize(module, class_predicate=packed)
+
+
+def _config(spec: ModelSpec) -> dict[str, Any]:
+    """config.json as mlx-lm would read it."""
+    rope = spec.rope
+    scaling = {
+        "rope_type": "llama3",
+        "factor": rope.llama3_factor,
+        "low_freq_factor": rope.llama3_low_freq,
+        "high_freq_factor": rope.llama3_high_freq,
+        "original_max_position_embeddings": rope.llama3_original_context,
+    }
+    return {
+        "model_type": spec.family,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "intermediate_size": spec.intermediate_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "rms_norm_eps": spec.norm_eps,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_context,
+        "rope_theta": rope.theta,
+        "rope_scaling": scaling if rope.llama3_factor is not None else None,
+        "tie_word_embeddings": spec.tied,
+        "attention_bias": spec.o_bias,
+    }

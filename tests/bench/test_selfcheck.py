@@ -1,0 +1,79 @@
+"""`slipstream selfcheck` on a tiny model: what it finds, what it prints, and that it notices wrong tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from slipstream.bench.selfcheck import Findings, check, report
+from slipstream.commands.options import ModelOptions
+from slipstream.engine.plan import StepPlan, StepResult
+
+PROMPTS = [[random.Random(i).randrange(tiny.VOCAB) for _ in range(5 + i)] for i in range(4)]
+
+
+@pytest.fixture(scope="module", params=["torch", "mlx"])
+def options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelOptions:
+    if request.param == "mlx":
+        pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path_factory.mktemp("tiny"), head=True)
+    return ModelOptions(model=str(folder), runner=request.param, max_streams=4, kv_memory=50_000_000, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def found(options: ModelOptions) -> Findings:
+    return check(options.open(), options, PROMPTS, 6)
+
+
+def test_it_finds_equal_tokens_and_costs(options: ModelOptions, found: Findings) -> None:
+    assert found.good
+    assert set(found.different) == {"greedy", "seeded", "penalties"}
+    assert [n for n, _ in found.costs.verify][-1] == 4 * 5
+    assert all(seconds > 0 for _, seconds in (*found.costs.verify, *found.costs.draft))
+    assert [speed.streams for speed in found.speeds] == [1, 4]
+    for speed in found.speeds:
+        assert speed.plain.num_tokens == 6 * speed.streams
+        assert speed.plain.tokens == speed.drafting.tokens
+        assert (speed.peer is not None) == (options.runner == "mlx")
+
+
+def test_the_report_can_be_pasted(options: ModelOptions, found: Findings) -> None:
+    told = report("tiny", found)
+    assert "selfcheck: passed" in told
+    assert "greedy: 4 of 4 equal" in told
+    assert "drafts with its head" in told
+    assert str(Path(str(options.model)).parent) not in told
+
+
+class Tampering:
+    """A runner that draws another token for the last row whenever rows run together."""
+
+    def __init__(self, runner: object) -> None:
+        self._runner = runner
+        self.info = runner.info  # type: ignore[attr-defined]
+        self.calibrate = runner.calibrate  # type: ignore[attr-defined]
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)  # type: ignore[attr-defined]
+
+    def collect(self) -> StepResult:
+        result: StepResult = self._runner.collect()  # type: ignore[attr-defined]
+        if len(result.rows) < 2 or not result.rows[-1].tokens:
+            return result
+        *others, last = result.rows
+        wrong = ((last.tokens[0] + 1) % tiny.VOCAB, *last.tokens[1:])
+        return replace(result, rows=(*others, replace(last, tokens=wrong)))
+
+
+def test_wrong_tokens_are_noticed(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.bench import selfcheck
+
+    load = selfcheck.load_runner
+    monkeypatch.setattr(selfcheck, "load_runner", lambda *given: Tampering(load(*given)))
+    found = check(options.open(), options, PROMPTS, 3)
+    assert not found.good
+    assert "selfcheck: FAILED" in report("tiny", found)

@@ -1,0 +1,80 @@
+"""The MLX runner under the same random traffic as the others: plain decoding's tokens for every stream, raw and packed.
+
+And against the PyTorch runner: the same tokens from the same float32 files, greedy and seeded, drafting or not.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import tiny
+from harness import Ask, Traffic, alone, open_runner
+from hypothesis import settings
+from test_resident import traffic as some_traffic
+from traffic import any_traffic, check
+
+from slipstream.config import EngineConfig
+
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+
+from mlx_tiny import ScriptedDrafter, open_mlx, packed
+
+from slipstream.runners.mlx.runner import MlxRunner
+
+KINDS = {
+    "llama-gqa-tied": ("llama-gqa-tied", 0),
+    "llama-4bit": ("llama-gqa-tied", 4),
+    "qwen3_5": ("qwen3_5", 0),
+    "qwen3_5-8bit": ("qwen3_5", 8),
+    "qwen3_5_moe": ("qwen3_5_moe", 0),
+    "qwen3_5_moe-4bit": ("qwen3_5_moe", 4),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mlx")
+
+
+@lru_cache
+def _runner(folder: Path, name: str) -> MlxRunner:
+    kind, bits = KINDS[name]
+    raw = tiny.save(tiny.build(kind), folder / name, head=True)
+    return open_mlx(packed(raw, folder / f"{name}-packed", bits) if bits else raw)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
+@any_traffic
+def test_streams_equal_plain_decoding(
+    folder: Path,
+    kind: str,
+    traffic: list[Ask],
+    mode: str,
+    late: bool,
+    block_size: int,
+    tight: bool,
+    budget: int,
+    floors: tuple[float, ...],
+) -> None:
+    limits = (block_size, 80 if tight else 600)
+    runner = _runner(folder, kind)
+    check(runner, ScriptedDrafter, traffic, late=late, mode=mode, budget=budget, floors=floors, limits=limits)
+
+
+@pytest.mark.parametrize("kind", tiny.MODELS)
+def test_tokens_equal_the_torch_runners(tmp_path: Path, kind: str) -> None:
+    raw = tiny.save(tiny.build(kind), tmp_path, head=True)
+    torch_runner = open_runner(raw, head=True)
+    asks = some_traffic(5, 24)
+    config = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
+    ours, theirs = Traffic(open_mlx(raw), config), Traffic(torch_runner, config)
+    theirs.run(asks)
+    for i, (got, ask) in enumerate(zip(ours.run(asks), asks, strict=True)):
+        want = alone(torch_runner, ask)
+        assert got == (want[: len(got)] if ours.finished[str(i)].finish_reason == "abort" else want)
+    # Not only the tokens: the heads proposed the same drafts, so as many were accepted.
+    assert ours.snapshot.num_draft_tokens == theirs.snapshot.num_draft_tokens > 0
+    assert ours.snapshot.num_accepted_tokens == theirs.snapshot.num_accepted_tokens

@@ -1,0 +1,86 @@
+"""Random traffic for any runner, and the check that every stream got its own plain tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tiny
+from harness import Ask, LateRunner, Limited, Traffic, alone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.config import EngineConfig
+from slipstream.sampling import SamplingParams
+
+sampling = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.0, 0.7, 1.3]),
+        "top_k": st.sampled_from([0, 0, 5]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.8]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.0, 0.4]),
+        "logit_bias": st.sampled_from([{}, {}, {3: 4.0, 5: -100.0}]),
+        "stop_token_ids": st.sampled_from([(), (), (7, 11, 23)]),
+        "max_tokens": st.integers(1, 24),
+        "draft": st.integers(0, 4),
+        "p_min": st.sampled_from([0.0, 0.0, 0.1]),
+    }
+)
+asks = st.builds(
+    lambda prompt, options, arrival, abort_at: Ask(tuple(prompt), SamplingParams(**options), arrival, abort_at),
+    st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=40),
+    sampling,
+    st.integers(0, 12),
+    st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
+)
+any_traffic = given(
+    traffic=st.lists(asks, min_size=1, max_size=6),
+    mode=st.sampled_from(["right", "wrong", "random", "head"]),
+    late=st.booleans(),
+    block_size=st.sampled_from([1, 4, 16]),
+    tight=st.booleans(),
+    budget=st.sampled_from([9, 32, 512]),
+    floors=st.sampled_from([(0.0,), (1e-6,), (0.0, 0.001, 0.02), (0.05, 1.0, 0.0)]),
+)
+
+# Makes a drafter of the runner's own kind from what each stream will say, by its seed, and a mode.
+MakeDrafter = Callable[[Mapping[int, Sequence[int]], str], Any]
+
+
+def check(
+    runner: Any,
+    make_drafter: MakeDrafter,
+    traffic: list[Ask],
+    *,
+    late: bool,
+    mode: str,
+    budget: int,
+    floors: tuple[float, ...],
+    limits: tuple[int, int] | None = None,
+) -> None:
+    """``runner`` has an ``info`` and a ``drafter`` that can be exchanged. ``limits``: see ``harness.Limited``."""
+    traffic = [replace(ask, params=replace(ask.params, seed=i)) for i, ask in enumerate(traffic)]
+    expected = [alone(runner, ask) for ask in traffic]
+    head = runner.drafter
+    if mode != "head":
+        truth = {i: [*ask.prompt, *tokens] for i, (ask, tokens) in enumerate(zip(traffic, expected, strict=True))}
+        runner.drafter = make_drafter(truth, mode)
+    try:
+        seen = Limited(runner, *limits) if limits else runner
+        config = EngineConfig(max_streams=4, max_step_tokens=budget, min_chunk=4, block_size=seen.info.block_size)
+        run = Traffic(LateRunner(seen) if late else seen, config, floors)
+        outputs = run.run(traffic)
+    finally:
+        runner.drafter = head
+    for i, (ask, got, want) in enumerate(zip(traffic, outputs, expected, strict=True)):
+        if run.finished[str(i)].finish_reason == "abort":
+            assert ask.abort_at is not None
+            assert got == want[: len(got)]
+        else:
+            assert got == want
+    if mode == "wrong":
+        assert run.snapshot.num_accepted_tokens == 0

@@ -1,0 +1,121 @@
+"""Models of mlx-lm that have no head we know: batched through our scheduler, equal to mlx-lm's own single stream."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+
+import mlx.core as mx
+from harness import Ask, Traffic
+from mlx.utils import tree_flatten
+from mlx_lm.generate import generate_step
+from mlx_lm.utils import _get_classes as get_classes
+from mlx_lm.utils import load_model
+from mlx_tiny import open_mlx
+
+from slipstream.config import EngineConfig
+from slipstream.errors import UnknownModel
+from slipstream.sampling import SamplingParams
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+}
+CONFIGS = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+    },
+    "phi3": {"model_type": "phi3", "original_max_position_embeddings": 256},
+    "mistral": {
+        "model_type": "ministral3",
+        "sliding_window": 10,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_theta": 10000.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64},
+    },
+    # A recurrence of another kind, which we keep as mlx-lm hands it to us.
+    "mamba2": {
+        "model_type": "mamba2",
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 1,
+        "conv_kernel": 4,
+        "expand": 2,
+        "layer_norm_epsilon": 1e-5,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "tie_word_embeddings": True,
+        "time_step_limit": [0.001, 100.0],
+        "time_step_rank": 4,
+        "time_step_min": 0.001,
+        "time_step_max": 0.1,
+        "max_position_embeddings": 256,
+    },
+}
+
+
+def save(name: str, folder: Path) -> Path:
+    """Random weights of a shape."""
+    config = {**SIZES, **CONFIGS[name]}
+    model_class, args_class = get_classes(config)
+    mx.random.seed(0)
+    model = model_class(args_class.from_dict(config))
+    weights = {
+        key: mx.random.normal(weight.shape) * weight.shape[-1] ** -0.5 if weight.ndim == 2 else weight
+        for key, weight in tree_flatten(model.parameters())
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def single_stream(folder: Path, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    model, _ = load_model(folder)
+    return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=max_tokens)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_equal_mlx_lms_single_stream(tmp_path: Path, name: str) -> None:
+    folder = save(name, tmp_path)
+    chance = random.Random(1)
+    asks = [
+        Ask(
+            tuple(chance.randrange(VOCAB) for _ in range(chance.randrange(1, 30))),
+            SamplingParams(temperature=0.0, max_tokens=chance.randrange(4, 24), seed=i),
+            arrival=chance.randrange(6),
+        )
+        for i in range(6)
+    ]
+    runner = open_mlx(folder)
+    assert runner.info.max_depth == 0
+    assert "no MTP head" in runner.info.why_no_draft
+    outputs = Traffic(runner, EngineConfig(max_streams=4, max_step_tokens=24, min_chunk=4, block_size=8)).run(asks)
+    for ask, got in zip(asks, outputs, strict=True):
+        assert ask.params.max_tokens is not None
+        assert got == single_stream(folder, ask.prompt, ask.params.max_tokens)
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    save("phi3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "no_such_thing"}))
+    with pytest.raises(UnknownModel, match="no_such_thing"):
+        open_mlx(tmp_path)

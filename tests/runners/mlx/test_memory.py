@@ -1,0 +1,149 @@
+"""Rejected drafts leave nothing behind: memory stays where it was, and no buffer of the caches is ever copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+
+import mlx.core as mx
+import tiny
+from mlx_tiny import ScriptedDrafter, open_mlx
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.plan import RowJoin, RowStep, StepPlan
+from slipstream.errors import ConfigError
+from slipstream.load import open_model
+from slipstream.runners.mlx.caches import KvCache
+from slipstream.runners.mlx.loading import load_runner
+from slipstream.runners.mlx.runner import MlxRunner
+from slipstream.sampling import SamplingParams
+
+ROWS = 3
+DEPTH = 2
+PROMPT = 400  # long enough that a buffer is larger than everything else of a step: a copy of one would show
+
+
+class NeverRight(ScriptedDrafter):
+    """Proposes tokens that a bias has made impossible: every row rejects, each in a place of its own."""
+
+    def _token(self, seed: int, index: int) -> int:
+        return 5
+
+
+@pytest.fixture(params=["llama-gqa-tied", "qwen3_5"])
+def runner(request: pytest.FixtureRequest, tmp_path: Path) -> MlxRunner:
+    runner = open_mlx(tiny.save(tiny.build(request.param), tmp_path, head=True))
+    runner.drafter = NeverRight({}, "wrong", DEPTH)
+    return runner
+
+
+def started(runner: MlxRunner) -> Iterator[None]:
+    """Prompts of different lengths, then steps that each reject every draft, without end."""
+    params = SamplingParams(temperature=0.0, logit_bias={5: -1000.0})
+    joins = tuple(RowJoin(i, (1 + i,) * (PROMPT - 7 * i), PROMPT - 7 * i, params, i, 0.0) for i in range(ROWS))
+    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, PROMPT, DEPTH) for i in range(ROWS))))
+    runner.collect()
+    step = 1
+    while True:
+        runner.submit(StepPlan(step, (), (), tuple(RowStep(i, 1 + DEPTH, DEPTH) for i in range(ROWS))))
+        assert all(row.num_fed == 1 + DEPTH and len(row.tokens) == 1 for row in runner.collect().rows)
+        step += 1
+        yield
+
+
+def buffer_bytes(runner: MlxRunner) -> int:
+    """The smallest buffer of an attention layer."""
+    return min(array.nbytes for cache in runner.caches if isinstance(cache, KvCache) for array in cache.arrays())
+
+
+def peaks(runner: MlxRunner, num_steps: int, steps: Iterator[None]) -> list[int]:
+    """Bytes that each step took beside what was there before it."""
+    taken = []
+    for _ in range(num_steps):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        next(steps)
+        taken.append(mx.get_peak_memory() - before)
+    return taken
+
+
+def rewind(runner: MlxRunner) -> None:
+    """Every row forgets what it has said, so that a thousand steps stay within the context."""
+    for slot in range(ROWS):
+        row = runner.table[slot]
+        del row.tokens[PROMPT - 7 * slot + 1 :]
+        row.cursor = len(row.tokens) - 1
+
+
+def test_a_thousand_rejections_leave_memory_where_it_was(runner: MlxRunner) -> None:
+    steps = started(runner)
+    for _ in range(20):
+        next(steps)
+    rewind(runner)
+    active, largest = mx.get_active_memory(), max(peaks(runner, 20, steps))
+    num_rejected = 0
+    while num_rejected < 1000:
+        rewind(runner)
+        assert max(peaks(runner, 20, steps)) <= largest * 1.1
+        num_rejected += 20 * ROWS
+    assert mx.get_active_memory() <= active * 1.01
+
+
+def test_no_buffer_is_copied(runner: MlxRunner) -> None:
+    """A step takes less memory than one more buffer of one layer would: so it made none."""
+    steps = started(runner)
+    next(steps)
+    largest = max(peaks(runner, 10, steps))
+    assert largest < buffer_bytes(runner)
+
+
+def test_a_held_buffer_shows(runner: MlxRunner) -> None:
+    """What the other test relies on: when somebody holds on to a buffer, a step copies it and takes that much more."""
+    steps = started(runner)
+    next(steps)
+    held = [array[:1] for array in runner.cache_arrays()]
+    mx.eval(held)
+    assert max(peaks(runner, 1, steps)) > buffer_bytes(runner)
+    assert held
+
+
+def test_a_row_that_moves_copies_itself_only(runner: MlxRunner) -> None:
+    steps = started(runner)
+    next(steps)
+    cache = next(cache for cache in runner.caches if isinstance(cache, KvCache))
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    cache.move(2, 0)
+    mx.eval(cache.arrays())
+    assert mx.get_peak_memory() - before < buffer_bytes(runner)
+
+
+@pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])
+def test_what_streams_take_is_predicted(tmp_path: Path, kind: str, build: Callable[[Path, int], MlxRunner]) -> None:
+    runner = build(tiny.save(tiny.build(kind), tmp_path, head=True), 500_000)
+    info = runner.info
+    assert 32 <= info.max_context < 512
+    prompt = (1,) * (info.max_context - 1)
+    joins = tuple(RowJoin(i, prompt, len(prompt), SamplingParams(temperature=0.0), i, 0.0) for i in range(2))
+    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, len(prompt), 2) for i in range(2))))
+    runner.collect()
+    assert 400_000 < sum(array.nbytes for array in runner.cache_arrays()) <= 500_000
+
+
+def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int], MlxRunner]) -> None:
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
+    with pytest.raises(ConfigError, match="give more kv_memory or allow fewer max_streams"):
+        build(folder, 40_000)
+
+
+@pytest.fixture
+def build() -> Callable[[Path, int], MlxRunner]:
+    def open_sized(folder: Path, kv_memory: int) -> MlxRunner:
+        model = open_model(str(folder), any_architecture=True)
+        return load_runner(model, EngineConfig(max_streams=2), RunnerConfig(kv_memory=kv_memory))
+
+    return open_sized
