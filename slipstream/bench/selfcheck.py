@@ -26,6 +26,7 @@ from slipstream.sampling import SamplingParams
 
 STREAMS = (1, 4, 8)
 DEPTH = 2
+MOST_PROMPT = 24  # tokens: decoding is what is looked at
 KINDS = {
     "greedy": SamplingParams(temperature=0.0, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True),
@@ -79,7 +80,7 @@ class Findings:
 
 def selfcheck(options: ModelOptions, num_tokens: int) -> int:
     model = options.open()
-    prompts = [model.tokenizer.encode(prompt) for prompt in NINE_PROMPTS.values()]
+    prompts = [model.tokenizer.encode(prompt)[:MOST_PROMPT] for prompt in NINE_PROMPTS.values()]
     found = check(model, replace(options, max_streams=len(prompts)), prompts, num_tokens)
     print(report(model.name, found))
     return 0 if found.good else 1
