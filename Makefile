@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: serve test check setup clean
 
 serve: setup
-	$(BIN)/slipstream chat
+	$(BIN)/slipstream serve
 
 test: setup
 	$(BIN)/python -m pytest

@@ -17,6 +17,9 @@ from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import MAX_DEPTH, SamplingParams
+from slipstream.server.settings import ServerConfig
+
+KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
             from slipstream.commands.chat import chat
 
             return chat(options, sampling(args), args.system)
+        case "serve":
+            from slipstream.commands.serve import serve
+
+            return serve(options, server_config(args))
         case "plan":
             from slipstream.commands.plan import plan
 
@@ -73,6 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--prompt", action="append", required=True, help="may be given several times")
     generate.add_argument("--raw", action="store_true", help="continue the text; do not apply the chat template")
     generate.add_argument("--json", action="store_true", help="one JSON object per prompt: text, tokens, stats")
+    serve = commands.add_parser("serve", help="the HTTP server and its page")
+    _server_arguments(serve)
     chat = commands.add_parser("chat", help="talk in the terminal")
     chat.add_argument("--system", help="system prompt")
     plan = commands.add_parser("plan", help="print the memory a model takes, without loading it")
@@ -81,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure")
     check = commands.add_parser("selfcheck", help="check tokens and speed on this machine; prints a report to share")
     check.add_argument("--tokens", type=int, default=48, help="that each stream is asked for")
-    for command in (generate, chat, plan, check, *bench_parsers(bench)):
+    for command in (serve, generate, chat, plan, check, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):
         _sampling_arguments(command)
@@ -101,14 +110,43 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft", type=draft_setting, default="adaptive", help=f"off, solo, adaptive, or 0 to {MAX_DEPTH}"
     )
-    parser.add_argument("--max-depth", type=int, default=4)
-    parser.add_argument("--p-min", type=float, default=0.0, help="stop drafting below this confidence")
+    parser.add_argument("--enable-mtp", dest="draft", action="store_const", const="adaptive", help="--draft adaptive")
+    parser.add_argument("--max-depth", "--spec-draft-n-max", type=int, default=4)
+    parser.add_argument(
+        "--p-min", "--spec-draft-p-min", type=float, default=0.0, help="stop drafting below this confidence"
+    )
     parser.add_argument("--max-streams", type=int, default=16)
     parser.add_argument("--max-step-tokens", type=int, help="tokens a step feeds, prompts and drafts included")
     parser.add_argument("--kv-memory", type=num_bytes, help="for KV and recurrent states, e.g. 2G or 500M")
     parser.add_argument("--max-context", type=int)
     parser.add_argument("--draft-vocab", type=int, help="draft among the first N tokens only; 0: all")
     parser.set_defaults(simulate_acceptance=())  # offered by benchmarks only
+
+
+def _server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="any address but the machine's own needs --api-key")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free one")
+    parser.add_argument("--api-key", help=f"guards every path but /health; or in the environment as {KEY_VARIABLE}")
+    parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call this server by")
+    parser.add_argument("--served-name", action="append", default=[], help="a further name of the model for clients")
+    parser.add_argument("--queue-limit", type=int, default=256, help="requests that may wait; more get 429")
+    parser.add_argument("--max-body", type=num_bytes, default=4 << 20, help="of a request, e.g. 4M")
+    parser.add_argument("--keep-alive", type=float, default=10.0, help="seconds of silence before a sign of life")
+    parser.add_argument("--drain", type=float, default=30.0, help="seconds that running requests get after SIGTERM")
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    return ServerConfig(
+        host=args.host,
+        port=args.port,
+        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        allowed_hosts=tuple(args.allowed_host),
+        names=tuple(args.served_name),
+        queue_limit=args.queue_limit,
+        max_body=args.max_body,
+        keep_alive_seconds=args.keep_alive,
+        drain_seconds=args.drain,
+    )
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser) -> None:

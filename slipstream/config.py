@@ -18,7 +18,7 @@ class EngineConfig:
     max_streams: int = 16  # streams that run at once
     max_step_tokens: int = 512  # tokens one step feeds at most, all rows together; a runner may allow more
     min_chunk: int = 32  # of those, kept for prompts while there is one to read
-    max_chunk: int = 128  # of one prompt beside streams that decode, which wait for what is read
+    max_chunk: int = 64  # of one prompt beside streams that decode, which wait for what is read
     draft: DraftSetting = "adaptive"
     max_depth: int = 4
     p_min: float = 0.0

@@ -9,7 +9,8 @@ SlipstreamError
 │   ├── MissingTensor    the checkpoint lacks a tensor the model needs, or it has the wrong shape
 │   └── HeadError        an MTP head that does not fit: the model runs without drafting and says so
 ├── DownloadError        a model that could not be fetched, or whose digest is wrong
-├── RequestError         a request that can never run: empty, too long, not text
+├── RequestError         a request that can never run: empty, not text
+│   └── PromptTooLong    its prompt does not fit the context
 └── EngineDead           the engine thread ended; carries what ended it
 """
 
@@ -52,6 +53,10 @@ class DownloadError(SlipstreamError):
 
 class RequestError(SlipstreamError):
     """A request that can never run."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit the context; says how long it is and what fits."""
 
 
 class EngineDead(SlipstreamError):

@@ -20,9 +20,10 @@ ALLOWED = {
     "runners": VOCABULARY | {"load"},
     "engine": VOCABULARY,
     "llm": VOCABULARY | {"engine", "runners", "load"},
-    "commands": VOCABULARY | {"engine", "runners", "load", "llm"},
-    "bench": VOCABULARY | {"engine", "runners", "load", "llm", "commands"},
-    "cli": VOCABULARY | {"commands", "bench"},
+    "server": VOCABULARY | {"engine", "load"},
+    "commands": VOCABULARY | {"engine", "runners", "load", "llm", "server"},
+    "bench": VOCABULARY | {"engine", "runners", "load", "llm", "server", "commands"},
+    "cli": VOCABULARY | {"commands", "bench", "server"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

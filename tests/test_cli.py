@@ -16,7 +16,9 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream import __version__
-from slipstream.cli import main
+from slipstream.cli import build_parser, main, model_options, server_config
+from slipstream.commands.options import ModelOptions
+from slipstream.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "slipstream.cli"]
 SMALL = ["--max-streams", "2", "--max-context", "512"]
@@ -227,7 +229,27 @@ def test_an_error_in_a_real_process_shows_no_traceback() -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["bench", "prompts", "--help"]])
+def test_spellings_known_from_elsewhere() -> None:
+    def options(*arguments: str) -> ModelOptions:
+        return model_options(build_parser().parse_args(["serve", *arguments]))
+
+    assert options("--draft", "off", "--enable-mtp") == options("--draft", "adaptive") == options()
+    assert options("--spec-draft-n-max", "3") == options("--max-depth", "3") != options()
+    assert options("--spec-draft-p-min", "0.5") == options("--p-min", "0.5") != options()
+
+
+def test_serve_needs_a_key_for_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = build_parser().parse_args(["serve", "--host", "0.0.0.0"])
+    monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="API key"):
+        server_config(arguments)
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "from the environment")
+    assert server_config(arguments).api_key == "from the environment"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["generate", "--help"], ["serve", "--help"], ["bench", "prompts", "--help"]]
+)
 def test_help_imports_no_array_library(arguments: list[str]) -> None:
     script = (
         "import sys\nfrom slipstream.cli import main\n"

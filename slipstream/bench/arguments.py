@@ -23,7 +23,7 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     reporting = [*simulating, _prompts(add), _start(add)]
     for each in reporting:
         _report_arguments(each)
-    return [*reporting, _pause(add)]
+    return [*reporting, _pause(add), _http(add)]
 
 
 def _simulation_argument(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +62,14 @@ def _pause(add: Kinds) -> argparse.ArgumentParser:
     parser = add("pause", help="the asyncio loop's worst pause while streams generate")
     parser.add_argument("--streams", type=numbers, default=[8])
     parser.add_argument("--tokens", type=int, default=128, help="per stream")
+    return parser
+
+
+def _http(add: Kinds) -> argparse.ArgumentParser:
+    parser = add("http", help="the server against its engine called directly")
+    parser.add_argument("--streams", type=numbers, default=[1, 16], help="default 1,16")
+    parser.add_argument("--tokens", type=int, default=128, help="per stream")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of both ways")
     return parser
 
 
@@ -132,6 +140,10 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
             from slipstream.bench.pause import pause
 
             return pause(options, args.streams[0], args.tokens)
+        case "http":
+            from slipstream.bench.http import http
+
+            return http(options, args.streams, args.tokens, args.repeats)
         case "streams":
             from slipstream.bench.streams import StreamsSettings, streams
 

@@ -1,8 +1,8 @@
 """The bytes a decoding step of one stream cannot avoid to move, from shapes alone: the bandwidth's limit on its speed.
 
 Counted: every weight that takes part but the embedding table (of experts, those that the step is expected to touch);
-the KV before the token; the recurrent states, read and written. A plain step is not charged with the head, though
-we feed it, nor is any step charged with activations: the limit is a little too strict, never too mild.
+the KV before the token; the recurrent states, read and written. No step is charged with activations: the limit is a
+little too strict, never too mild.
 """
 
 from __future__ import annotations

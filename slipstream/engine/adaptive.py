@@ -2,8 +2,8 @@
 
 Rate = tokens expected of the step over the seconds it is expected to take. Depth 0 is a legal answer, so drafting
 never loses by more than its probes, which are held to a share of the time. Where the runner tells how confident its
-head is, a row is asked for drafts only as long as they are likely enough to be worth their verification: a chance of
-(seconds a token adds) x (tokens a second the step makes anyway). Knows neither sequences nor blocks.
+head is, a row is asked for drafts only as long as they are likely enough to be worth their time: a chance of (seconds a
+draft adds) x (tokens a second the step makes anyway). Knows neither sequences nor blocks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step 
 # One draft that may be made: (-chance that it is proposed and accepted with all before it, depth, row, chance that it
 # is proposed, chance that its row takes part in its pass)
 Slot = tuple[float, int, int, float, float]
+Bound = tuple[float, float]  # floor and onward: see DraftAsk
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ class Adaptive(DepthPolicy):
         else:
             self._acceptance.observe(key, num_drafted, num_accepted)
 
-    def observe_proposal(self, num_asked: int, confidences: Sequence[float]) -> None:
-        self._chains.observe_proposal(num_asked, confidences)
+    def observe_proposal(self, confidences: Sequence[float]) -> None:
+        self._chains.observe_proposal(confidences)
 
     def observe_step(self, timing: StepTiming) -> None:
         rows = min(self._per_row * timing.num_rows, timing.verify_seconds / 2)
@@ -97,32 +98,40 @@ class Adaptive(DepthPolicy):
             return []
         if not self._verify.known or not self._draft.known:
             return self._blind(rows)
-        floors = self._floors(rows, load)
-        choice = self._best(rows, floors, load)
+        bounds = self._bounds(rows, load)
+        choice = self._best(rows, bounds, load)
         self._num_steps += 1
         self._seconds += choice.seconds
-        self._reason = _explain(choice, floors if self._chains.known else [])
-        asks = [DraftAsk(depth, floor) if depth else NOTHING for depth, floor in zip(choice.depths, floors)]
+        self._reason = _explain(choice, bounds if self._chains.known else [])
+        asks = [DraftAsk(depth, *bound) if depth else NOTHING for depth, bound in zip(choice.depths, bounds)]
         return self._probe(rows, load, choice, asks) if self._num_steps >= PROBE_STEPS else asks
 
     def _blind(self, rows: Sequence[DrawRow]) -> list[DraftAsk]:
         self._reason = f"adaptive: depth {min(BLIND_DEPTH, self._max_depth)} until steps have been timed"
         return [DraftAsk(min(BLIND_DEPTH, row.most), NO_FLOOR) for row in rows]
 
-    def _floors(self, rows: Sequence[DrawRow], load: Load) -> list[float]:
-        """[rows]: how confident a chain must be for its next draft to be worth its verification."""
+    def _bounds(self, rows: Sequence[DrawRow], load: Load) -> list[Bound]:
+        """[rows]: how sure the head must be of a chain for its last draft to be verified, and for another to follow."""
         if not self._chains.known:
-            return [NO_FLOOR] * len(rows)
+            return [(NO_FLOOR, NO_FLOOR)] * len(rows)
         start = len(rows) + load.num_other_tokens
         num_drafts = max(1, round(self._share * len(rows)))
         plain, *_, full = self._verify.span(start, num_drafts + 1)
         rate = self._gain * len(rows) / (plain + self._beside(len(rows)))
-        chance = rate * (full - plain) / num_drafts
-        return [self._chains.floor(row.key, chance) for row in rows]
+        verifying = rate * (full - plain) / num_drafts
+        drafting = rate * self._draft.at(len(rows)) / len(rows)
+        return [self._bound(row.key, verifying, drafting) for row in rows]
 
-    def _best(self, rows: Sequence[DrawRow], floors: Sequence[float], load: Load) -> Choice:
+    def _bound(self, key: str, verifying: float, drafting: float) -> Bound:
+        """From what both cost in tokens. The next draft is taken to be accepted as often as a first one is."""
+        floor = self._chains.floor(key, verifying)
+        if not self._stops_early:
+            return floor, floor
+        return floor, max(floor, self._chains.floor(key, (verifying + drafting) / self._chains.first()))
+
+    def _best(self, rows: Sequence[DrawRow], bounds: Sequence[Bound], load: Load) -> Choice:
         """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait."""
-        slots = self._slots(rows, floors)[: load.room]
+        slots = self._slots(rows, bounds)[: load.room]
         start = len(rows) + load.num_other_tokens
         beside = self._beside(len(rows))
         verify = [seconds + beside for seconds in self._verify.span(start, len(slots) + 1)]
@@ -136,9 +145,9 @@ class Adaptive(DepthPolicy):
         self._gain, self._share = best.rate / plain.rate, best.drafts / len(rows)
         return best
 
-    def _slots(self, rows: Sequence[DrawRow], floors: Sequence[float]) -> list[Slot]:
+    def _slots(self, rows: Sequence[DrawRow], bounds: Sequence[Bound]) -> list[Slot]:
         """The likeliest first; a row's own drafts stay in order because their chances never rise."""
-        slots = self._sure_slots(rows, floors) if self._chains.known else self._blank_slots(rows)
+        slots = self._sure_slots(rows, bounds) if self._chains.known else self._blank_slots(rows)
         slots.sort()
         return slots
 
@@ -151,14 +160,14 @@ class Adaptive(DepthPolicy):
                 slots.append((-chance, depth, index, 1.0, 1.0))
         return slots
 
-    def _sure_slots(self, rows: Sequence[DrawRow], floors: Sequence[float]) -> list[Slot]:
-        """The head will tell how sure it is, and the floor will keep the unlikely ones out."""
+    def _sure_slots(self, rows: Sequence[DrawRow], bounds: Sequence[Bound]) -> list[Slot]:
+        """The head will tell how sure it is, and the bounds will keep the unlikely ones out."""
         slots: list[Slot] = []
-        for index, (row, floor) in enumerate(zip(rows, floors)):
-            reached = 1.0
-            for depth, (proposed, accepted) in enumerate(self._chains.outlook(row.key, row.most, floor), 1):
-                slots.append((-accepted, depth, index, proposed, reached))
-                reached = proposed if self._stops_early else 1.0
+        for index, (row, bound) in enumerate(zip(rows, bounds)):
+            likeliest = 1.0
+            for depth, (made, kept, accepted) in enumerate(self._chains.outlook(row.key, row.most, *bound), 1):
+                likeliest = min(likeliest, accepted)  # positions were seen at different times
+                slots.append((-likeliest, depth, index, kept, made if self._stops_early else 1.0))
         return slots
 
     def _probe(self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftAsk]) -> list[DraftAsk]:
@@ -235,13 +244,13 @@ def _between(values: Sequence[float], x: float) -> float:
     return values[left] + (x - left) * (values[left + 1] - values[left])
 
 
-def _explain(choice: Choice, floors: Sequence[float]) -> str:
-    """``floors``: none where the runner tells no confidences."""
+def _explain(choice: Choice, bounds: Sequence[Bound]) -> str:
+    """``bounds``: none where the runner tells no confidences."""
     num_rows = len(choice.depths)
     low, high = min(choice.depths), max(choice.depths)
     depth = f"depth {low}" if low == high else f"depths {low} to {high}"
-    if high and floors:
-        least = min(floor for depth, floor in zip(choice.depths, floors) if depth)
+    if high and bounds:
+        least = min(floor for depth, (floor, _) in zip(choice.depths, bounds) if depth)
         depth += f" while {100 * least:.0f} % sure"
     plain = f"{num_rows} in {1000 * choice.plain_seconds:.1f} ms"
     if high == 0:

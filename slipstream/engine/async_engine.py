@@ -1,7 +1,8 @@
 """The engine for asyncio: each request is an async iterator of events.
 
-The engine thread never waits for a consumer: events go to one deque, and the loop is woken at most once a step to
-spread them. Leaving an iterator early, by aclose() or by cancellation, aborts its request.
+The engine thread never waits for a consumer: events go to one deque, and the loop is woken to spread them, at most once
+in REST_SECONDS: where steps are faster than that, waking it for each of them would take time from the steps. Leaving an
+iterator early, by aclose() or by cancellation, aborts its request.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from contextlib import suppress
 from types import TracebackType
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.request import TokenEvent
+from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import StatsSnapshot
 from slipstream.sampling.params import SamplingParams
+
+REST_SECONDS = 0.01
 
 
 class TokenStream:
@@ -25,10 +28,31 @@ class TokenStream:
         self.id = ""  # known once the request is submitted
         self.finished = False  # the consumer has seen the final event, or has left
         self._engine = engine
-        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._events: deque[TokenEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """``ready`` returns, with or without an event."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def ready(self) -> None:
+        """Returns when there is something to take, or after a nudge. Cancelling it changes nothing."""
+        if not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self) -> list[TokenEvent]:
+        """All events that have come; a consumer that was slow catches up at once."""
+        events = list(self._events)
+        self._events.clear()
+        if events and events[-1].finish_reason is not None:
+            self.finished = True
+        return events
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -36,12 +60,13 @@ class TokenStream:
     async def __anext__(self) -> TokenEvent:
         if self.finished:
             raise StopAsyncIteration
-        event = None
         try:
-            event = await self._events.get()
-        finally:
-            if event is None:
-                self.abort()
+            while not self._events:
+                await self.ready()
+        except asyncio.CancelledError:  # whoever consumed this has left
+            self.abort()
+            raise
+        event = self._events.popleft()
         self.finished = event.finish_reason is not None
         return event
 
@@ -52,6 +77,10 @@ class TokenStream:
         if not self.finished:
             self.finished = True
             self._engine.abort(self.id)
+
+    def end(self, reason: FinishReason) -> None:
+        """The consumer has what it wanted; the final event still comes, with this reason."""
+        self._engine.abort(self.id, reason)
 
     async def __aenter__(self) -> TokenStream:
         return self
@@ -69,10 +98,16 @@ class AsyncEngine:
         self.engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: deque[tuple[TokenStream, TokenEvent]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._awake = False  # the loop will look at what is pending without being woken
         engine.on_delivered = self._wake
 
-    async def start(self) -> None:
+    def attach(self) -> None:
+        """Events go to the running loop from now on. For who starts the engine himself."""
         self._loop = asyncio.get_running_loop()
+
+    async def start(self) -> None:
+        self.attach()
         await asyncio.to_thread(self.engine.start)
 
     def submit(self, prompt_tokens: Iterable[int], params: SamplingParams) -> TokenStream:
@@ -94,10 +129,22 @@ class AsyncEngine:
     def _wake(self) -> None:
         """Engine thread. The loop may be gone when the process ends; then nobody listens."""
         assert self._loop is not None
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._spread)
+        if not self._awake:
+            self._awake = True
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._spread)
 
     def _spread(self) -> None:
-        while self._pending:
-            stream, event = self._pending.popleft()
-            stream.put(event)
+        """Looks again after a rest; once nothing came meanwhile, the engine has to wake it."""
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._pending:
+            self._awake = False
+        if self._pending:  # asked again: the engine may have believed us awake a moment ago
+            self._awake = True
+            while self._pending:
+                stream, event = self._pending.popleft()
+                stream.put(event)
+            self._timer = self._loop.call_later(REST_SECONDS, self._spread)

@@ -28,7 +28,8 @@ class DraftAsk:
     """What a row is asked to draft."""
 
     depth: int  # at most
-    floor: float = 0.0  # while the chain's confidence does not fall under this
+    floor: float = 0.0  # a draft is kept while the chain's confidence is at least this
+    onward: float = 0.0  # and followed by another one while it is at least this
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class DepthPolicy(ABC):
     ) -> None:
         """A row drew; ``num_drafted`` of its drafts were verified, with these confidences where the runner tells."""
 
-    def observe_proposal(self, num_asked: int, confidences: Sequence[float]) -> None:  # noqa: B027
-        """A row was asked for drafts and its head was this confident, to the end or to the first one left out."""
+    def observe_proposal(self, confidences: Sequence[float]) -> None:  # noqa: B027
+        """A row drafted and its head was this confident, the one left out for being too unsure included."""
 
     def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
         """A step without prompt chunks was timed."""

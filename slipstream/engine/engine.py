@@ -19,15 +19,16 @@ from slipstream.config import EngineConfig
 from slipstream.engine.depth import DepthPolicy
 from slipstream.engine.plan import Runner, RunnerInfo, StepCosts
 from slipstream.engine.policies import make_policy
-from slipstream.engine.request import Request, TokenEvent, check_request
+from slipstream.engine.request import FinishReason, Request, TokenEvent, check_request
 from slipstream.engine.scheduler import Scheduler
-from slipstream.engine.stats import StatsSnapshot
+from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
 from slipstream.errors import EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams
 
 Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither block nor raise
 
 _SEED_MASK = (1 << 63) - 1  # seeds fit a signed 64-bit array
+_STREAMS_SECONDS = 0.25  # between two looks at each stream: people read them, steps must not pay for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Engine:
         self._ids = itertools.count(1)
         self._sinks: dict[str, Sink] = {}  # engine thread only
         self._snapshot = StatsSnapshot()
+        self._streams: tuple[StreamSnapshot, ...] = ()
+        self._looked_at = 0.0
         self._info: RunnerInfo | None = None
         self._thread = threading.Thread(target=self._main, name="slipstream-engine", daemon=True)
 
@@ -100,12 +104,16 @@ class Engine:
         self._send(_Submit(request, sink))
         return request.id
 
-    def abort(self, request_id: str) -> None:
-        """Idempotent; an id that is unknown or finished is ignored."""
-        self._inbox.put(_Abort(request_id))
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
+        """Idempotent; an id that is unknown or finished is ignored. ``reason`` is what the final event will say."""
+        self._inbox.put(_Abort(request_id, reason))
 
     def snapshot(self) -> StatsSnapshot:
         return self._snapshot
+
+    def streams(self) -> tuple[StreamSnapshot, ...]:
+        """The running streams, as they were a moment ago."""
+        return self._streams
 
     def close(self) -> None:
         """Abort what is running and end the thread. Idempotent."""
@@ -149,18 +157,24 @@ class Engine:
     def _serve(self, runner: Runner) -> None:
         scheduler = Scheduler(runner.info, self._policy(runner), self.config)
         self._info = runner.info
-        self._snapshot = scheduler.snapshot()
+        self._publish(scheduler)
         self._open = True
         self._ready.set()
         while self._take_messages(scheduler):
             if scheduler.has_work:
                 self._step(scheduler, runner)
-            self._snapshot = scheduler.snapshot()
+            self._publish(scheduler)
         self._shut()
         self._deliver([scheduler.abort(key) or TokenEvent(key, finish_reason="abort") for key in self._sinks])
         while scheduler.num_in_flight:
             scheduler.apply(runner.collect())
+        self._publish(scheduler)
+
+    def _publish(self, scheduler: Scheduler) -> None:
         self._snapshot = scheduler.snapshot()
+        now = time.monotonic()
+        if not self._snapshot.num_running or now - self._looked_at > _STREAMS_SECONDS:
+            self._streams, self._looked_at = scheduler.streams(), now
 
     def _policy(self, runner: Runner) -> DepthPolicy:
         info, config = runner.info, self.config
@@ -188,8 +202,8 @@ class Engine:
             case _Submit(request, sink):
                 self._sinks[request.id] = sink
                 scheduler.add(request)
-            case _Abort(request_id):
-                self._deliver([scheduler.abort(request_id)])
+            case _Abort(request_id, reason):
+                self._deliver([scheduler.abort(request_id, reason)])
             case _Close():
                 return False
         return True

@@ -9,7 +9,8 @@ A step feeds ``min(feed, len(tokens) + len(drafts) - cursor)`` tokens from the c
 chunked prefill, resume after preemption, plain decoding (one token) and verification (one token and the drafts).
 A row whose known tokens are all fed *draws*: at every fed position from its last known token on, accepting drafts
 while they equal the draw. Then it proposes up to ``propose`` new drafts, and stops before the first one at which the
-product of the head's confidences in this row's new drafts would fall under ``floor`` (or its own under ``p_min``).
+product of the head's confidences in this row's new drafts would fall under ``floor`` (or its own under ``p_min``), or
+behind the first one at which it is under ``onward``: still worth verifying, but not worth drafting on.
 A runner whose head tells no confidences ignores the floor and returns none.
 
 A runner may be late (``RunnerInfo.lag`` = 1): the scheduler then plans step n+1 before it has seen the result of
@@ -47,7 +48,8 @@ class RowStep:
     feed: int  # at most this many tokens are fed, >= 1
     propose: int  # at most this many drafts are proposed afterwards, if the row draws
     blocks: tuple[int, ...] = ()  # KV blocks appended to the row's table before it runs
-    floor: float = 0.0  # drafting ends before the chain's confidence falls under this
+    floor: float = 0.0  # drafts end before the chain's confidence falls under this
+    onward: float = 0.0  # a further draft is tried only while it is at least this; counts only with a floor
 
 
 @dataclass(frozen=True, slots=True)

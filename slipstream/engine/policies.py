@@ -54,8 +54,8 @@ class PerRequest(DepthPolicy):
     def observe_row(self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
         self._adaptive.observe_row(key, num_drafted, num_accepted, confidences)
 
-    def observe_proposal(self, num_asked: int, confidences: Sequence[float]) -> None:
-        self._adaptive.observe_proposal(num_asked, confidences)
+    def observe_proposal(self, confidences: Sequence[float]) -> None:
+        self._adaptive.observe_proposal(confidences)
 
     def observe_step(self, timing: StepTiming) -> None:
         self._adaptive.observe_step(timing)

@@ -13,7 +13,7 @@ from typing import Literal
 from slipstream.engine.bounds import Bounds, fold
 from slipstream.engine.plan import RowJoin, RowResult, RowStep, RunnerInfo
 from slipstream.engine.stats import RequestStats, RowCounters
-from slipstream.errors import RequestError
+from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -40,6 +40,12 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None  # in the final event
     error: str = ""  # what happened, when finish_reason is "error"
+    at: float = 0.0  # when the engine had it, by the monotonic clock; 0.0: the engine was ending
+
+    @property
+    def origins(self) -> tuple[int, ...]:
+        """For each token: 0 for the target's own draw, i for an accepted draft at position i."""
+        return tuple(i + 1 if i < self.num_accepted else 0 for i in range(len(self.tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ def check_request(request: Request, info: RunnerInfo) -> None:
         raise RequestError("the prompt is empty")
     room = hard_limit(info)
     if len(prompt) + 1 > room:
-        raise RequestError(f"the prompt has {len(prompt)} tokens; with one to generate, at most {room} fit")
+        raise PromptTooLong(f"the prompt has {len(prompt)} tokens; with one to generate, at most {room} fit")
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
         raise RequestError(f"the prompt has token ids outside the vocabulary of {info.vocab_size}")
     if any(token >= info.vocab_size for token in request.params.logit_bias):
@@ -93,11 +99,16 @@ class Sequence:
         self.blocks: list[int] = []
         self.in_flight: deque[RowStep] = deque()
         self.finish_reason: FinishReason | None = None
+        self.depth = 0  # how many drafts its last draw asked for
         self.counters = RowCounters()
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_tokens)
 
     @property
     def gap(self) -> int:

@@ -7,7 +7,7 @@ and running sequences, slots and blocks. Knows neither the thread that calls it 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
-from slipstream.engine.plan import RowResult, RowStep, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.plan import RowResult, RunnerInfo, StepPlan, StepResult
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -25,7 +25,7 @@ from slipstream.engine.request import (
     hard_limit,
     length_limit,
 )
-from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot
+from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
 from slipstream.engine.step import Pass, Pick
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and what they may have become
@@ -66,6 +66,7 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
+        self._last_depth = 0
 
     @property
     def has_work(self) -> bool:
@@ -88,13 +89,14 @@ class Scheduler:
         self._live[request.id] = sequence
         self._waiting.append(sequence)
 
-    def abort(self, request_id: str) -> TokenEvent | None:
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> TokenEvent | None:
         """The final event, or None if the request is unknown or already finished."""
         sequence = self._live.get(request_id)
         if sequence is None:
             return None
-        sequence.finish_reason = "abort"
-        return TokenEvent(request_id, finish_reason="abort", stats=self._finish(sequence, "abort"))
+        sequence.finish_reason = reason
+        stats = self._finish(sequence, reason)
+        return TokenEvent(request_id, finish_reason=reason, stats=stats, at=self._clock())
 
     # Planning: one pass.
 
@@ -150,6 +152,7 @@ class Scheduler:
             if self._pool.num_free < count + len(self._running):  # each running row may need a block soon
                 return
             self._running.append(self._waiting.popleft())
+            sequence.counters.join(self._clock())
             may_draft = self.policy.may_draft(sequence.request.params.draft)
             step.joins.append(sequence.join(self._free_slots.pop(), may_draft))
             step.place(sequence, sequence.bounds, min(sequence.gap, step.budget, step.prompts))
@@ -164,9 +167,11 @@ class Scheduler:
         asks = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
         for pick, row, ask in zip(picks, rows, asks):
             assert 0 <= ask.depth <= row.most
-            pick.propose = self._cover(pick, min(ask.depth, room), step)
-            pick.floor = ask.floor
+            pick.propose = pick.sequence.depth = self._cover(pick, min(ask.depth, room), step)
+            pick.floor, pick.onward = ask.floor, ask.onward
             room -= pick.propose
+        if picks:
+            self._last_depth = Counter(pick.propose for pick in picks).most_common(1)[0][0]
 
     def _most(self, pick: Pick) -> int:
         """No draft passes the length limit, even if everything in flight is accepted."""
@@ -242,22 +247,21 @@ class Scheduler:
         if result.rows and not flight.has_chunks:
             self.policy.observe_step(_timing(self.info, flight.plan, result, now - self._applied_at))
         self._applied_at = now
-        rows = zip(flight.sequences, flight.plan.rows, result.rows)
-        events = (self._apply_row(sequence, asked, row, now) for sequence, asked, row in rows)
+        events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
         return [event for event in events if event is not None]
 
-    def _apply_row(self, sequence: Sequence, asked: RowStep, row: RowResult, now: float) -> TokenEvent | None:
+    def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:
         if sequence.finish_reason is not None:
             return None  # it ended while this step was in flight
         if row.confidences:
-            self.policy.observe_proposal(asked.propose, row.confidences)
+            self.policy.observe_proposal(row.confidences)
         commit = sequence.commit(row)
         if commit is None:
             return None
         self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
         self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
         stats = self._finish(sequence, commit.finish_reason) if commit.finish_reason else None
-        return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats)
+        return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats, at=now)
 
     def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
         sequence.counters.count(num_drafted, num_accepted)
@@ -278,10 +282,9 @@ class Scheduler:
         self.policy.forget(sequence.id)
         return self._stats(sequence, why)
 
-    def _stats(self, sequence: Sequence, why_no_draft: str) -> RequestStats:
-        num_prompt = len(sequence.request.prompt_tokens)
-        num_output = len(sequence.tokens) - num_prompt
-        return sequence.counters.freeze(num_prompt, num_output, sequence.request.arrival, self._clock(), why_no_draft)
+    def _stats(self, sequence: Sequence, depth_reason: str) -> RequestStats:
+        num_prompt, arrival = len(sequence.request.prompt_tokens), sequence.request.arrival
+        return sequence.counters.freeze(num_prompt, sequence.num_output, arrival, self._clock(), depth_reason)
 
     # Looking in.
 
@@ -300,14 +303,31 @@ class Scheduler:
             num_free_blocks=self._pool.num_free,
             num_used_blocks=self._pool.num_used,
             depth_reason=self.policy.reason,
+            last_depth=self._last_depth,
         )
+
+    def streams(self) -> tuple[StreamSnapshot, ...]:
+        return tuple(map(_stream, self._running))
+
+
+def _stream(sequence: Sequence) -> StreamSnapshot:
+    counters = sequence.counters
+    return StreamSnapshot(
+        id=sequence.id,
+        prompt_tokens=len(sequence.request.prompt_tokens),
+        output_tokens=sequence.num_output,
+        depth=sequence.depth,
+        draft_tokens=counters.num_draft_tokens,
+        accepted_tokens=counters.num_accepted_tokens,
+        first_token_at=counters.first_token_at,
+    )
 
 
 def _timing(info: RunnerInfo, plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
     num_tokens = sum(row.num_fed for row in result.rows)
     depths = [row.propose for row in plan.rows]
-    if info.stops_early:  # the pass that found a row's confidence too low was its last
-        depths = [min(depth, len(row.drafts) + 1) for depth, row in zip(depths, result.rows)]
+    if info.stops_early:
+        depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
     pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
     computing = result.verify_seconds + result.draft_seconds
     other = max(0.0, since_last - computing)

@@ -63,7 +63,9 @@ class RequestStats:
     preemptions: int
     first_token_seconds: float | None  # from arrival; None: it never got a token
     total_seconds: float
+    queue_seconds: float | None  # from arrival to its first step; None: it never had one
     why_no_draft: str = ""  # set when it never drafted
+    depth_reason: str = ""  # what its policy decided last, and why
 
     @property
     def acceptance_rate(self) -> float:
@@ -80,9 +82,13 @@ class RowCounters(DraftCounters):
     def __init__(self) -> None:
         super().__init__()
         self.num_preemptions = 0
+        self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
 
-    def freeze(self, num_prompt: int, num_output: int, arrival: float, now: float, why_no_draft: str) -> RequestStats:
+    def join(self, now: float) -> None:
+        self.joined_at = now if self.joined_at is None else self.joined_at
+
+    def freeze(self, num_prompt: int, num_output: int, arrival: float, now: float, depth_reason: str) -> RequestStats:
         return RequestStats(
             prompt_tokens=num_prompt,
             output_tokens=num_output,
@@ -96,8 +102,23 @@ class RowCounters(DraftCounters):
             preemptions=self.num_preemptions,
             first_token_seconds=None if self.first_token_at is None else self.first_token_at - arrival,
             total_seconds=now - arrival,
-            why_no_draft="" if self.num_drafts else why_no_draft,
+            queue_seconds=None if self.joined_at is None else self.joined_at - arrival,
+            why_no_draft="" if self.num_drafts else depth_reason,
+            depth_reason=depth_reason,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSnapshot:
+    """One running stream at one moment."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    depth: int  # of its last draw
+    draft_tokens: int
+    accepted_tokens: int
+    first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,7 @@ class StatsSnapshot:
     accepted_per_position: tuple[int, ...] = ()
     finished: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     depth_reason: str = ""
+    last_depth: int = 0  # what most rows drafted at in the last step that drew
 
     @property
     def acceptance_rate(self) -> float:
@@ -142,7 +164,14 @@ class EngineCounters(DraftCounters):
         self.finished: Counter[str] = Counter()
 
     def freeze(
-        self, *, num_running: int, num_waiting: int, num_free_blocks: int, num_used_blocks: int, depth_reason: str
+        self,
+        *,
+        num_running: int,
+        num_waiting: int,
+        num_free_blocks: int,
+        num_used_blocks: int,
+        depth_reason: str,
+        last_depth: int,
     ) -> StatsSnapshot:
         return StatsSnapshot(
             num_running=num_running,
@@ -161,4 +190,5 @@ class EngineCounters(DraftCounters):
             accepted_per_position=tuple(self.accepted_per_position),
             finished=MappingProxyType(dict(self.finished)),
             depth_reason=depth_reason,
+            last_depth=last_depth,
         )

@@ -18,6 +18,7 @@ class Pick:
     feed: int
     propose: int = 0
     floor: float = 0.0
+    onward: float = 0.0
 
     @property
     def draws(self) -> bool:
@@ -29,7 +30,7 @@ class Pick:
 
     def step(self, blocks: tuple[int, ...] = ()) -> RowStep:
         assert self.sequence.slot is not None
-        return RowStep(self.sequence.slot, self.feed, self.propose, blocks, self.floor)
+        return RowStep(self.sequence.slot, self.feed, self.propose, blocks, self.floor, self.onward)
 
 
 @dataclass(slots=True)

@@ -123,7 +123,9 @@ class Floored(DepthPolicy):
         return self._policy.reason
 
     def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
-        return [replace(ask, floor=next(self._floors)) for ask in self._policy.decide(rows, load)]
+        return [
+            replace(ask, floor=next(self._floors), onward=next(self._floors)) for ask in self._policy.decide(rows, load)
+        ]
 
 
 @dataclass

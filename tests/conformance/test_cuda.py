@@ -31,6 +31,7 @@ def traffic(seed: int = 0) -> list[Ask]:
     return asks
 
 
+@pytest.mark.filterwarnings("default:Synchronization debug mode")
 @pytest.mark.parametrize("kind", tiny.MODELS)
 def test_tokens_equal_the_cpus_with_one_sync_a_step(tmp_path: Path, kind: str) -> None:
     folder = tiny.save(tiny.build(kind), tmp_path, head=True)

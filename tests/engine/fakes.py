@@ -158,7 +158,7 @@ class FakeRunner:
             return RowResult(step.slot, fed, (), ())
         committed = self._draw(row, drafts)
         row.cursor = len(row.tokens) - 1
-        row.drafts, confidences = self._propose(row, step.propose, step.floor)
+        row.drafts, confidences = self._propose(row, step)
         return RowResult(step.slot, fed, committed, row.drafts, confidences)
 
     def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
@@ -172,7 +172,8 @@ class FakeRunner:
         assert len(row.tokens) <= self._info.max_context
         return tuple(committed)
 
-    def _propose(self, row: Row, count: int, floor: float) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def _propose(self, row: Row, step: RowStep) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        count, floor = step.propose, step.floor
         self._cover(row, row.cursor + max(0, count - 1))
         if self._shy:
             count = self._random.randint(0, count)
@@ -191,6 +192,8 @@ class FakeRunner:
                 token = (token + 1) % self._info.vocab_size
             drafts.append(token)
             digest = extend(digest, token)
+            if self._tells and floor and chain < step.onward:
+                break
         return tuple(drafts), tuple(confidences)
 
     def _cover(self, row: Row, num_positions: int) -> None:

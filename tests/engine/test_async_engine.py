@@ -10,6 +10,7 @@ import pytest_asyncio
 from fakes import FakeRunner, continuation, make_info
 from test_engine import CONFIG, GatedRunner
 
+from slipstream.engine import async_engine
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
 from slipstream.errors import RequestError
@@ -117,6 +118,21 @@ async def test_the_loop_is_woken_at_most_once_a_step(engine: AsyncEngine) -> Non
     engine.engine.on_delivered = count
     await asyncio.gather(*(tokens_of(engine, seed, 20) for seed in range(4)))
     assert 0 < num_wakes <= engine.snapshot().num_steps + 1  # the snapshot may be one step old
+
+
+async def test_fast_steps_wake_the_loop_once_for_several(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that rests finds the events of all steps meanwhile; the last one comes without a further step."""
+    monkeypatch.setattr(async_engine, "REST_SECONDS", 0.2)
+    await tokens_of(engine, 1, 5)
+    stream = engine.submit([2], SamplingParams(seed=2, max_tokens=60))
+    tokens: list[int] = []
+    num_takes = 0
+    while not stream.finished:
+        await stream.ready()
+        tokens += [token for event in stream.take() for token in event.tokens]
+        num_takes += 1
+    assert tuple(tokens) == continuation([2], 2, 97, 60)
+    assert num_takes < engine.snapshot().num_steps / 2
 
 
 async def test_a_dying_engine_ends_every_stream(gated: tuple[AsyncEngine, GatedRunner]) -> None:

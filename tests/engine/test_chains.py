@@ -27,7 +27,7 @@ def teach(
     dice = random.Random(seed)
     for _ in range(num_chains):
         confidence = dice.random()
-        chains.observe_proposal(1, (confidence,))
+        chains.observe_proposal((confidence,))
         chains.observe_verdict(key, (confidence,), int(dice.random() < rate(confidence)))
 
 
@@ -39,37 +39,41 @@ def test_the_floor_is_where_chains_are_accepted_often_enough() -> None:
         assert honest.floor("b", chance) == pytest.approx(chance, abs=0.13)
         assert proud.floor("b", chance) == pytest.approx(2 * chance, abs=0.26)
     assert proud.floor("b", 0.7) == OUT_OF_REACH
-    assert proud.outlook("b", 4, OUT_OF_REACH) == []
+    assert proud.outlook("b", 4, OUT_OF_REACH, OUT_OF_REACH) == []
     assert honest.floor("b", 0.0) == NO_FLOOR
 
 
 def test_the_outlook_counts_what_passes_the_floor_and_what_is_accepted() -> None:
     chains = Chains(DEPTH)
     teach(chains, lambda confidence: confidence)
-    [(all_proposed, all_accepted)] = chains.outlook("b", 1, NO_FLOOR)
-    [(proposed, accepted)] = chains.outlook("b", 1, 0.5)
-    assert all_proposed == pytest.approx(1.0)
+    [(_, all_kept, all_accepted)] = chains.outlook("b", 1, NO_FLOOR, NO_FLOOR)
+    [(made, kept, accepted)] = chains.outlook("b", 1, 0.5, 0.5)
+    assert made == 1.0
+    assert all_kept == pytest.approx(1.0)
     assert all_accepted == pytest.approx(0.5, abs=0.1)
-    assert proposed == pytest.approx(0.5, abs=0.12)
+    assert chains.first() == pytest.approx(all_accepted)
+    assert kept == pytest.approx(0.5, abs=0.12)
     assert accepted == pytest.approx(0.375, abs=0.1)
 
 
 def test_a_chain_is_as_confident_as_all_its_drafts_together() -> None:
     chains = Chains(2)
     for _ in range(1000):
-        chains.observe_proposal(2, (0.7, 0.5))
-    assert [proposed > 0.99 for proposed, _ in chains.outlook("a", 2, 0.3)] == [True, True]
-    assert [proposed > 0.01 for proposed, _ in chains.outlook("a", 2, 0.5)] == [True, False]
+        chains.observe_proposal((0.7, 0.5))
+    assert [kept > 0.99 for _, kept, _ in chains.outlook("a", 2, 0.3, 0.3)] == [True, True]
+    assert [kept > 0.01 for _, kept, _ in chains.outlook("a", 2, 0.5, 0.5)] == [True, False]
 
 
-def test_what_was_cut_counts_as_lying_below_the_floor() -> None:
+def test_a_draft_is_made_if_the_one_before_it_was_sure_enough_to_go_on() -> None:
     chains = Chains(3)
     for _ in range(1000):
-        chains.observe_proposal(3, (0.9, 0.2))  # the second ended the chain, so nothing is known of the third
-    (first, _), (second, _), (third, _) = chains.outlook("a", 3, 0.25)
-    assert first > 0.99
-    assert second < 0.01
-    assert third < 0.01
+        chains.observe_proposal((0.9, 0.9, 0.9))
+        chains.observe_proposal((0.4,))  # went no further
+    (first, _, _), (second, kept, _), (third, _, _) = chains.outlook("a", 3, 0.25, 0.5)
+    assert first == 1.0
+    assert second == third == pytest.approx(0.5, abs=0.02)
+    assert kept == pytest.approx(second, abs=0.02)
+    assert [made for made, _, _ in chains.outlook("a", 3, 0.25, OUT_OF_REACH)] == [1.0, 0.0, 0.0]
 
 
 def test_an_unlucky_row_needs_more_confidence_and_is_forgotten() -> None:
@@ -88,8 +92,8 @@ def test_old_chains_fade_and_weights_stay_finite() -> None:
     chains = Chains(1)
     for confidence in (0.1, 0.9):
         for _ in range(5000):
-            chains.observe_proposal(1, (confidence,))
-    assert chains.outlook("a", 1, 0.8)[0][0] > 0.999
+            chains.observe_proposal((confidence,))
+    assert chains.outlook("a", 1, 0.8, 0.8)[0][1] > 0.999
     assert all(len(counts) == NUM_BINS and sum(counts) < 1e12 for counts in chains._counts)
 
 
@@ -142,14 +146,17 @@ class Simulation:
 
     def propose(self, ask: DraftAsk) -> tuple[tuple[float, ...], tuple[float, ...]]:
         told: list[float] = []
-        while len(told) < ask.depth:
+        num_kept = 0
+        while num_kept < ask.depth:
             told.append(self.dice.choice((0.1, 0.2, 0.3, 0.5, 0.9, 0.98, 0.98)))
             if product(told) < ask.floor:
-                self.policy.observe_proposal(ask.depth, told)
-                return tuple(told[:-1]), tuple(told)
+                break
+            num_kept += 1
+            if product(told) < ask.onward:
+                break
         if told:
-            self.policy.observe_proposal(ask.depth, told)
-        return tuple(told), tuple(told)
+            self.policy.observe_proposal(told)
+        return tuple(told[:num_kept]), tuple(told)
 
 
 def product(values: tuple[float, ...] | list[float]) -> float:
@@ -180,9 +187,9 @@ class Held(Adaptive):
 
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("slope", [0.0002, 0.001, 0.002, 0.003])
-def test_it_finds_the_best_floor_and_depth(slope: float, num_rows: int) -> None:
-    floors = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)
-    asks = [DraftAsk(depth, floor) for depth in range(DEPTH + 1) for floor in floors]
+def test_it_finds_the_best_bounds_and_depth(slope: float, num_rows: int) -> None:
+    floors = (0.0, 0.2, 0.4, 0.7, 0.9)
+    asks = [DraftAsk(depth, floor, onward) for depth in range(DEPTH + 1) for floor in floors for onward in floors]
     best = max(simulate(slope, Held(ask), num_rows).run(1500) for ask in asks)
     simulation = simulate(slope, num_rows=num_rows)
     simulation.run(600)

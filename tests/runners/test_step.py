@@ -182,6 +182,16 @@ def test_floors_cut_each_chain_where_its_confidence_falls_under_them(folders: di
         assert [row.confidences for row in cut] == [pytest.approx(each, abs=1e-6) for each in told]
 
 
+def test_a_draft_too_unsure_to_go_on_from_is_kept_and_is_the_last(folders: dict[str, Path]) -> None:
+    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+    steps = Steps(runner)
+    [whole] = steps.run([RowStep(0, 9, 4, (0, 1, 2), 1e-6)], (join(0),)).rows
+    chain = torch.tensor(whole.confidences, dtype=torch.float64).cumprod(0).tolist()
+    [row] = steps.run([RowStep(0, 9, 4, (0, 1, 2), 1e-6, (chain[1] + chain[2]) / 2)], (join(0),), leaves=(0,)).rows
+    assert row.drafts == whole.drafts[:3]
+    assert row.confidences == whole.confidences[:3]
+
+
 def test_confidences_are_told_only_where_they_are_asked_for(folders: dict[str, Path]) -> None:
     runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
     [row] = Steps(runner).run([RowStep(0, 9, 3, (0, 1, 2))], (join(0),)).rows

@@ -30,7 +30,8 @@ class Ends:
     propose: Sequence[int]  # drafts asked for, per row
     last: Tensor  # int64 [rows]: flat index of each row's last committed token
     cursors: Tensor  # int64 [rows]: the new cursors
-    floors: Sequence[float] = ()  # per row, the chain's confidence below which its drafts end; (): none
+    # Per row, the chain's confidence below which a draft is not kept, and below which none follows it. (): no limits
+    bounds: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,11 @@ class _Limits:
 
     def __init__(self, ends: Ends, depth: int, device: torch.device) -> None:
         self._p_min = [row.draw.p_min for row in ends.rows]
-        self._floors = ends.floors or [0.0] * len(ends.rows)
+        self._bounds = ends.bounds or [(0.0, 0.0)] * len(ends.rows)
         self._asked = torch.tensor([[n > i for i in range(depth)] for n in ends.propose])  # [rows, depth]
         self._asked = self._asked.to(device, non_blocking=True)
         self._chains = [1.0] * len(ends.rows)  # on the CPU only
-        self.any = any(self._p_min) or any(self._floors)
+        self.any = any(self._p_min) or any(floor for floor, _ in self._bounds)
         self.confidences = torch.zeros(self._asked.shape, device=device) if self.any else None  # [rows, depth]
         self.ended: set[int] = set()
 
@@ -145,14 +146,16 @@ class _Limits:
             return
         for row, value in zip(active, confidence.tolist(), strict=True):
             self._chains[row] *= value
-            if value < self._p_min[row] or self._chains[row] < self._floors[row]:
+            if value < self._p_min[row] or self._chains[row] < max(self._bounds[row]):
                 self.ended.add(row)
 
     def lengths(self) -> Tensor:
         """int64 [rows]"""
         good = self._asked
         if self.confidences is not None:
-            limits = torch.tensor([self._p_min, self._floors]).to(good.device, non_blocking=True)  # [2, rows]
-            good = good & (self.confidences >= limits[0, :, None])
-            good = good & (self.confidences.cumprod(1) >= limits[1, :, None])
+            limits = torch.tensor([self._p_min, *zip(*self._bounds, strict=True)])  # [3, rows]
+            p_min, floor, onward = limits.to(good.device, non_blocking=True)[:, :, None]
+            chains = self.confidences.cumprod(1)
+            good = good & (self.confidences >= p_min) & (chains >= floor)
+            good[:, 1:] &= chains[:, :-1] >= onward
         return good.long().cumprod(1).sum(1)

@@ -147,8 +147,8 @@ class TorchRunner:
         last = drawing.last_certain + verdict.accepted
         cursors = drawing.cursor_certain + verdict.accepted
         allowed = [min(step.propose, self.drafter.max_depth) for step in steps]
-        floors = [step.floor for step in steps]
-        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, floors))
+        bounds = [(step.floor, step.onward) for step in steps]
+        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, bounds))
 
     def _commit(
         self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, told: list[Told]

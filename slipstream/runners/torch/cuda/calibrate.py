@@ -21,20 +21,30 @@ ROUNDS = 3
 CONTEXT = 64  # tokens each made-up row has behind it
 
 
-def measure(runner: CudaRunner, max_tokens: int, max_rows: int) -> StepCosts:
+def measure(runner: CudaRunner, max_rows: int) -> StepCosts:
     """Costs are flat between buckets: a point at both ends of each. What is captured on the way, serving uses."""
     if runner.device.type != "cuda":
         return StepCosts()
-    widest = 1 + runner.depth
-    rows_of = {n: min(max_rows, -(-n // widest)) for n in _up_to(TOKEN_BUCKETS, max_tokens)}
-    verify = {n: _seconds(runner, n, num_rows)[0] for n, num_rows in rows_of.items()}
+    # Unlike tokens, as streams have them: a sparse model reads more experts for them than for equal ones.
+    runner.rows.tokens.random_(0, runner.info.vocab_size)
     row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
-    plain = {n: _seconds(runner, n, n)[0] for n in row_sizes}
+    verify = {(n, num_rows): _seconds(runner, n, num_rows)[0] for n, num_rows in _sizes(row_sizes, runner.depth)}
     draft = {n: _draft_seconds(runner, n) for n in row_sizes} if runner.depth > 1 else {}
     _set_rows(runner, 0, 0)
-    per_row = _per_row(verify, plain, rows_of)
-    points = [(n, max(0.0, seconds - per_row * rows_of[n])) for n, seconds in verify.items()]
+    per_row = _per_row(verify)
+    fewest = {n: min(rows for m, rows in verify if m == n) for n, _ in verify}
+    points = [(n, max(0.0, verify[n, rows] - per_row * rows)) for n, rows in sorted(fewest.items())]
     return StepCosts(_stairs(points), _stairs(list(draft.items())), per_row)
+
+
+def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
+    """Every (tokens, rows) that decoding rows can come to, after rounding up: all of them will be met."""
+    found = []
+    for num_rows in row_sizes:
+        most = num_rows * (1 + depth)
+        between = [min(n, most) for n in _up_to(TOKEN_BUCKETS, most) if n > num_rows]
+        found += [(n, num_rows) for n in (num_rows, *between)]
+    return found
 
 
 def _up_to(buckets: tuple[int, ...], most: int) -> list[int]:
@@ -42,13 +52,15 @@ def _up_to(buckets: tuple[int, ...], most: int) -> list[int]:
     return [*below, buckets[len(below)]]
 
 
-def _per_row(verify: dict[int, float], plain: dict[int, float], rows_of: dict[int, int]) -> float:
-    """As many tokens in many rows against few: the difference is what the rows' own state costs."""
-    sizes = [n for n in plain if n in verify and rows_of[n] < n]
-    if not sizes:
-        return 0.0
-    most = max(sizes)
-    return max(0.0, (plain[most] - verify[most]) / (most - rows_of[most]))
+def _per_row(verify: dict[tuple[int, int], float]) -> float:
+    """As many tokens in many rows against few: the difference is what the rows' own state costs. The median."""
+    slopes = [
+        (verify[n, many] - verify[n, few]) / (many - few)
+        for n, many in verify
+        for m, few in verify
+        if m == n and few < many
+    ]
+    return max(0.0, median(slopes)) if slopes else 0.0
 
 
 def _stairs(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

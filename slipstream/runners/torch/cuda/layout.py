@@ -23,6 +23,7 @@ TOKEN_BUCKETS = (
     *(1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 16384),
 )  # up to the first a step costs the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
+PROMPT_CONTEXT = CONTEXT_BUCKETS[2]
 PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
 
 
@@ -204,7 +205,8 @@ def _shape(feed: np.ndarray, has_prompts: bool, most: int, max_depth: int, plain
     num_rows, num_tokens = len(feed), int(feed.sum())
     context = bucket(CONTEXT_BUCKETS, most)
     tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
-    if has_prompts:  # bounds that hold for any rows of these sizes
+    if has_prompts:  # bounds that hold for any rows of these sizes, and few contexts: each new shape is a pause
+        context = max(context, PROMPT_CONTEXT)
         num_tiles, num_draws = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
         return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, True, plain, feeds_head)
     tile = 1 if int(feed.max()) == 1 else 1 << max_depth.bit_length()

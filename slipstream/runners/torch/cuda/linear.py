@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, skinny_linear, tiling
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
 from slipstream.runners.torch.experts import Beside, Experts
-from slipstream.runners.torch.ops import Linear, Ops
+from slipstream.runners.torch.ops import Linear
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
 
@@ -69,9 +70,10 @@ class ExpertStack:
 class CudaFormat(DenseFormat):
     """Every matrix in the activations' own type, as our kernels read it."""
 
-    def __init__(self, ops: Ops) -> None:
-        super().__init__(ops)
-        self._scratch = Scratch(ops.device)
+    @cached_property
+    def _scratch(self) -> Scratch:
+        """Made with the first matrix: a memory plan needs the format, but no device."""
+        return Scratch(self.ops.device)
 
     def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
         return make_linear(matrix.to(self.ops.dtype), bias, self._scratch)

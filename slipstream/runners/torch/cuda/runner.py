@@ -98,7 +98,7 @@ class CudaRunner:
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert len(self.rows) == 0, "calibration needs an idle runner"
         with torch.inference_mode():
-            return measure(self, max(num_tokens), max(num_rows))
+            return measure(self, max(num_rows))
 
     # A step, on the host.
 

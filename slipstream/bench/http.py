@@ -1,0 +1,132 @@
+"""`slipstream bench http`: what HTTP costs. The same requests through the server and given to its engine directly.
+
+One process holds engine and server; the client is a process of its own, on the same machine. The two ways take turns,
+so that a machine that is busy for a while is busy for both, and each turn's ratio is worth more than the speeds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from slipstream.bench.nine import NINE_PROMPTS
+from slipstream.commands.options import ModelOptions
+from slipstream.commands.serve import Loading
+from slipstream.engine.request import TokenEvent
+from slipstream.sampling import SamplingParams
+from slipstream.server.lifecycle import Server
+from slipstream.server.service import Loaded
+from slipstream.server.settings import ServerConfig
+
+CLIENT = "slipstream.bench.http_client"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    streams: int
+    direct_tok_s: float
+    http_tok_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.http_tok_s / self.direct_tok_s
+
+
+def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats: int) -> int:
+    ready: threading.Event = threading.Event()
+    found: list[Loaded] = []
+
+    def keep(loaded: Loaded) -> None:
+        found.append(loaded)
+        ready.set()
+
+    server = Server(ServerConfig(port=0), options.engine_config, Loading(options), keep)
+    thread = threading.Thread(target=_run, args=(server, ready))
+    thread.start()
+    ready.wait()
+    try:
+        turns = _measure(server, found, streams, num_tokens, repeats)
+    finally:
+        if found:
+            server.stop()
+        thread.join()
+    if server.error is not None:
+        raise server.error
+    _tell(turns, streams)
+    return 0
+
+
+def _run(server: Server, ready: threading.Event) -> None:
+    try:
+        server.run()
+    finally:
+        ready.set()
+
+
+def _measure(server: Server, found: list[Loaded], streams: Sequence[int], tokens: int, repeats: int) -> list[Turn]:
+    turns: list[Turn] = []
+    for count in streams if found else ():
+        _direct(found[0], count, tokens)  # both ways once, to warm up
+        _through_http(server, count, tokens)
+        for _ in range(repeats):
+            turns.append(Turn(count, _direct(found[0], count, tokens), _through_http(server, count, tokens)))
+            print(f"{count:>3} streams: {_line(turns[-1])}", flush=True)
+    return turns
+
+
+def _prompts(count: int) -> list[str]:
+    texts = list(NINE_PROMPTS.values())
+    return [texts[i % len(texts)] for i in range(count)]
+
+
+def _direct(loaded: Loaded, count: int, num_tokens: int) -> float:
+    """Tokens a second over all streams, from the first submit to the last token."""
+    prompts = [loaded.tokenizer.chat([{"role": "user", "content": text}]) for text in _prompts(count)]
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    done = threading.Semaphore(0)
+
+    def sink(event: TokenEvent) -> None:
+        if event.finish_reason is not None:
+            done.release()
+
+    began = time.perf_counter()
+    for prompt in prompts:
+        loaded.engine.submit(prompt, params, sink)
+    for _ in prompts:
+        done.acquire()
+    return count * num_tokens / (time.perf_counter() - began)
+
+
+def _through_http(server: Server, count: int, num_tokens: int) -> float:
+    port = str(server.listener.getsockname()[1])
+    asked = json.dumps({"prompts": _prompts(count), "max_tokens": num_tokens})
+    command = [sys.executable, "-m", CLIENT, port]
+    told = subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout
+    seconds, tokens = json.loads(told)
+    assert tokens == count * num_tokens, "a token was lost"
+    return float(tokens / seconds)
+
+
+def _line(turn: Turn) -> str:
+    return f"direct {turn.direct_tok_s:7.1f} tok/s, HTTP {turn.http_tok_s:7.1f} tok/s, ratio {turn.ratio:.3f}"
+
+
+def _tell(turns: Sequence[Turn], streams: Sequence[int]) -> None:
+    told = []
+    for count in streams:
+        mine = [turn for turn in turns if turn.streams == count]
+        middle = Turn(
+            count,
+            round(statistics.median(turn.direct_tok_s for turn in mine), 1),
+            round(statistics.median(turn.http_tok_s for turn in mine), 1),
+        )
+        ratio = round(statistics.median(turn.ratio for turn in mine), 3)
+        print(f"{count:>3} streams, medians: {_line(middle)}; median of the turns' ratios {ratio}")
+        told.append({**asdict(middle), "ratio": ratio, "turns": len(mine)})
+    print(json.dumps({"bench": "http", "results": told}))

@@ -1,0 +1,98 @@
+"""`slipstream serve`: the HTTP server and its page."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slipstream.commands.options import LoadingBar, ModelOptions
+from slipstream.commands.text import size
+from slipstream.errors import EngineDead, SlipstreamError
+from slipstream.llm import make_engine
+from slipstream.load import OpenedModel, open_model
+from slipstream.runners.torch.memory import MemoryPlan, plan_memory
+from slipstream.runners.torch.placement import place
+from slipstream.server.lifecycle import Server
+from slipstream.server.service import Loaded
+from slipstream.server.settings import ServerConfig
+from slipstream.server.status import ModelFacts
+
+
+def serve(options: ModelOptions, config: ServerConfig) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    loading = Loading(options)
+    server = Server(config, options.engine_config, loading, lambda loaded: _announce(loading, loaded, server.address))
+    print(f"listening on {server.address}, loading {options.model or 'the default model'}", flush=True)
+    server.run()
+    if server.error is None:
+        return 0
+    if isinstance(server.error, SlipstreamError):
+        raise server.error
+    raise EngineDead(f"the engine ended: {type(server.error).__name__}: {server.error}")
+
+
+@dataclass
+class Loading:
+    """How the server gets its model: called in a thread, with whom to tell when the engine dies."""
+
+    options: ModelOptions
+    bar: LoadingBar = field(default_factory=LoadingBar)
+    model: OpenedModel | None = None
+    memory: MemoryPlan | None = None
+
+    def __call__(self, on_death: Callable[[Exception], None]) -> Loaded:
+        options = self.options
+        self.model = model = open_model(options.model, options.mtp)
+        tokenizer = model.tokenizer
+        placement = place(options.runner_config, model.spec)
+        self.memory = memory = plan_memory(model, placement, options.engine_config, options.runner_config)
+
+        engine = make_engine(model, options.engine_config, options.runner_config, options.runner, self.bar, on_death)
+        facts = ModelFacts(
+            name=model.name,
+            architecture=model.spec.family,
+            format=_format(model),
+            runner=options.runner,
+            weight_bytes=memory.weights + memory.head,
+            kv_token_bytes=memory.kv_per_token,
+            state_bytes=memory.states,
+        )
+        return Loaded(engine, tokenizer, facts)
+
+
+def _format(model: OpenedModel) -> str:
+    """The container and what most of its bytes are."""
+    checkpoint = model.checkpoint
+    stored: Counter[str] = Counter()
+    for name in checkpoint.names():
+        stored[checkpoint.dtype(name)] += checkpoint.num_bytes(name)
+    container = "safetensors" if model.path.is_dir() else "GGUF"
+    return f"{container}, {stored.most_common(1)[0][0]}"
+
+
+def _announce(loading: Loading, loaded: Loaded, address: str) -> None:
+    loading.bar.close()
+    model, memory, engine = loading.model, loading.memory, loaded.engine
+    assert model is not None
+    assert memory is not None
+    head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
+    tokens = engine.info.num_blocks * engine.info.block_size
+    print(f"model   {model.name} ({loaded.facts.architecture}; {loaded.facts.format}), {head}")
+    print(f"device  {engine.info.note}")
+    print(
+        f"memory  {size(memory.weights)} weights, {size(memory.head)} head, "
+        f"{size(tokens * memory.kv_per_token)} KV for {tokens} tokens, {size(memory.states)} states; "
+        f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
+    )
+    print(f"drafts  {_policy(loaded)}")
+    print(f"page    {address}", flush=True)
+
+
+def _policy(loaded: Loaded) -> str:
+    config, info = loaded.engine.config, loaded.engine.info
+    if not info.max_depth:
+        return f"off: {info.why_no_draft}"
+    policy = f"depth {config.draft}" if isinstance(config.draft, int) else config.draft
+    return f"{policy}, at most {min(info.max_depth, config.max_depth)} deep, p_min {config.p_min:g}"

@@ -1,0 +1,94 @@
+"""What a client is told when something went wrong, in the shape its protocol knows.
+
+A message says what to change, and never carries a path, an address or a traceback of this machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.errors import ConfigError, EngineDead, PromptTooLong, RequestError, SlipstreamError
+
+# status -> the type of error, as OpenAI and as Anthropic clients know it
+TYPES = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("invalid_request_error", "not_found_error"),
+    405: ("invalid_request_error", "invalid_request_error"),
+    408: ("invalid_request_error", "invalid_request_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "invalid_request_error"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    503: ("server_error", "overloaded_error"),
+}
+ANTHROPIC_PATHS = "/v1/messages"
+
+
+class ApiError(SlipstreamError):
+    """An answer that is not the one the client hoped for."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        assert status in TYPES
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.close = close  # the connection cannot be used for another request
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [] if self.retry_after is None else [(b"retry-after", str(self.retry_after).encode())]
+        return [*headers, (b"connection", b"close")] if self.close else headers
+
+
+class ClientLeft(SlipstreamError):
+    """Nobody is listening any more; nothing is to be said."""
+
+
+def told(error: SlipstreamError) -> ApiError:
+    """What a client hears of an error from the rooms below."""
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLong():
+            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case RequestError() | ConfigError():
+            return ApiError(400, str(error))
+        case EngineDead():
+            return engine_failed()
+    return ApiError(500, "internal error")
+
+
+def engine_failed() -> ApiError:
+    return ApiError(500, "the engine failed and the server is going down", code="engine_failed")
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+
+
+def in_shape(error: ApiError, path: str) -> dict[str, Any]:
+    return as_anthropic(error) if path.startswith(ANTHROPIC_PATHS) else as_openai(error)
+
+
+def as_openai(error: ApiError) -> dict[str, Any]:
+    kind = TYPES[error.status][0]
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def as_anthropic(error: ApiError) -> dict[str, Any]:
+    where = f"{error.param}: " if error.param and error.param not in error.message else ""
+    return {"type": "error", "error": {"type": TYPES[error.status][1], "message": where + error.message}}

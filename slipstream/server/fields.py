@@ -1,0 +1,174 @@
+"""Fields that several protocols share, with their bounds, and how a body becomes a checked request.
+
+A field we do not have is refused by its name. One that we know but cannot do is listed with the only value that asks
+for nothing (`n: OnlyOne`, an empty list), so that the schema says so too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from slipstream.config import EngineConfig
+from slipstream.errors import ParamsError
+from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams
+from slipstream.server.errors import ApiError
+from slipstream.server.wire import check_depth
+
+MOST_TOKENS = 1 << 31
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 512
+MAX_NAME = 100  # of a field, when it is told to whoever sent it
+
+ShortText = Annotated[str, Field(max_length=512)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
+
+
+def _only_false(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("only_false", "may only be false here, true is not supported")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type": "boolean", "const": False})]
+OnlyOne = Annotated[int, Field(ge=1, le=1)]
+OnlyZero = Annotated[int, Field(ge=0, le=0)]
+NoList = Annotated[list[Any], Field(max_length=0)]
+NoDict = Annotated[dict[str, Any], Field(max_length=0)]
+Metadata = dict[str, Any]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Speculative(Body):
+    """How this request drafts; what is absent is the server's choice."""
+
+    enabled: bool | None = None
+    depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
+    p_min: Unit | None = None
+
+    def setting(self, engine: EngineConfig) -> DraftSetting | None:
+        if self.enabled is False:
+            return "off"
+        if self.depth is not None:
+            if self.depth > engine.max_depth:
+                raise ApiError(
+                    400,
+                    f"speculative.depth is {self.depth}, this server drafts at most {engine.max_depth} deep",
+                    param="speculative.depth",
+                )
+            return self.depth
+        return "adaptive" if self.enabled and engine.draft in ("off", 0) else None
+
+
+class Sampled(Body):
+    """What every protocol's request may say about the next token, beside its own fields."""
+
+    model: ShortText | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    min_p: Unit | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    seed: Seed | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    speculative: Speculative | None = None
+
+    def sampling(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> SamplingParams:
+        """``more``: what only some protocols have; None stands for absent everywhere."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
+        given = {name: getattr(self, name) for name in names} | more
+        spec = self.speculative or Speculative()
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                draft=spec.setting(engine),
+                p_min=spec.p_min,
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        except ParamsError as error:
+            raise ApiError(400, str(error)) from error
+
+
+def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:
+    if stops is None:
+        return ()
+    return (stops,) if isinstance(stops, str) else tuple(dict.fromkeys(stops))
+
+
+class TextPart(Body):
+    """A piece of a message. Other kinds (images, audio, files) are refused by their type."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: NoList | None = None
+    logprobs: NoList | None = None
+    cache_control: dict[str, Any] | None = None  # a hint about billing elsewhere
+    citations: NoList | None = None
+
+
+def text_of(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def parse(request: type[R], body: bytes, max_depth: int) -> R:
+    check_depth(body, max_depth)
+    try:
+        return request.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)) from None
+
+
+def _refusal(faults: list[ErrorDetails]) -> ApiError:
+    """One sentence about the fault that is most to the point: the deepest, since unions report every branch."""
+    fault = max(faults, key=lambda fault: len(fault["loc"]))
+    name = ".".join(str(part) for part in fault["loc"] if not _names_a_branch(part))[:MAX_NAME]
+    return ApiError(400, _sentence(name, fault), param=name or None, code=_code(fault))
+
+
+def _names_a_branch(part: int | str) -> bool:
+    """Pydantic puts the branch of a union into the path: a type's name, or one with brackets."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())
+
+
+def _code(fault: ErrorDetails) -> str | None:
+    return "unknown_field" if fault["type"] == "extra_forbidden" else None
+
+
+def _sentence(name: str, fault: ErrorDetails) -> str:
+    match fault["type"]:
+        case "json_invalid":
+            return f"the body is not valid JSON: {fault.get('ctx', {}).get('error', 'malformed')}"
+        case "extra_forbidden":
+            return f"{name} is not a field this server knows"
+        case "missing":
+            return f"{name} is required"
+        case "literal_error":
+            return f"{name} may only be {fault.get('ctx', {}).get('expected')} here, other values are not supported"
+        case "none_required":
+            return f"{name} is not supported: leave it out"
+        case "too_long" if fault.get("ctx", {}).get("max_length") == 0:
+            return f"{name} is not supported: leave it out or empty"
+    return f"{name or 'the body'}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"

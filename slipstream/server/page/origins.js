@@ -1,0 +1,114 @@
+// Where each token of an answer came from: the target's own draw, or a draft accepted at position 1, 2, 3...
+//
+// An answer keeps its text and, beside it, `marks`: [length, origin, length, origin, ...], one pair a piece, lengths in
+// UTF-16 units as JavaScript counts them. That is shorter than the pieces and cannot disagree with the text.
+
+import { el } from "./dom.js";
+import { count, plural } from "./format.js";
+
+export const UNKNOWN = -1;
+const OWN = 0;
+const LAST_TINT = 5; // positions from here on share one tint
+
+export const tint = (origin) => (origin === UNKNOWN ? "unknown" : String(Math.min(origin, LAST_TINT)));
+
+const ORDINALS = ["", "1st", "2nd", "3rd"];
+
+export function originName(origin) {
+  if (origin === UNKNOWN) return "origin not told";
+  if (origin === OWN) return "the model's own draw";
+  return `accepted draft, ${ORDINALS[origin] ?? `${origin}th`} position`;
+}
+
+const isPiece = (piece) =>
+  Array.isArray(piece) && typeof piece[0] === "string" && Number.isInteger(piece[1]) && piece[1] >= 0;
+
+/** Adds what one chunk brought. Pieces that do not spell the text are not believed. */
+export function append(answer, text, pieces) {
+  const good = Array.isArray(pieces) && pieces.every(isPiece) && pieces.map((piece) => piece[0]).join("") === text;
+  for (const [piece, origin] of good ? pieces : [[text, UNKNOWN]]) {
+    if (piece !== "") answer.marks.push(piece.length, origin);
+  }
+  answer.text += text;
+}
+
+export const isUnknown = (answer) => answer.marks.some((mark, i) => i % 2 === 1 && mark === UNKNOWN);
+
+export const numPieces = (answer) => answer.marks.length / 2;
+
+/** How many pieces each tint has: [own, 1st, 2nd, 3rd, 4th, 5th and later]. */
+export function tally(answer) {
+  const counts = new Array(LAST_TINT + 1).fill(0);
+  for (let i = 1; i < answer.marks.length; i += 2) {
+    if (answer.marks[i] !== UNKNOWN) counts[Math.min(answer.marks[i], LAST_TINT)] += 1;
+  }
+  return counts;
+}
+
+/** The answer as the model wrote it, one tinted span a token; grows by what is new since the last call. */
+export class DraftsBody {
+  constructor() {
+    this.node = el("div", { class: "tokens" });
+    this.numShown = 0; // entries of marks
+    this.offset = 0;
+    this.line = ""; // the line being written: code between fences keeps its columns
+    this.inCode = false;
+  }
+
+  update(answer) {
+    const spans = [];
+    for (; this.numShown < answer.marks.length; this.numShown += 2) {
+      const end = this.offset + answer.marks[this.numShown];
+      const text = answer.text.slice(this.offset, end);
+      const span = tokenSpan(text, answer.marks[this.numShown + 1]);
+      span.classList.toggle("mono", this.inCode || this.line.startsWith("```"));
+      this.follow(text);
+      spans.push(span);
+      this.offset = end;
+    }
+    this.node.append(...spans);
+  }
+
+  follow(text) {
+    const lines = (this.line + text).split("\n");
+    this.line = lines.pop();
+    for (const line of lines) if (line.startsWith("```")) this.inCode = !this.inCode;
+  }
+}
+
+function tokenSpan(text, origin) {
+  const attributes = { class: "token", "data-tint": tint(origin), "data-origin": origin, title: originName(origin) };
+  // A line end is drawn by CSS before it, so that the text itself stays as it is.
+  const lines = text.split("\n").flatMap((line, i) => (i ? [el("i", { class: "line-end" }), `\n${line}`] : [line]));
+  return el("span", attributes, ...lines);
+}
+
+const NAMES = ["own draw", "1st draft", "2nd draft", "3rd draft", "4th draft", "5th and later"];
+
+/** The legend; with counts, only the kinds that occur. */
+export function legend(counts = null) {
+  const rows = NAMES.map((name, k) => (counts === null || counts[k] ? legendItem(name, k, counts?.[k]) : null));
+  return el("ul", { class: "legend", "aria-label": "What the tints mean" }, ...rows);
+}
+
+function legendItem(name, k, amount) {
+  const swatch = el("span", { class: "swatch", "data-tint": k, "aria-hidden": "true" });
+  return el("li", {}, swatch, name, amount === undefined ? null : el("b", {}, count(amount)));
+}
+
+/** A bar of the answer's tokens by origin, in the tints of the legend. */
+export function shareBar(counts) {
+  const all = counts.reduce((a, b) => a + b, 0);
+  const words = counts
+    .map((n, k) => (n ? `${NAMES[k]} ${n}` : null))
+    .filter(Boolean)
+    .join(", ");
+  const bar = el("div", { class: "share", role: "img", "aria-label": `${plural(all, "token")} by origin: ${words}` });
+  counts.forEach((n, k) => {
+    if (!n) return;
+    const part = el("span", { "data-tint": k });
+    part.style.flexGrow = String(n);
+    bar.append(part);
+  });
+  return bar;
+}

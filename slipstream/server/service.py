@@ -1,0 +1,162 @@
+"""What all endpoints share: the loaded model, the engine, who may come in, and how prompts are made ready.
+
+Belongs to the event loop; texts are rendered and tokenised in worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from slipstream.config import EngineConfig
+from slipstream.engine.async_engine import AsyncEngine
+from slipstream.engine.engine import Engine
+from slipstream.load import Tokenizer
+from slipstream.server.errors import ApiError, engine_failed, shutting_down
+from slipstream.server.generation import Generation, Job
+from slipstream.server.metrics import Metrics
+from slipstream.server.prompts import Prompt, encode
+from slipstream.server.settings import ServerConfig
+from slipstream.server.status import ModelFacts, Watch
+
+PREPARE_THREADS = 2
+SMALL_BODY = 1 << 16  # bytes that are parsed where they are: a thread would cost more
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that can be served. Its engine is not started yet."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    facts: ModelFacts
+
+
+class Service:
+    def __init__(self, config: ServerConfig, engine_config: EngineConfig) -> None:
+        self.config = config
+        self.engine_config = engine_config
+        self.watch = Watch(config.queue_limit)
+        self.metrics = Metrics(self.watch)
+        self.created = int(time.time())
+        self._limit = engine_config.max_streams + config.queue_limit
+        self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
+        self._loaded: Loaded | None = None
+        self._engine: AsyncEngine | None = None
+        self._num_inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._live: set[Generation] = set()
+        self._request_seconds = 1.0  # a running mean: for Retry-After
+
+    # What is loaded.
+
+    def attach(self, loaded: Loaded) -> None:
+        """The engine belongs to this loop from now on; it may be started by any thread."""
+        self._engine = AsyncEngine(loaded.engine)
+        self._engine.attach()
+        self._loaded = loaded
+
+    def ready(self) -> None:
+        assert self._loaded is not None
+        self.watch.loaded(self._loaded.engine, self._loaded.facts)
+        if self.watch.state == "loading":
+            self.watch.state = "ready"
+
+    def loaded(self) -> Loaded:
+        """The model, or the error that says why there is none (any more)."""
+        match self.watch.state:
+            case "loading":
+                raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
+            case "failed":
+                raise engine_failed()
+        assert self._loaded is not None
+        return self._loaded
+
+    # Who is inside.
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[Loaded]:
+        """A place for one request, from before its prompt is read until its answer is out."""
+        loaded = self.loaded()
+        if self.watch.state == "draining":
+            raise shutting_down()
+        if self._num_inside >= self._limit:
+            raise ApiError(429, "too many requests are waiting", code="queue_full", retry_after=self._retry_after())
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield loaded
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    def _retry_after(self) -> int:
+        """About when a place should be free: the queue moves as fast as requests finish."""
+        rounds = 1 + self.config.queue_limit / self.engine_config.max_streams
+        return min(60, max(1, math.ceil(self._request_seconds * rounds / 2)))
+
+    @asynccontextmanager
+    async def generation(self, job: Job) -> AsyncIterator[Generation]:
+        """One answer. Leaving early, by whatever way, aborts it."""
+        latencies = self.metrics.latencies()
+        async with self.admitted() as loaded:
+            tokens = await self.encode(job.prompt)
+            assert self._engine is not None
+            async with self._engine.submit(tokens, job.params) as stream:
+                generation = Generation(stream, loaded.tokenizer, len(tokens), job.stops, latencies)
+                self._live.add(generation)
+                began = time.monotonic()
+                try:
+                    yield generation
+                finally:
+                    self._live.discard(generation)
+                    self._request_seconds += 0.1 * (time.monotonic() - began - self._request_seconds)
+
+    # Work that would hold the loop up.
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        return await self.in_thread(lambda: encode(self.loaded().tokenizer, prompt))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    # The end.
+
+    async def drain(self) -> None:
+        """Take nothing new; let what runs finish, or end it when the time is up."""
+        if self.watch.state != "failed":
+            self.watch.state = "draining"
+        if not await self._wait_empty(self.config.drain_seconds):
+            for generation in list(self._live):
+                generation.abort()
+            await self._wait_empty(GOODBYE_SECONDS)
+
+    async def fail(self) -> None:
+        """The engine is dead and has told every stream so; give the clients a moment to hear it."""
+        self.watch.state = "failed"
+        await asyncio.sleep(GOODBYE_SECONDS / 2)
+        await self._wait_empty(GOODBYE_SECONDS)
+
+    async def _wait_empty(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._empty.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._engine is not None and self._engine.engine.alive:
+            await self._engine.close()
+
+
+GOODBYE_SECONDS = 2.0  # for clients to be told that it is over

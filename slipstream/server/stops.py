@@ -1,0 +1,46 @@
+"""Stop strings: text is held back while it may be the beginning of one.
+
+What counts is the match that ends first and, of those, the longest: a function of the text alone, so it does not matter
+in what pieces the text comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops)
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """What is certain to stand before any stop string. After a match nothing comes any more."""
+        assert self.matched is None
+        if not self._stops:
+            return text
+        self._held += text
+        if found := self._first_match():
+            start, self.matched = found
+            text, self._held = self._held[:start], ""
+            return text
+        keep = max(map(self._overlap, self._stops))
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+    def finish(self) -> str:
+        """The text is over: what was held back was no stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first_match(self) -> tuple[int, str] | None:
+        starts = [(self._held.find(stop), stop) for stop in self._stops]
+        found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        return min(found)[1:] if found else None
+
+    def _overlap(self, stop: str) -> int:
+        """How many of the last characters are the beginning of this stop string."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)

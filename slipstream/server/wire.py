@@ -1,0 +1,130 @@
+"""Bodies in and answers out, on bare ASGI: limits are held before anything is parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+from slipstream.server.errors import ApiError, ClientLeft, in_shape
+from slipstream.server.settings import ServerConfig
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+T = TypeVar("T")
+
+JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first one of that name; None if there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
+    """A body that says it is JSON, of legal size. Not parsed yet."""
+    kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Also keeps web pages of others out: a browser asks before it sends this type across origins.
+        raise ApiError(415, "the content type must be application/json", close=True)
+    try:
+        async with asyncio.timeout(config.body_seconds):
+            return await _read_body(scope, receive, config.max_body)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {config.body_seconds:g} s", close=True) from None
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    announced = header(scope, b"content-length")
+    if announced is not None and int(announced) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes", close=True)
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """Before parsing: a parser may recurse. One pass, linear in the body."""
+    depth = 0
+    for bracket in JSON_STRING.sub(b"", body).translate(None, NO_BRACKET):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > limit:
+            raise ApiError(400, f"the JSON is nested deeper than {limit} levels")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; if the client leaves first, the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+async def send_json(send: Send, value: object, status: int = 200, headers: Headers | None = None) -> None:
+    await send_bytes(send, compact(value).encode("utf-8", "replace"), b"application/json", status, headers)
+
+
+async def send_bytes(send: Send, body: bytes, kind: bytes, status: int = 200, headers: Headers | None = None) -> None:
+    told = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
+    await send_json(send, in_shape(error, scope["path"]), error.status, error.headers)
+
+
+class EventStream:
+    """Server-sent events: the head goes out with the first of them."""
+
+    HEAD: Headers = [  # noqa: RUF012 - never changed
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def write(self, text: str) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self.HEAD})
+        await self._send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,87 @@
+"""How rows lie in the flat batch: places, draws, tiles, draft passes, and that few shapes serve all loads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.engine.plan import RowStep
+from slipstream.runners.torch.caches import ring_size
+from slipstream.runners.torch.cuda.layout import PROMPT_TILE, ROW_BUCKETS, TOKEN_BUCKETS, Layout, lay_out
+
+DEPTH, MAX_ROWS = 3, 64
+
+rows = st.lists(
+    st.tuples(st.integers(1, 200), st.integers(1, 260), st.integers(0, DEPTH)).map(
+        lambda row: (row[0], row[1] if row[1] > 1 else 1, row[2])
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def laid_out(steps: list[RowStep], gaps: list[int]) -> tuple[Layout, list[np.ndarray]]:
+    layout = lay_out(steps, gaps, 500, DEPTH, MAX_ROWS)
+    parts = layout.upload[DEPTH * MAX_ROWS :]
+    ends = np.cumsum(layout.shape.parts)
+    assert len(parts) == ends[-1]
+    return layout, [parts[end - size : end] for end, size in zip(ends, layout.shape.parts, strict=True)]
+
+
+@given(rows)
+def test_every_place_has_one_row_and_draws_are_where_known_tokens_end(drawn: list[tuple[int, int, int]]) -> None:
+    gaps = [gap for gap, _, _ in drawn]
+    feeds = [min(feed, gap + DEPTH if gap == 1 else gap) for gap, feed, _ in drawn]
+    steps = [RowStep(10 + i, feed, propose) for i, (feed, (_, _, propose)) in enumerate(zip(feeds, drawn, strict=True))]
+    layout, (slots, offsets, told_feeds, row_draws, token_rows, tile_rows, tile_firsts, draws) = laid_out(steps, gaps)
+    shape = layout.shape
+    assert shape.num_rows in ROW_BUCKETS
+    assert shape.num_tokens in TOKEN_BUCKETS
+    assert list(slots[: len(steps)]) == [step.slot for step in steps]
+    assert list(told_feeds) == feeds + [0] * (shape.num_rows - len(feeds))
+    flat = [i for i, feed in enumerate(feeds) for _ in range(feed)]
+    assert list(token_rows) == flat + [-1] * (shape.num_tokens - len(flat))
+    wanted = []
+    for i, (gap, feed) in enumerate(zip(gaps, feeds, strict=True)):
+        assert token_rows[offsets[i]] == i
+        places = [offsets[i] + j for j in range(gap - 1, feed)]
+        assert row_draws[i] == (len(wanted) if places else -1)
+        wanted += places
+    assert list(draws[draws >= 0]) == wanted
+    covered = [(row, first + j) for row, first in zip(tile_rows, tile_firsts, strict=True) if row >= 0
+               for j in range(shape.tile_size) if first + j < feeds[row]]  # fmt: skip
+    assert sorted(covered) == [(i, j) for i, feed in enumerate(feeds) for j in range(feed)]
+    passes = layout.upload[: DEPTH * MAX_ROWS].reshape(DEPTH, MAX_ROWS)
+    for ahead in range(DEPTH):
+        taking_part = [i for i, step in enumerate(steps) if feeds[i] >= gaps[i] and step.propose > ahead]
+        assert list(passes[ahead][passes[ahead] >= 0]) == taking_part
+        assert (ahead < len(layout.pass_rows)) == bool(taking_part)
+
+
+def test_decode_steps_have_few_shapes() -> None:
+    shapes = set()
+    for count in range(1, MAX_ROWS + 1):
+        for depth in range(DEPTH + 1):
+            layout, _ = laid_out([RowStep(i, 1 + depth, depth) for i in range(count)], [1] * count)
+            assert not layout.shape.has_prompts
+            assert layout.shape.tile_size in (1, 4)
+            shapes.add(layout.shape)
+    assert len(shapes) < 40
+
+
+def test_prompts_are_cut_into_tiles() -> None:
+    layout, _ = laid_out([RowStep(0, 100, 1), RowStep(1, 4, 3)], [100, 1])
+    assert layout.shape.has_prompts
+    assert layout.shape.tile_size == PROMPT_TILE
+    assert layout.pass_rows == (2, 1, 1)
+
+
+@pytest.mark.parametrize("depth", range(9))
+def test_nothing_on_the_ring_is_overwritten_before_it_is_read(depth: int) -> None:
+    """A step reads the window before what it replays, and writes a token and its drafts."""
+    read = set(range(-3 - depth, 0))
+    written = set(range(1 + depth))
+    size = ring_size(depth)
+    assert {p % size for p in read}.isdisjoint(p % size for p in written)

@@ -1,0 +1,25 @@
+"""`slipstream serve` whose engine thread meets an exception in its next step once the process gets SIGUSR1."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+from slipstream.cli import main
+from slipstream.engine.plan import StepPlan
+from slipstream.runners.torch.runner import TorchRunner
+
+struck = threading.Event()
+submit = TorchRunner.submit
+
+
+def failing(runner: TorchRunner, plan: StepPlan) -> None:
+    if struck.is_set():
+        raise RuntimeError("injected: a lost device at 0x7f00 in /dev/somewhere")
+    submit(runner, plan)
+
+
+TorchRunner.submit = failing  # type: ignore[method-assign]
+signal.signal(signal.SIGUSR1, lambda number, frame: struck.set())
+sys.exit(main())

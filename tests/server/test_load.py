@@ -1,0 +1,23 @@
+"""Two rounds of two hundred clients on the default model. Ten of them, for memory: `python tests/server/load.py`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from load import ARGUMENTS, NUM_CLIENTS, rounds
+from real_server import RealServer
+
+
+def test_two_hundred_clients_of_whom_a_third_leave() -> None:
+    with RealServer(*ARGUMENTS) as server:
+        seen = asyncio.run(rounds(server, 2))
+        status = server.status()
+    assert seen.stayed + seen.left == 2 * NUM_CLIENTS
+    assert seen.left_in_body > 0
+    assert seen.wrong == []
+    assert seen.used_blocks == [0, 0]
+    assert status["load"]["requests"]["abort"] > 0, "somebody left while the engine had their request"
+    assert status["load"]["requests"]["error"] == 0
+    assert status["speculation"]["drafts"] > 0
+    assert status["speculation"]["plain_row_steps"] > 0
+    assert status["streams"] == []

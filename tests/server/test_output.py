@@ -1,0 +1,91 @@
+"""Stop strings and pieces: what a client sees depends on the text alone, not on how it was cut into tokens or steps."""
+
+from __future__ import annotations
+
+from fake_server import TOKENIZER
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.server.output import OutputText
+from slipstream.server.stops import StopFinder
+
+TEXT = st.text("ab<\n", max_size=40)
+STOPS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=4)
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """By definition: read character by character; the first end of a stop string counts, the longest of those."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@st.composite
+def chunked(draw: st.DrawFn) -> list[str]:
+    text, chunks = draw(TEXT), []
+    while text:
+        size = draw(st.integers(1, 5))
+        chunks.append(text[:size])
+        text = text[size:]
+    return chunks
+
+
+@given(chunked(), STOPS)
+def test_stop_strings_do_not_depend_on_the_pieces(chunks: list[str], stops: list[str]) -> None:
+    finder, told = StopFinder(stops), ""
+    for chunk in chunks:
+        told += finder.push(chunk)
+        if finder.matched is not None:
+            break
+    else:
+        told += finder.finish()
+    assert (told, finder.matched) == cut("".join(chunks), stops)
+
+
+@given(chunked(), STOPS)
+def test_nothing_is_told_that_may_be_taken_back(chunks: list[str], stops: list[str]) -> None:
+    finder, seen, told = StopFinder(stops), "", ""
+    for chunk in chunks:
+        seen += chunk
+        told += finder.push(chunk)
+        assert cut(seen, stops)[0].startswith(told)
+        if finder.matched is not None:
+            return
+        held = len(seen) - len(told)
+        assert held < max(map(len, stops), default=1)
+
+
+@given(TEXT, STOPS, st.lists(st.integers(0, 3), min_size=40, max_size=40), st.integers(1, 5))
+def test_pieces_make_up_the_text_and_know_their_origin(text: str, stops: list[str], origins: list[int], n: int) -> None:
+    tokens = TOKENIZER.encode(text)
+    output, pieces = OutputText(TOKENIZER, stops), []
+    for start in range(0, len(tokens), n):
+        pieces += output.push(tokens[start : start + n], origins[start : start + n])
+        if output.stop is not None:
+            break
+    else:
+        pieces += output.finish()
+    expected, stop = cut(text, stops)
+    assert "".join(piece for piece, _ in pieces) == expected
+    assert [origin for piece, origin in pieces for _ in piece] == origins[: len(expected)]
+    assert output.stop == stop
+    assert output.num_tokens == len(expected) + len(stop or "")  # one token a character
+
+
+def test_half_a_character_joins_the_next_piece() -> None:
+    class Bytes:
+        leading = b""
+
+        def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
+            return bytes([token])
+
+    output = OutputText(Bytes(), [])  # type: ignore[arg-type]
+    first, second = "é".encode()
+    assert output.push([65, first], [0, 1]) == [("A", 0)]
+    assert output.push([second, 66], [2, 0]) == [("é", 2), ("B", 0)]
+    assert output.push([first], [1]) == []
+    assert output.finish() == [("�", 0)]
+    assert output.num_tokens == 5

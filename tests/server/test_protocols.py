@@ -1,0 +1,281 @@
+"""What goes over the wire, by protocol: same text streamed and whole, usage, finish reasons, refusals by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fake_server import TOKENIZER, FakeServer, asked, events, said
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+ANSWER = said(asked("hello"), 5, 12)
+PATHS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO, "max_tokens": 12},
+    "/v1/completions": {"prompt": asked("hello"), "max_tokens": 12},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 12},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 12},
+}
+
+
+def whole_text(path: str, body: dict[str, Any]) -> str:
+    if path == CHAT:
+        return str(body["choices"][0]["message"]["content"])
+    if path == "/v1/completions":
+        return str(body["choices"][0]["text"])
+    return str(body["output"][0]["content"][0]["text"] if path == "/v1/responses" else body["content"][0]["text"])
+
+
+def streamed_text(path: str, found: list[dict[str, Any]]) -> str:
+    if path == CHAT:
+        return "".join(each["choices"][0]["delta"].get("content", "") for each in found if each["choices"])
+    if path == "/v1/completions":
+        return "".join(each["choices"][0]["text"] for each in found if each["choices"])
+    if path == "/v1/responses":
+        return "".join(each["delta"] for each in found if each["type"] == "response.output_text.delta")
+    return "".join(each["delta"]["text"] for each in found if each["type"] == "content_block_delta")
+
+
+def stream(server: FakeServer, path: str, **body: Any) -> list[dict[str, Any]]:
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return events(response.iter_lines())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_streamed_and_whole_are_the_same_text(fake: FakeServer, path: str) -> None:
+    body = PATHS[path] | {"seed": 5}
+    whole = fake.post(path, **body)
+    assert whole.status_code == 200, whole.text
+    assert whole_text(path, whole.json()) == ANSWER
+    assert streamed_text(path, stream(fake, path, **body)) == ANSWER
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_timings_count_every_token(fake: FakeServer, path: str) -> None:
+    told = fake.post(path, **PATHS[path], seed=5).json()
+    timings = told["timings"]
+    assert timings["predicted_n"] == 12
+    assert timings["prompt_n"] == len(asked("hello"))
+    assert timings["draft_n"] == sum(timings["drafted_per_position"]) > 0
+    assert timings["draft_n_accepted"] == sum(timings["accepted_per_position"]) > 0
+    assert timings["speculation"] == "fixed: depth 2"
+    usage = told["usage"]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == 12
+    off = fake.post(path, **PATHS[path], seed=5, speculative={"enabled": False}).json()
+    assert whole_text(path, off) == ANSWER
+    assert off["timings"]["draft_n"] == 0
+    assert off["timings"]["speculation"] == "off: asked for by the request"
+
+
+def test_a_step_of_several_tokens_streams_them_all(fake: FakeServer) -> None:
+    found = stream(fake, CHAT, messages=HELLO, max_tokens=40, seed=5, return_origins=True)
+    origins = [pair for each in found for choice in each["choices"] for pair in choice.get("origins", [])]
+    assert "".join(text for text, _ in origins) == streamed_text(CHAT, found) == said(asked("hello"), 5, 40)
+    ks = [k for _, k in origins]
+    assert {1, 2} & set(ks)
+    for before, k in zip([0, *ks], ks):
+        assert k in (0, 1, before + 1)
+    timings = found[-1]["timings"]
+    assert len([k for k in ks if k]) == timings["draft_n_accepted"]
+    assert [ks.count(i + 1) for i in range(2)] == timings["accepted_per_position"]
+
+
+def test_usage_is_streamed_on_demand(fake: FakeServer) -> None:
+    plain = stream(fake, CHAT, messages=HELLO, max_tokens=3, seed=5)
+    assert not any("usage" in each for each in plain)
+    last = stream(fake, CHAT, messages=HELLO, max_tokens=3, seed=5, stream_options={"include_usage": True})[-1]
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
+
+
+def test_an_end_token_ends_and_counts(fake: FakeServer) -> None:
+    seed = next(seed for seed in range(1000) if len(said(asked("hello"), seed, 60)) < 20)
+    text = said(asked("hello"), seed, 60)
+    told = fake.post(CHAT, messages=HELLO, max_tokens=60, seed=seed).json()
+    assert told["choices"][0]["message"]["content"] == text
+    assert told["choices"][0]["finish_reason"] == "stop"
+    assert told["usage"]["completion_tokens"] == len(text) + 1
+    assert fake.post("/v1/messages", messages=HELLO, max_tokens=60, seed=seed).json()["stop_reason"] == "end_turn"
+    on = fake.post(CHAT, messages=HELLO, max_tokens=60, seed=seed, ignore_eos=True).json()
+    assert on["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_stop_strings(fake: FakeServer, streaming: bool) -> None:
+    text = said(asked("hello"), 5, 60)
+    stop = text[7:10]
+    before = text[: text.index(stop)]
+    aborted = fake.finished("abort")
+    body = {"messages": HELLO, "max_tokens": 60, "seed": 5}
+    if streaming:
+        found = stream(fake, CHAT, **body, stop=[stop, "never"], stream_options={"include_usage": True})
+        assert streamed_text(CHAT, found) == before
+        usage, reason = found[-1]["usage"], found[-2]["choices"][0]["finish_reason"]
+    else:
+        told = fake.post(CHAT, **body, stop=stop).json()
+        assert told["choices"][0]["message"]["content"] == before
+        usage, reason = told["usage"], told["choices"][0]["finish_reason"]
+    assert reason == "stop"
+    assert usage["completion_tokens"] == len(before) + 3
+    assert fake.finished("abort") == aborted
+    message = fake.post("/v1/messages", **body, stop_sequences=[stop]).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"n": 2}, "n"),
+    (CHAT, {"logprobs": True}, "logprobs"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+     "messages.0.content.0"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
+    (CHAT, {"temperature": 2.5}, "temperature"),
+    (CHAT, {"temperature": float("1e400")}, "temperature"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": "many"}, "max_tokens"),
+    (CHAT, {"stop": [""]}, "stop"),
+    (CHAT, {"stop": ["x"] * 17}, "stop"),
+    (CHAT, {"seed": 1 << 64}, "seed"),
+    (CHAT, {"logit_bias": {"x": 1}}, "logit_bias.x"),
+    (CHAT, {"speculative": {"depth": 9}}, "speculative.depth"),
+    (CHAT, {"speculative": {"depth": 5}}, "speculative.depth"),
+    (CHAT, {"speculative": {"p_min": 2}}, "speculative.p_min"),
+    (CHAT, {"speculative": {"tree": True}}, "speculative.tree"),
+    ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
+    ("/v1/completions", {"echo": True}, "echo"),
+    ("/v1/completions", {"logprobs": 1}, "logprobs"),
+    ("/v1/responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+    ("/v1/responses", {"store": True}, "store"),
+    ("/v1/responses", {"background": True}, "background"),
+    ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+    ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 99}}, "thinking"),
+    ("/v1/messages", {"temperature": 1.5}, "temperature"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "more", "name"), REFUSED)
+def test_what_we_cannot_do_is_refused_by_name(fake: FakeServer, path: str, more: dict[str, Any], name: str) -> None:
+    body = PATHS[path] | more
+    if more.get("temperature") == float("inf"):
+        response = httpx.post(
+            fake.url + path,
+            content=b'{"messages":[],"temperature":1e400}',
+            headers={"content-type": "application/json"},
+        )
+    else:
+        response = fake.post(path, **body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert name in error["message"]
+    assert "pydantic" not in response.text
+    if path != "/v1/messages":
+        assert error["param"].startswith(name)
+        assert error["type"] == "invalid_request_error"
+    else:
+        assert response.json()["type"] == "error"
+
+
+HARMLESS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"n": 1, "logprobs": False, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}),
+    (CHAT, {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True}),
+    (CHAT, {"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}]}),
+    (CHAT, {"temperature": None, "max_completion_tokens": None, "stop": None, "speculative": None, "n": None}),
+    ("/v1/completions", {"n": 1, "best_of": 1, "echo": False, "prompt": [asked("hello")]}),
+    ("/v1/completions", {"prompt": TOKENIZER.encode(asked("hello"))}),
+    ("/v1/responses", {"store": False, "tools": [], "text": {"format": {"type": "text"}}, "truncation": "disabled"}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]}),
+    ("/v1/messages", {"metadata": {"user_id": "u"}, "tools": [], "thinking": {"type": "disabled"}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [
+        {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "more"), HARMLESS)
+def test_what_asks_for_nothing_is_taken(fake: FakeServer, path: str, more: dict[str, Any]) -> None:
+    response = fake.post(path, **(PATHS[path] | more), seed=5)
+    assert response.status_code == 200, response.text
+    assert whole_text(path, response.json()) == ANSWER
+
+
+def test_an_answer_can_be_sent_back(fake: FakeServer) -> None:
+    message = fake.post(CHAT, messages=HELLO, max_tokens=4).json()["choices"][0]["message"]
+    assert fake.post(CHAT, messages=[*HELLO, message, *HELLO], max_tokens=4).status_code == 200
+    item = fake.post("/v1/responses", input="hello", max_output_tokens=4).json()["output"][0]
+    again = [{"role": "user", "content": "hello"}, item, {"role": "user", "content": "hello"}]
+    assert fake.post("/v1/responses", input=again, max_output_tokens=4).status_code == 200
+
+
+def test_the_order_of_a_response_s_events(fake: FakeServer) -> None:
+    found = stream(fake, "/v1/responses", input="hello", max_output_tokens=3, seed=5)
+    assert [each["sequence_number"] for each in found] == list(range(len(found)))
+    kinds = [each["type"].removeprefix("response.") for each in found]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert found[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found[-1]["response"]["usage"]["output_tokens"] == 3
+
+
+def test_a_prompt_that_is_too_long_is_told_both_numbers(fake: FakeServer) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x" * 500}), ("/v1/messages", {
+        "messages": [{"role": "user", "content": "x" * 497}], "max_tokens": 1})):  # fmt: skip
+        response = fake.post(path, **body)
+        assert response.status_code == 400
+        assert re.search(r"500 tokens.*at most 128", response.json()["error"]["message"])
+
+
+def test_tokens_there_and_back(fake: FakeServer) -> None:
+    told = fake.post("/tokenize", prompt="hello").json()
+    assert told == {"tokens": TOKENIZER.encode("hello"), "count": 5, "max_model_len": 128}
+    assert fake.post("/tokenize", content="hello").json() == told
+    assert fake.post("/tokenize", messages=HELLO).json()["tokens"] == TOKENIZER.encode(asked("hello"))
+    assert fake.post("/tokenize").status_code == 400
+    assert fake.post("/detokenize", tokens=told["tokens"]).json() == {"prompt": "hello", "content": "hello"}
+    counted = fake.post("/v1/messages/count_tokens", messages=HELLO, system="be brief").json()
+    assert counted == {"input_tokens": len("s:be brief\nu:hello\n")}
+
+
+def test_models(fake: FakeServer) -> None:
+    [entry] = fake.get("/v1/models").json()["data"]
+    assert (entry["id"], entry["object"], entry["max_model_len"]) == ("fake", "model", 128)
+    assert fake.get("/v1/models/fake").json() == entry
+    assert fake.get("/v1/models/other").status_code == 404
+    assert fake.post(CHAT, messages=HELLO, model="fake", max_tokens=1).status_code == 200
+    wrong = fake.post(CHAT, messages=HELLO, model="gpt-9", max_tokens=1)
+    assert wrong.status_code == 404
+    assert wrong.json()["error"]["code"] == "model_not_found"
+
+
+def test_nothing_at_a_path_and_wrong_methods(fake: FakeServer) -> None:
+    assert fake.get("/nowhere").json()["error"]["message"] == "there is nothing at this path"
+    assert fake.get(CHAT).status_code == 405
+    wrong = fake.get("/v1/messages")
+    assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+
+
+def test_status_and_metrics_tell_the_same_numbers(fake: FakeServer) -> None:
+    fake.post(CHAT, messages=HELLO, max_tokens=20)
+    status, lines = fake.get("/v1/status").json(), fake.get("/metrics").text.splitlines()
+    metrics = {key: float(value) for key, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+    spec, load, memory = status["speculation"], status["load"], status["memory"]
+    assert metrics["vllm:spec_decode_num_drafts_total"] == spec["drafts"] > 0
+    assert metrics["vllm:spec_decode_num_draft_tokens_total"] == spec["draft_tokens"] > 0
+    assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == spec["accepted_tokens"] > 0
+    for i, count in enumerate(spec["accepted_per_position"][:2]):
+        assert metrics[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] == count
+    assert spec["mean_accepted_length"] == pytest.approx(1 + spec["accepted_tokens"] / spec["drafts"], abs=1e-3)
+    assert metrics["slipstream_generated_tokens_total"] == load["generated_tokens"]
+    assert metrics["slipstream_kv_blocks"] == memory["kv_blocks_total"] == 64
+    assert memory["kv_bytes"] == 64 * 4 * 8
+    assert sum(load["requests"].values()) == metrics["slipstream_time_to_first_token_seconds_count"]
+    assert 0 < metrics["slipstream_inter_token_seconds_count"] < load["generated_tokens"]
+    assert status["state"] == "ready"
+    assert status["model"] == {"id": "fake", "architecture": "hash", "format": "none", "context": 128, "vocab": 97}
