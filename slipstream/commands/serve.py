@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from slipstream.commands.options import LoadingBar, ModelOptions
 from slipstream.commands.text import size
 from slipstream.errors import EngineDead, SlipstreamError
-from slipstream.llm import make_engine
-from slipstream.load import OpenedModel, open_model
+from slipstream.llm import choose_runner, make_engine
+from slipstream.load import OpenedModel
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.placement import place
 from slipstream.server.lifecycle import Server
@@ -44,22 +44,28 @@ class Loading:
 
     def __call__(self, on_death: Callable[[Exception], None]) -> Loaded:
         options = self.options
-        self.model = model = open_model(options.model, options.mtp)
+        self.model = model = options.open()
         tokenizer = model.tokenizer
-        placement = place(options.runner_config, model.spec)
-        self.memory = memory = plan_memory(model, placement, options.engine_config, options.runner_config)
-
+        self.memory = memory = self._plan(model)
         engine = make_engine(model, options.engine_config, options.runner_config, options.runner, self.bar, on_death)
         facts = ModelFacts(
             name=model.name,
             architecture=model.spec.family,
             format=_format(model),
-            runner=options.runner,
-            weight_bytes=memory.weights + memory.head,
-            kv_token_bytes=memory.kv_per_token,
-            state_bytes=memory.states,
+            runner=choose_runner(options.runner),
+            weight_bytes=memory.weights + memory.head if memory else model.num_bytes,
+            kv_token_bytes=memory.kv_per_token if memory else 0,
+            state_bytes=memory.states if memory else 0,
         )
         return Loaded(engine, tokenizer, facts)
+
+    def _plan(self, model: OpenedModel) -> MemoryPlan | None:
+        """Of the PyTorch runner; the MLX one plans for itself when it loads."""
+        options = self.options
+        if choose_runner(options.runner) == "mlx":
+            return None
+        placement = place(options.runner_config, model.spec)
+        return plan_memory(model, placement, options.engine_config, options.runner_config)
 
 
 def _format(model: OpenedModel) -> str:
@@ -76,16 +82,18 @@ def _announce(loading: Loading, loaded: Loaded, address: str) -> None:
     loading.bar.close()
     model, memory, engine = loading.model, loading.memory, loaded.engine
     assert model is not None
-    assert memory is not None
     head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
     tokens = engine.info.num_blocks * engine.info.block_size
     print(f"model   {model.name} ({loaded.facts.architecture}; {loaded.facts.format}), {head}")
     print(f"device  {engine.info.note}")
-    print(
-        f"memory  {size(memory.weights)} weights, {size(memory.head)} head, "
-        f"{size(tokens * memory.kv_per_token)} KV for {tokens} tokens, {size(memory.states)} states; "
-        f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
-    )
+    taken = f"{size(loaded.facts.weight_bytes)} weights and head"
+    if memory is not None:
+        taken = (
+            f"{size(memory.weights)} weights, {size(memory.head)} head, "
+            f"{size(tokens * memory.kv_per_token)} KV for {tokens} tokens, {size(memory.states)} states"
+        )
+    streams = f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
+    print(f"memory  {taken}; {streams}")
     print(f"drafts  {_policy(loaded)}")
     print(f"page    {address}", flush=True)
 
