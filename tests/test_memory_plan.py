@@ -17,6 +17,7 @@ from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf import open_hf
 from slipstream.runners.torch.drafter import MtpDrafter
+from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.ops import Linear
@@ -73,7 +74,7 @@ class Loaded:
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch, count: object) -> None:
-    matrix, tensor = Weights._matrix, Weights.tensor
+    matrix, tensor, experts = Weights._matrix, Weights.tensor, Weights.experts
 
     def watched_matrix(self: Weights, *arguments: object) -> Linear:
         made = matrix(self, *arguments)  # type: ignore[arg-type]
@@ -85,6 +86,13 @@ def _watch(monkeypatch: pytest.MonkeyPatch, count: object) -> None:
         count(made.nbytes)  # type: ignore[operator]
         return made
 
+    def watched_experts(self: Weights, *arguments: object) -> Experts:
+        made = experts(self, *arguments)  # type: ignore[arg-type]
+        assert isinstance(made, ExpertList)
+        count(sum(each.num_bytes for each in (*made.gate_up, *made.down)))  # type: ignore[operator]
+        return made
+
+    monkeypatch.setattr(Weights, "experts", watched_experts)
     monkeypatch.setattr(Weights, "_matrix", watched_matrix)
     monkeypatch.setattr(Weights, "tensor", watched_tensor)
 

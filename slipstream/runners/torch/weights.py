@@ -140,7 +140,9 @@ class Weights:
                 self._parts([f"{name}.{e}.gate_proj", f"{name}.{e}.up_proj"], inner, hidden) for e in range(count)
             ]
             down = [self._parts([f"{name}.{e}.down_proj"], hidden, inner) for e in range(count)]
-        return self.form.experts(gate_up, down)
+        made = self.form.experts(gate_up, down)
+        self.checkpoint.release()
+        return made
 
     def _stack(self, name: str, shape: tuple[int, int, int]) -> list[list[RawTensor]]:
         raw = self.raw(name, shape)
