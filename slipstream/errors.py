@@ -10,7 +10,9 @@ SlipstreamError
 │   └── HeadError        an MTP head that does not fit: the model runs without drafting and says so
 ├── DownloadError        a model that could not be fetched, or whose digest is wrong
 ├── RequestError         a request that can never run: empty, not text
-│   └── PromptTooLong    its prompt does not fit the context
+│   ├── PromptTooLong    its prompt does not fit the context
+│   └── GrammarError     a schema, pattern or grammar that cannot be used: says where
+├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others do not notice
 └── EngineDead           the engine thread ended; carries what ended it
 """
 
@@ -57,6 +59,14 @@ class RequestError(SlipstreamError):
 
 class PromptTooLong(RequestError):
     """The prompt does not fit the context; says how long it is and what fits."""
+
+
+class GrammarError(RequestError):
+    """A schema, pattern or grammar that cannot be used; says where."""
+
+
+class ConstraintFault(SlipstreamError):
+    """A stream's constraint cannot be followed any further."""
 
 
 class EngineDead(SlipstreamError):

@@ -38,6 +38,7 @@ class RowJoin:
     seed: int  # resolved: never None
     p_min: float  # resolved
     may_draft: bool = True  # False: it never will, so the head need not learn of it
+    end_tokens: tuple[int, ...] = ()  # what ends the stream: not drawn before min_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model itself thought of a token, before penalties, bias, masks and temperature."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and theirs, best first; as many as were asked for
+
+
+@dataclass(frozen=True, slots=True)
 class RowResult:
     """What one row of the plan did. Same order as ``StepPlan.rows``."""
 
@@ -72,6 +81,10 @@ class RowResult:
     drafts: tuple[int, ...]  # the proposals the row holds now
     # The head's probability of each draft and, where it ended them early, of the one left out; () without a floor.
     confidences: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where the row asked for them
+    # Of the prompt's tokens that follow those fed in this step, where the row asked for them.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    fault: str = ""  # why the row cannot go on (a constraint that cannot be followed); its tokens then are ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.plan import RowJoin, RowResult, RowStep, RunnerInfo
+from slipstream.engine.plan import RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
 from slipstream.engine.stats import RequestStats, RowCounters
 from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import SamplingParams
@@ -41,6 +41,8 @@ class TokenEvent:
     stats: RequestStats | None = None  # in the final event
     error: str = ""  # what happened, when finish_reason is "error"
     at: float = 0.0  # when the engine had it, by the monotonic clock; 0.0: the engine was ending
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens behind the first; in the first event
 
     @property
     def origins(self) -> tuple[int, ...]:

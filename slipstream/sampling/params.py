@@ -1,9 +1,10 @@
 """What a client may ask of the next token.
 
 The meaning, in order, at the position after history ``h`` (prompt, output and the drafts before it, each once):
-repetition, presence and frequency penalties from ``h``; logit_bias; temperature; top_k; top_p; min_p; then one
-draw whose randomness depends on (seed, position) alone. temperature 0 is the largest logit after penalties
-and bias. Knows no array library: runners implement it, this file defines and validates it.
+repetition, presence and frequency penalties from ``h``; logit_bias; then what may not follow ``h`` is taken out
+(constraint, bad_words, min_tokens); temperature; top_k; top_p; min_p; then one draw whose randomness depends on
+(seed, position) alone. temperature 0 is the largest logit that is left. Log-probabilities are those of the model
+itself, before any of this. Knows no array library: runners implement it, this file defines and validates it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from types import MappingProxyType
 from typing import Literal
 
 from slipstream.errors import ParamsError
+from slipstream.sampling.constraints import Constraint
 
 DraftSetting = Literal["off", "solo", "adaptive"] | int
 MAX_DEPTH = 8
 MAX_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_BAD_WORDS = 1024
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -46,6 +50,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # beside the model's own end tokens
     ignore_eos: bool = False
     max_tokens: int | None = 256  # None: up to the context limit
+    min_tokens: int = 0  # no end token is drawn before this many
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never completed
+    constraint: Constraint | None = None  # what the output may be
+    logprobs: int | None = None  # tell each token's log-probability, and those of this many likeliest ones
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens behind the first
     draft: DraftSetting | None = None  # None: the engine's policy
     p_min: float | None = None  # None: the engine's; stop drafting below this confidence
 
@@ -59,6 +68,10 @@ class SamplingParams:
         self._check_int("top_k", 0, 1 << 31)
         if self.max_tokens is not None:
             self._check_int("max_tokens", 1, 1 << 31)
+        self._check_int("min_tokens", 0, 1 << 31 if self.max_tokens is None else self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check_int(name, 0, MAX_TOP_LOGPROBS)
         if self.seed is not None:
             self._check_int("seed", -(1 << 63), (1 << 64) - 1)
         if self.p_min is not None:
@@ -74,6 +87,11 @@ class SamplingParams:
                 raise ParamsError(f"logit_bias maps token ids to numbers from -1000 to 1000, not {token!r}: {bias!r}")
         if any(not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
             raise ParamsError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
+        object.__setattr__(self, "bad_words", tuple(map(tuple, self.bad_words)))
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ParamsError(f"at most {MAX_BAD_WORDS} bad_words, not {len(self.bad_words)}")
+        if any(not word or any(not isinstance(t, int) or t < 0 for t in word) for word in self.bad_words):
+            raise ParamsError("bad_words must be runs of token ids, none of them empty")
 
     @property
     def greedy(self) -> bool:
