@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.batch import RowSpan, make_batch
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.caches import GdnCache, GdnRings
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
