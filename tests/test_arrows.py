@@ -18,12 +18,13 @@ ALLOWED = {
     "config": {"errors", "sampling"},
     "plan": {"sampling"},
     "load": {"errors"},
+    "grammar": {"errors", "sampling", "load"},
     "runners": VOCABULARY | {"load"},
     "engine": VOCABULARY,
-    "llm": VOCABULARY | {"engine", "runners", "load"},
-    "server": VOCABULARY | {"engine", "load"},
-    "commands": VOCABULARY | {"engine", "runners", "load", "llm", "server"},
-    "bench": VOCABULARY | {"engine", "runners", "load", "llm", "server", "commands"},
+    "llm": VOCABULARY | {"engine", "runners", "load", "grammar"},
+    "server": VOCABULARY | {"engine", "load", "grammar"},
+    "commands": VOCABULARY | {"engine", "runners", "load", "grammar", "llm", "server"},
+    "bench": VOCABULARY | {"engine", "runners", "load", "grammar", "llm", "server", "commands"},
     "cli": VOCABULARY | {"commands", "bench", "server"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
