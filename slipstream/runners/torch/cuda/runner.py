@@ -8,7 +8,7 @@ verdict changes: how many of its known tokens are still to be computed, and an u
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -137,19 +137,15 @@ class CudaRunner:
             plain=all(self.rows.plain(step.slot) for step in plan.rows),
             feeds_head=self._head is not None and any(self.rows.may_draft(step.slot) for step in plan.rows),
         )
-        faults: Mapping[int, str] = {}
+        faults: dict[int, str] = {}
         if self._constrained.any_of(plan.rows, layout.first_draws):
             layout = replace(layout, shape=replace(layout.shape, masked=True))
-            start = self._first_half(layout)
-            faults = self._upload_masks(plan, gaps, layout)
-            verified = self._second_half(layout)
-        else:
-            start, verified = self.run(layout)
+        start, verified = self.run(layout, lambda: faults.update(self._constrain(plan, gaps, layout)))
         report, drafted = self._fetch(len(plan.rows)), _mark(self.device)
         stays = tuple(self._stays[step.slot] for step in plan.rows)
         return _Flight(plan, stays, added, report, (*start, *verified, *drafted), faults)
 
-    def _upload_masks(self, plan: StepPlan, gaps: Sequence[int], layout: Layout) -> Mapping[int, str]:
+    def _constrain(self, plan: StepPlan, gaps: Sequence[int], layout: Layout) -> Mapping[int, str]:
         """While the forward runs: hear of the steps before, and say what may follow. The rows that cannot go on."""
         for flight in self._flights:
             if isinstance(flight, _Flight):
@@ -177,41 +173,27 @@ class CudaRunner:
             return report.clone()
         return torch.empty(report.shape, dtype=report.dtype, pin_memory=True).copy_(report, non_blocking=True)
 
-    def run(self, layout: Layout) -> tuple[Marks, Marks]:
-        """Launch all that the device does in a step; marks of its start and of the end of verification."""
-        start, shape = self._begin(layout), layout.shape
-        self.graphs.run(shape, shape.kind, partial(self._verify, shape))
-        return start, self._drafts(layout)
-
-    def _first_half(self, layout: Layout) -> Marks:
-        """A masked step up to its hidden states."""
-        start, shape = self._begin(layout), layout.shape
-        self.graphs.run((shape, 1), (shape.kind, 1), partial(self._keep_hidden, shape))
-        return start
-
-    def _second_half(self, layout: Layout) -> Marks:
-        shape = layout.shape
-        hidden = self.buffers.hidden[: shape.num_tokens]
-        self.graphs.run((shape, 2), (shape.kind, 2), partial(self._settle, shape, hidden))
-        return self._drafts(layout)
-
-    def _begin(self, layout: Layout) -> Marks:
+    def run(self, layout: Layout, constrain: Callable[[], None] | None = None) -> tuple[Marks, Marks]:
+        """Launch all that the device does in a step; marks of its start and of the end of verification.
+        ``constrain`` brings a masked step's masks; it may wait for the steps before."""
         upload = torch.from_numpy(layout.upload)
         if self.device.type == "cuda":
             upload = upload.pin_memory()
         self.buffers.upload[: upload.shape[0]].copy_(upload, non_blocking=True)
+        shape = layout.shape
+        start = _mark(self.device)
         self.num_forwards += 1
-        return _mark(self.device)
-
-    def _drafts(self, layout: Layout) -> Marks:
-        """The draft passes; a mark before them."""
-        verified, shape = _mark(self.device), layout.shape
+        self.graphs.run(("trunk", shape.trunk), ("trunk", shape.trunk.kind), partial(self._forward, shape.trunk))
+        if shape.masked and constrain is not None:
+            constrain()
+        self.graphs.run(shape, shape.kind, partial(self._verify, shape))
+        verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
             key = (ahead, num_rows, shape.context)
             self.graphs.run(key, (ahead > 0, num_rows <= MAX_TOKENS), partial(self._draft, *key))
         if self.depth:
             kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
-        return verified
+        return start, verified
 
     def _result(self, row: int, flight: _Flight, told: list[int]) -> RowResult:
         fed, slot = told[0], flight.plan.rows[row].slot
@@ -229,22 +211,17 @@ class CudaRunner:
 
     # A step, on the device: no line below may ask it anything.
 
-    def _verify(self, shape: StepShape) -> None:
-        """Forward, verdict and commit of all rows, and the head's share of what was computed."""
-        self._settle(shape, self._hidden(shape))
-
-    def _keep_hidden(self, shape: StepShape) -> None:
-        self.buffers.hidden[: shape.num_tokens].copy_(self._hidden(shape))
-
-    def _hidden(self, shape: StepShape) -> Tensor:
+    def _forward(self, shape: StepShape) -> None:
+        """A step's first half: all rows through the trunk. Captured apart, since it serves every way of drawing."""
         batch = self.buffers.step(shape)
         _, _, feed, _, token_rows, _, _, draw_flat = self.buffers.parts(shape)
         kernels.begin(self.rows.state, batch, feed, token_rows, draw_flat, *self.buffers.draws(shape))
-        return self.decoder.forward(batch)
+        self.buffers.hidden(shape).copy_(self.decoder.forward(batch))
 
-    def _settle(self, shape: StepShape, hidden: Tensor) -> None:
+    def _verify(self, shape: StepShape) -> None:
+        """The other half: verdict and commit of all rows, and the head's share of what was computed."""
         buffers, state = self.buffers, self.rows.state
-        batch = buffers.step(shape)
+        batch, hidden = buffers.step(shape), buffers.hidden(shape)
         _, _, _, row_draws, _, _, _, draw_flat = buffers.parts(shape)
         drawing = hidden.index_select(0, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
         draws = self._draws(self.decoder.unembed(drawing), shape)
