@@ -82,7 +82,7 @@ class RowResult:
     # The head's probability of each draft and, where it ended them early, of the one left out; () without a floor.
     confidences: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where the row asked for them
-    # Of the prompt's tokens that follow those fed in this step, where the row asked for them.
+    # Of the prompt's tokens that follow those fed in this step, where the row asked for them and joined without output.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     fault: str = ""  # why the row cannot go on (a constraint that cannot be followed); its tokens then are ()
 

@@ -59,6 +59,8 @@ class Commit:
     num_accepted: int
     finish_reason: FinishReason | None
     confidences: tuple[float, ...] = ()  # of the drafts verified, where they are known
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # all of them, with the first tokens
 
 
 def check_request(request: Request, info: RunnerInfo) -> None:
@@ -100,6 +102,7 @@ class Sequence:
         self.slot: int | None = None
         self.blocks: list[int] = []
         self.in_flight: deque[RowStep] = deque()
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are told
         self.finish_reason: FinishReason | None = None
         self.depth = 0  # how many drafts its last draw asked for
         self.counters = RowCounters()
@@ -134,7 +137,7 @@ class Sequence:
         assert self.slot is not None
         slot, blocks = self.slot, self.blocks
         self.slot, self.blocks = None, []
-        self.num_computed, self.drafts, self.confidences = 0, (), ()
+        self.num_computed, self.drafts, self.confidences, self.prompt_logprobs = 0, (), (), ()
         return slot, blocks
 
     def commit(self, result: RowResult) -> Commit | None:
@@ -143,6 +146,7 @@ class Sequence:
         gap = self.gap
         assert result.slot == self.slot == row.slot
         assert result.num_fed == min(row.feed, gap + len(self.drafts))
+        self.prompt_logprobs += result.prompt_logprobs
         if row.feed < gap:
             assert not result.tokens
             self.num_computed += result.num_fed
@@ -153,6 +157,7 @@ class Sequence:
         num_accepted = len(result.tokens) - 1
         assert 0 <= num_accepted <= num_drafted
         assert result.tokens[:-1] == self.drafts[:num_accepted]
+        assert len(result.logprobs) == (0 if self.request.params.logprobs is None else len(result.tokens))
         kept, reason = self._cut(result.tokens)
         self.num_computed = len(self.tokens) + num_accepted
         self.tokens += kept
@@ -160,7 +165,9 @@ class Sequence:
         confidences = self.confidences[:num_drafted]
         self.drafts, self.confidences = result.drafts, result.confidences[: len(result.drafts)]
         self.finish_reason = reason
-        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences)
+        told, self.prompt_logprobs = self.prompt_logprobs, ()
+        logprobs = result.logprobs[: len(kept)]
+        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences, logprobs, told)
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         room = self.limit - len(self.tokens)

@@ -260,8 +260,16 @@ class Scheduler:
             return None
         self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
         self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
-        stats = self._finish(sequence, commit.finish_reason) if commit.finish_reason else None
-        return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats, at=now)
+        return TokenEvent(
+            request_id=sequence.id,
+            tokens=commit.tokens,
+            num_accepted=commit.num_accepted,
+            finish_reason=commit.finish_reason,
+            stats=self._finish(sequence, commit.finish_reason) if commit.finish_reason else None,
+            at=now,
+            logprobs=commit.logprobs,
+            prompt_logprobs=commit.prompt_logprobs,
+        )
 
     def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
         sequence.counters.count(num_drafted, num_accepted)

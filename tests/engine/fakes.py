@@ -18,6 +18,7 @@ from slipstream.engine.plan import (
     StepCosts,
     StepPlan,
     StepResult,
+    TokenLogprobs,
 )
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
@@ -47,12 +48,29 @@ def continuation(prompt: Sequence[int], seed: int, vocab: int, count: int, ends:
     return tuple(output)
 
 
+def opinion(digest: int, token: int, num_top: int) -> TokenLogprobs:
+    """What the model thinks of a token behind a history: anything, but always the same."""
+    chance = -float(extend(digest, token) % 1009)
+    return TokenLogprobs(chance, tuple((digest % 7 + i, chance - i) for i in range(num_top)))
+
+
+def opinions(prompt: Sequence[int], seed: int, output: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Of all tokens behind the prompt's first."""
+    digest, told = seed, []
+    for token in (*prompt, *output):
+        told.append(opinion(digest, token, num_top))
+        digest = extend(digest, token)
+    return told[1:]
+
+
 @dataclass
 class Row:
     """What the runner holds for one slot."""
 
     tokens: list[int]
     digests: list[int]  # [len(tokens)] of the history up to and with each token
+    params: SamplingParams
+    num_told: int  # of its prompt's tokens, if their log-probabilities are asked for
     cursor: int = 0
     drafts: tuple[int, ...] = ()
     table: list[int] = field(default_factory=list)
@@ -125,7 +143,8 @@ class FakeRunner:
         assert 0 <= join.slot < self._info.num_slots
         assert join.slot not in self.rows
         assert 1 <= join.num_prompt <= len(join.tokens) < self._info.max_context
-        row = Row([], [join.seed])
+        fresh = join.params.prompt_logprobs is not None and join.num_prompt == len(join.tokens)
+        row = Row([], [join.seed], join.params, join.num_prompt if fresh else 0)
         for token in join.tokens:
             row.push(token)
         del row.digests[0]
@@ -152,14 +171,16 @@ class FakeRunner:
         assert fed >= 1
         drafts, row.drafts = row.drafts[: max(0, row.cursor + fed - known)], ()
         self._write(row, row.cursor, fed, drafts)
+        prompt = _opinions(row, row.cursor, min(row.cursor + fed, row.num_told - 1), row.params.prompt_logprobs)
         if row.cursor + fed < known:
             assert step.propose == 0
             row.cursor += fed
-            return RowResult(step.slot, fed, (), ())
+            return RowResult(step.slot, fed, (), (), prompt_logprobs=prompt)
         committed = self._draw(row, drafts)
         row.cursor = len(row.tokens) - 1
         row.drafts, confidences = self._propose(row, step)
-        return RowResult(step.slot, fed, committed, row.drafts, confidences)
+        logprobs = _opinions(row, known - 1, len(row.tokens) - 1, row.params.logprobs)
+        return RowResult(step.slot, fed, committed, row.drafts, confidences, logprobs, prompt)
 
     def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
         committed: list[int] = []
@@ -217,6 +238,13 @@ class FakeRunner:
         return self._memory.setdefault(block, [None] * self._info.block_size)
 
 
+def _opinions(row: Row, first: int, end: int, num_top: int | None) -> tuple[TokenLogprobs, ...]:
+    """Of the tokens behind these positions."""
+    if num_top is None:
+        return ()
+    return tuple(opinion(row.digests[i], row.tokens[i + 1], num_top) for i in range(first, end))
+
+
 def make_info(**changes: object) -> RunnerInfo:
     values: dict[str, object] = {
         "num_slots": 4,
@@ -244,12 +272,15 @@ class Harness:
         self.scheduler = scheduler
         self.runner = runner
         self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}  # of the output, and of the prompt
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.finals: dict[str, TokenEvent] = {}
         self.events: list[TokenEvent] = []
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
         self.tokens[request.id] = []
+        self.logprobs[request.id], self.prompt_logprobs[request.id] = [], []
 
     def abort(self, key: str) -> None:
         self._take(self.scheduler.abort(key))
@@ -281,5 +312,7 @@ class Harness:
         assert event.request_id not in self.finals, "an event after the final one"
         self.events.append(event)
         self.tokens[event.request_id] += event.tokens
+        self.logprobs[event.request_id] += event.logprobs
+        self.prompt_logprobs[event.request_id] += event.prompt_logprobs
         if event.finish_reason:
             self.finals[event.request_id] = event

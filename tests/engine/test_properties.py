@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fakes import FakeRunner, Harness, continuation, make_info
+from fakes import FakeRunner, Harness, continuation, make_info, opinions
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,10 @@ def infos(draw: st.DrawFn) -> RunnerInfo:
 def arrivals(draw: st.DrawFn, index: int, most: int) -> Arrival:
     prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max(1, min(30, most - 1))))
     draft: DraftSetting | None = draw(st.sampled_from([None, None, "off", "solo", "adaptive", 1, 3]))
-    params = SamplingParams(max_tokens=draw(st.none() | st.integers(1, 40)), draft=draft)
+    tops = st.sampled_from([None, None, 0, 2])
+    params = SamplingParams(
+        max_tokens=draw(st.none() | st.integers(1, 40)), draft=draft, logprobs=draw(tops), prompt_logprobs=draw(tops)
+    )
     ends = draw(st.frozensets(st.integers(0, VOCAB - 1), max_size=2))
     request = Request(f"r{index}", tuple(prompt), params, draw(st.integers(0, 99)), 0.0, ends, 0.0)
     return Arrival(draw(st.integers(0, 25)), request, draw(st.none() | st.integers(0, 12)))
@@ -108,7 +111,19 @@ def test_every_stream_is_the_plain_continuation(case: Case) -> None:
         else:
             assert got == plain
             assert final.finish_reason == ("stop" if plain[-1] in request.end_token_ids else "length")
+        check_logprobs(harness, request)
     check_end(harness)
+
+
+def check_logprobs(harness: Harness, request: Request) -> None:
+    """Each token's, once; the prompt's with the first tokens."""
+    prompt, got, params = request.prompt_tokens, harness.tokens[request.id], request.params
+    behind = len(prompt) - 1
+    told = [] if params.logprobs is None else opinions(prompt, request.seed, got, params.logprobs)[behind:]
+    assert harness.logprobs[request.id] == told
+    tells_prompt = params.prompt_logprobs is not None and got
+    of_prompt = opinions(prompt, request.seed, got, params.prompt_logprobs or 0)[:behind]
+    assert harness.prompt_logprobs[request.id] == (of_prompt if tells_prompt else [])
 
 
 def check_end(harness: Harness) -> None:
