@@ -28,8 +28,18 @@ from slipstream.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a stream's caches come from: another one with the same tokens, which stands there without drafts."""
+
+    slot: int  # the other's
+    cursor: int  # tokens that are computed there, and so here
+    shared: tuple[int, ...]  # the full KV blocks before the cursor: both read them, nobody writes them again
+    copied: tuple[int, int] | None  # where the cursor stands inside a block: that one, and the row's own for a copy
+
+
+@dataclass(frozen=True, slots=True)
 class RowJoin:
-    """A stream enters a slot, with an empty cache (cursor 0)."""
+    """A stream enters a slot, with an empty cache (cursor 0) or with that of another stream."""
 
     slot: int
     tokens: tuple[int, ...]  # all known tokens: the prompt and, after a preemption, the output so far
@@ -39,6 +49,7 @@ class RowJoin:
     p_min: float  # resolved
     may_draft: bool = True  # False: it never will, so the head need not learn of it
     end_tokens: tuple[int, ...] = ()  # what ends the stream: not drawn before min_tokens
+    fork: Fork | None = None  # the row's table then begins with the blocks named there
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,7 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Applied in this order: leaves, joins, rows."""
+    """Applied in this order: leaves, joins, rows. A join may fork from any row that is there before the joins."""
 
     step: int
     leaves: tuple[int, ...]

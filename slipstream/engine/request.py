@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.plan import RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
+from slipstream.engine.plan import Fork, RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
 from slipstream.engine.stats import RequestStats, RowCounters
 from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import SamplingParams
@@ -90,17 +90,22 @@ def length_limit(request: Request, info: RunnerInfo) -> int:
 
 
 class Sequence:
-    """A request on its way. Without a slot it waits; num_computed then is 0."""
+    """A request on its way. Without a slot it waits; num_computed then is 0. Leaders and siblings: see families.py."""
 
-    def __init__(self, request: Request, limit: int) -> None:
+    def __init__(self, request: Request, limit: int, family: object = None) -> None:
         self.request = request
         self.limit = limit
+        self.family = family  # the same for all that were asked for together; None: nobody to share with
+        self.leader: Sequence | None = None  # who computes this one's prompt at the moment
+        self.siblings: list[Sequence] = []  # whose prompt this one computes at the moment
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
         self.drafts: tuple[int, ...] = ()
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
+        self.joined = False  # the runner knows of it
         self.blocks: list[int] = []
+        self.num_told_blocks = 0  # the runner knows of these
         self.in_flight: deque[RowStep] = deque()
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are told
         self.finish_reason: FinishReason | None = None
@@ -124,19 +129,47 @@ class Sequence:
         now = Bounds(len(self.tokens), len(self.tokens), self.gap, len(self.drafts))
         return fold(now, self.in_flight)
 
-    def join(self, slot: int, may_draft: bool) -> RowJoin:
-        assert self.slot is None
-        assert self.num_computed == 0
-        self.slot = slot
+    def join(self, may_draft: bool, fork: Fork | None = None) -> RowJoin:
+        assert self.slot is not None
+        assert not self.joined
+        self.joined = True
         request = self.request
-        num_prompt = len(request.prompt_tokens)
-        return RowJoin(slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min, may_draft)
+        return RowJoin(
+            slot=self.slot,
+            tokens=tuple(self.tokens),
+            num_prompt=len(request.prompt_tokens),
+            params=request.params,
+            seed=request.seed,
+            p_min=request.p_min,
+            may_draft=may_draft,
+            fork=fork,
+        )
+
+    def fork(self, block_size: int) -> Fork:
+        """Go on from where the leader stands: before the prompt's last token, at rest."""
+        leader = self.leader
+        assert leader is not None
+        assert leader.slot is not None
+        assert not leader.in_flight
+        num_full, rest = divmod(leader.num_computed, block_size)
+        shared = tuple(leader.blocks[:num_full])
+        copied = (leader.blocks[num_full], self.blocks[0]) if rest else None
+        self.blocks = [*shared, *self.blocks]
+        self.num_told_blocks = num_full + (copied is not None)
+        self.num_computed, self.prompt_logprobs = leader.num_computed, leader.prompt_logprobs
+        self.leader = None
+        return Fork(leader.slot, self.num_computed, shared, copied)
+
+    def tell_blocks(self) -> tuple[int, ...]:
+        """Those that the runner does not know of yet; it is told now."""
+        told, self.num_told_blocks = self.num_told_blocks, len(self.blocks)
+        return tuple(self.blocks[told:])
 
     def leave(self) -> tuple[int, list[int]]:
         """Give up slot and blocks; every known token stays known."""
         assert self.slot is not None
         slot, blocks = self.slot, self.blocks
-        self.slot, self.blocks = None, []
+        self.slot, self.blocks, self.joined, self.num_told_blocks = None, [], False, 0
         self.num_computed, self.drafts, self.confidences, self.prompt_logprobs = 0, (), (), ()
         return slot, blocks
 
