@@ -55,6 +55,8 @@ class Row(Generic[P]):
     cursor: int = 0  # tokens whose caches are committed
     drafts: list[int] = field(default_factory=list)
     num_replay: int = 0  # drafts accepted last step: certain by now, but not yet in the recurrent state
+    logprobs: int | None = None  # as in SamplingParams
+    prompt_logprobs: int | None = None  # the same; None where they have been told before
 
     def span(self, feed: int, offset: int = 0) -> RowSpan:
         """What a step that may feed ``feed`` tokens feeds of this row."""
@@ -71,6 +73,12 @@ class Row(Generic[P]):
     def draws(self, span: RowSpan) -> bool:
         return span.start + span.num_certain == len(self.tokens)
 
+    def num_prompt_told(self, span: RowSpan) -> int:
+        """Of how many tokens of the prompt, each behind a fed one, the log-probability is told."""
+        if self.prompt_logprobs is None:
+            return 0
+        return max(0, min(span.start + span.num_fed, self.draw.num_prompt - 1) - span.start)
+
     def commit(self, span: RowSpan, accepted: int, drawn: int | None, drafts: list[int]) -> tuple[int, ...]:
         """Make ``accepted`` drafts and the row's own draw real; returns the new tokens."""
         assert 0 <= accepted <= span.num_drafts
@@ -83,12 +91,19 @@ class Row(Generic[P]):
 
 
 def joined(join: RowJoin, seed: int, processors: tuple[P, ...]) -> Row[P]:
-    """The row of a stream that enters its slot, with an empty cache."""
+    """The row of a stream that enters its slot."""
     params = join.params
     draw = RowDraw(
         params.greedy, params.inverse_temperature, seed, join.p_min, join.num_prompt, join.may_draft, processors
     )
-    return Row(join.slot, list(join.tokens), draw)
+    return Row(
+        slot=join.slot,
+        tokens=list(join.tokens),
+        draw=draw,
+        cursor=join.fork.cursor if join.fork else 0,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs if join.num_prompt == len(join.tokens) else None,
+    )
 
 
 def commit(rows: Sequence[Row[P]], spans: Sequence[RowSpan], told: Mapping[int, Told]) -> tuple[RowResult, ...]:
