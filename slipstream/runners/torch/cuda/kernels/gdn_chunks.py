@@ -20,13 +20,8 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 from slipstream.runners.torch.cuda.kernels.product import split, split_product
 
-<<<<<<< HEAD
-CHUNK = tl.constexpr(64)
-LEVELS = tl.constexpr(6)  # CHUNK = 2 ** LEVELS
-=======
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
->>>>>>> main
 LONG = tl.constexpr(32)  # a row that feeds more certain tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
 COLUMNS = 32  # of a state, a program's: two programs share a multiprocessor
@@ -257,9 +252,5 @@ def recur_in_chunks(
     )  # fmt: skip
     _across[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, batch.num_rows)](
         convolved, keys, squares, fades, out, state, batch.row_slots, batch.row_offsets, batch.row_starts, *spans,
-<<<<<<< HEAD
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, num_warps=4, num_stages=1,
-=======
         num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, num_warps=4, num_stages=2,
->>>>>>> main
     )  # fmt: skip
