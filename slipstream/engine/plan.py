@@ -36,6 +36,11 @@ class Fork:
     shared: tuple[int, ...]  # the full KV blocks before the cursor: both read them, nobody writes them again
     copied: tuple[int, int] | None  # where the cursor stands inside a block: that one, and the row's own for a copy
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """With which the row's table begins."""
+        return self.shared if self.copied is None else (*self.shared, self.copied[1])
+
 
 @dataclass(frozen=True, slots=True)
 class RowJoin:
@@ -49,7 +54,7 @@ class RowJoin:
     p_min: float  # resolved
     may_draft: bool = True  # False: it never will, so the head need not learn of it
     end_tokens: tuple[int, ...] = ()  # what ends the stream: not drawn before min_tokens
-    fork: Fork | None = None  # the row's table then begins with the blocks named there
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ runner hands over plain numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from slipstream.engine.plan import RowResult, TokenLogprobs
-from slipstream.runners.rows import Row, RowSpan
+from slipstream.runners.rows import Asked, Row, RowSpan
 
 PIECE = 1 << 23  # logits that are looked at together: prompts are long and vocabularies large
 
@@ -25,11 +25,15 @@ class Telling:
 
     prompt: dict[int, int]  # tokens of the prompt, each behind a fed one
     draws: dict[int, int]  # draws of which some may turn out not to count
-    places: list[int]  # of those draws, among all drawing positions
+    places: list[int]  # of those draws, among all positions that the runner draws at
     num_top: int  # the most that any of these rows asked for
 
     def __bool__(self) -> bool:
         return bool(self.prompt or self.draws)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.prompt.values()) + sum(self.draws.values())
 
     def prompt_places(self, firsts: Sequence[int]) -> list[int]:
         """Of the tokens before those of the prompt, given where each row's first fed token lies."""
@@ -46,9 +50,9 @@ class Telling:
 
 def find_telling(rows: Sequence[Row[Any]], spans: Sequence[RowSpan], drawing: Sequence[int]) -> Telling:
     """``drawing``: the rows that draw, in the order of their positions."""
-    asked = [top for row in rows for top in (row.logprobs, row.prompt_logprobs) if top is not None]
-    telling = Telling({}, {}, [], max(asked, default=0))
-    if not asked:
+    tops = [most for row in rows if (most := row.asked.most) is not None]
+    telling = Telling({}, {}, [], max(tops, default=0))
+    if not tops:
         return telling
     for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
         if count := row.num_prompt_told(span):
@@ -56,7 +60,7 @@ def find_telling(rows: Sequence[Row[Any]], spans: Sequence[RowSpan], drawing: Se
     at = 0
     for i in drawing:
         count = spans[i].num_drafts + 1
-        if rows[i].logprobs is not None:
+        if rows[i].asked.logprobs is not None:
             telling.draws[i] = count
             telling.places.extend(range(at, at + count))
         at += count
@@ -64,18 +68,21 @@ def find_telling(rows: Sequence[Row[Any]], spans: Sequence[RowSpan], drawing: Se
 
 
 def with_logprobs(
-    results: tuple[RowResult, ...], rows: Sequence[Row[Any]], telling: Telling, numbers: Sequence[Numbers]
+    results: tuple[RowResult, ...], asked: Sequence[Asked], telling: Telling, numbers: Sequence[Numbers]
 ) -> tuple[RowResult, ...]:
     """The results of a step, with what it tells: all of the prompts first, then the draws."""
     told, source = list(results), iter(numbers)
     for i, count in telling.prompt.items():
-        asked = rows[i].prompt_logprobs or 0
-        opinions = tuple(read_logprobs(one, asked) for one in islice(source, count))
-        told[i] = replace(told[i], prompt_logprobs=opinions)
+        num_top = asked[i].prompt_logprobs or 0
+        told[i] = replace(told[i], prompt_logprobs=_read_all(islice(source, count), num_top))
     for i, count in telling.draws.items():
         kept = list(islice(source, count))[: len(told[i].tokens)]
-        told[i] = replace(told[i], logprobs=tuple(read_logprobs(one, rows[i].logprobs or 0) for one in kept))
+        told[i] = replace(told[i], logprobs=_read_all(kept, asked[i].logprobs or 0))
     return tuple(told)
+
+
+def _read_all(numbers: Iterable[Numbers], num_top: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(read_logprobs(one, num_top) for one in numbers)
 
 
 def read_logprobs(numbers: Numbers, num_top: int) -> TokenLogprobs:

@@ -34,6 +34,24 @@ class RowSpan:
         return self.num_certain + self.num_drafts
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How many likeliest tokens a row wants told beside each token's own log-probability; None: nothing at all."""
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        return max((top for top in (self.logprobs, self.prompt_logprobs) if top is not None), default=None)
+
+
+def asked_by(join: RowJoin) -> Asked:
+    """A stream that joins with output has been told of its prompt before."""
+    fresh = join.num_prompt == len(join.tokens)
+    return Asked(join.params.logprobs, join.params.prompt_logprobs if fresh else None)
+
+
 @dataclass(frozen=True)  # with slots, making a RowDraw[...] would fail on Python 3.11
 class RowDraw(Generic[P]):
     """How a row draws its tokens."""
@@ -55,8 +73,7 @@ class Row(Generic[P]):
     cursor: int = 0  # tokens whose caches are committed
     drafts: list[int] = field(default_factory=list)
     num_replay: int = 0  # drafts accepted last step: certain by now, but not yet in the recurrent state
-    logprobs: int | None = None  # as in SamplingParams
-    prompt_logprobs: int | None = None  # the same; None where they have been told before
+    asked: Asked = Asked()
 
     def span(self, feed: int, offset: int = 0) -> RowSpan:
         """What a step that may feed ``feed`` tokens feeds of this row."""
@@ -75,7 +92,7 @@ class Row(Generic[P]):
 
     def num_prompt_told(self, span: RowSpan) -> int:
         """Of how many tokens of the prompt, each behind a fed one, the log-probability is told."""
-        if self.prompt_logprobs is None:
+        if self.asked.prompt_logprobs is None:
             return 0
         return max(0, min(span.start + span.num_fed, self.draw.num_prompt - 1) - span.start)
 
@@ -101,8 +118,7 @@ def joined(join: RowJoin, seed: int, processors: tuple[P, ...]) -> Row[P]:
         tokens=list(join.tokens),
         draw=draw,
         cursor=join.fork.cursor if join.fork else 0,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs if join.num_prompt == len(join.tokens) else None,
+        asked=asked_by(join),
     )
 
 

@@ -129,7 +129,7 @@ class MlxRunner:
         middle = time.perf_counter()
         told = _read(numbers, proposal.confidences)
         results = commit(rows, spans, dict(zip(drawing.index, told, strict=True)))
-        results = with_logprobs(results, rows, telling, read(tables))
+        results = with_logprobs(results, [row.asked for row in rows], telling, read(tables))
         return StepResult(plan.step, results, middle - began, time.perf_counter() - middle)
 
     def _grids(self, rows: Sequence[Row], spans: Sequence[RowSpan]) -> list[Grid]:

@@ -119,6 +119,12 @@ class GdnRings:
             for _ in range(num_layers)
         ]
 
+    def copy(self, source: int, target: int) -> None:
+        """A slot begins as a copy of another."""
+        for layer in self.layers:
+            layer.state[target] = layer.state[source]
+            layer.ring[target] = layer.ring[source]
+
 
 def ring_bytes(gdn: GdnSpec, num_layers: int, max_depth: int, item: int) -> int:
     """Of one slot, all layers."""

@@ -36,8 +36,7 @@ class RowTable:
         self._rows[join.slot] = rows.joined(join, signed64(join.seed), processors)
         self._num_blocks[join.slot] = 0
         if join.fork is not None:
-            own = () if join.fork.copied is None else join.fork.copied[1:]
-            self._append(join.slot, (*join.fork.shared, *own))
+            self._append(join.slot, join.fork.blocks)
 
     def leave(self, slot: int) -> None:
         del self._rows[slot], self._num_blocks[slot]

@@ -115,7 +115,9 @@ class TorchRunner:
         clock.mark()
         verdicts, numbers = _read(verdict, proposal, told + told_draws)
         results = commit(rows, spans, dict(zip(drawing.index, verdicts, strict=True)))
-        return StepResult(plan.step, with_logprobs(results, rows, telling, numbers), *clock.read())
+        return StepResult(
+            plan.step, with_logprobs(results, [row.asked for row in rows], telling, numbers), *clock.read()
+        )
 
     def _spans(self, rows: Sequence[Row], feeds: Sequence[int]) -> tuple[RowSpan, ...]:
         spans: list[RowSpan] = []
