@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 from slipstream.engine.engine import Engine
@@ -112,9 +113,15 @@ class AsyncEngine:
 
     def submit(self, prompt_tokens: Iterable[int], params: SamplingParams) -> TokenStream:
         """Raises RequestError or EngineDead at once."""
-        stream = TokenStream(self.engine)
-        stream.id = self.engine.submit(prompt_tokens, params, lambda event: self._pending.append((stream, event)))
-        return stream
+        return self.submit_many(prompt_tokens, params, 1)[0]
+
+    def submit_many(self, prompt_tokens: Iterable[int], params: SamplingParams, n: int) -> list[TokenStream]:
+        """``n`` answers to one prompt, which is computed once. Leaving one of them does not touch the others."""
+        streams = [TokenStream(self.engine) for _ in range(n)]
+        ids = self.engine.submit_many(prompt_tokens, params, [partial(self._put, stream) for stream in streams])
+        for stream, request_id in zip(streams, ids, strict=True):
+            stream.id = request_id
+        return streams
 
     def abort(self, request_id: str) -> None:
         """The stream then ends with a final event of its own."""
@@ -125,6 +132,10 @@ class AsyncEngine:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)
+
+    def _put(self, stream: TokenStream, event: TokenEvent) -> None:
+        """Engine thread."""
+        self._pending.append((stream, event))
 
     def _wake(self) -> None:
         """Engine thread. The loop may be gone when the process ends; then nobody listens."""
