@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream.server.pieces import overlap
+
 
 class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
@@ -26,7 +28,7 @@ class StopFinder:
             start, self.matched = found
             text, self._held = self._held[:start], ""
             return text
-        keep = max(map(self._overlap, self._stops))
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text
 
@@ -39,8 +41,3 @@ class StopFinder:
         starts = [(self._held.find(stop), stop) for stop in self._stops]
         found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         return min(found)[1:] if found else None
-
-    def _overlap(self, stop: str) -> int:
-        """How many of the last characters are the beginning of this stop string."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
