@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.engine.async_engine import AsyncEngine
+from slipstream.engine.async_engine import AsyncEngine, TokenStream
 from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
+from slipstream.server.choice import Choice
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
-from slipstream.server.generation import Generation, Job
+from slipstream.server.generation import Generation
+from slipstream.server.job import Job
 from slipstream.server.metrics import Metrics
-from slipstream.server.prompts import Prompt, encode
+from slipstream.server.prepare import Preparation, Prepared
+from slipstream.server.prompts import Prompt
 from slipstream.server.settings import ServerConfig
 from slipstream.server.status import ModelFacts, Watch
+from slipstream.server.tools import NO_TOOLS, ToolUse
 
 PREPARE_THREADS = 2
+GRAMMAR_THREADS = 2
 SMALL_BODY = 1 << 16  # bytes that are parsed where they are: a thread would cost more
 T = TypeVar("T")
 
@@ -48,7 +55,9 @@ class Service:
         self.created = int(time.time())
         self._limit = engine_config.max_streams + config.queue_limit
         self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar")
         self._loaded: Loaded | None = None
+        self._preparation: Preparation | None = None
         self._engine: AsyncEngine | None = None
         self._num_inside = 0
         self._empty = asyncio.Event()
@@ -63,6 +72,7 @@ class Service:
         self._engine = AsyncEngine(loaded.engine)
         self._engine.attach()
         self._loaded = loaded
+        self._preparation = Preparation(loaded.tokenizer)
 
     def ready(self) -> None:
         assert self._loaded is not None
@@ -106,25 +116,50 @@ class Service:
 
     @asynccontextmanager
     async def generation(self, job: Job) -> AsyncIterator[Generation]:
-        """One answer. Leaving early, by whatever way, aborts it."""
-        latencies = self.metrics.latencies()
+        """The answers to one job. Leaving early, by whatever way, aborts them."""
+        latencies = [self.metrics.latencies() for _ in range(job.num_choices)]
         async with self.admitted() as loaded:
-            tokens = await self.encode(job.prompt)
-            assert self._engine is not None
-            async with self._engine.submit(tokens, job.params) as stream:
-                generation = Generation(stream, loaded.tokenizer, len(tokens), job.stops, latencies)
+            prepared = await self._prepare(job)
+            began = time.monotonic()
+            async with AsyncExitStack() as leaving:
+                streams = [await leaving.enter_async_context(each) for each in self._submit(prepared, job.num_choices)]
+                choices = [
+                    Choice(index, stream, loaded.tokenizer, prepared, times)
+                    for index, (stream, times) in enumerate(zip(streams, latencies, strict=True))
+                ]
+                generation = Generation(choices, len(prepared.tokens))
                 self._live.add(generation)
-                began = time.monotonic()
                 try:
                     yield generation
                 finally:
                     self._live.discard(generation)
                     self._request_seconds += 0.1 * (time.monotonic() - began - self._request_seconds)
 
+    def _submit(self, prepared: Prepared, num_choices: int) -> list[TokenStream]:
+        """Each choice with a seed of its own, counted from the first one's."""
+        assert self._engine is not None
+        engine, params = self._engine, prepared.params
+        first = secrets.randbits(63) if params.seed is None else params.seed
+        seeds = [params.seed] if num_choices == 1 else [(first + i) % (1 << 64) for i in range(num_choices)]
+        return [engine.submit(prepared.tokens, replace(params, seed=seed)) for seed in seeds]
+
     # Work that would hold the loop up.
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        return await self.in_thread(lambda: encode(self.loaded().tokenizer, prompt))
+    async def encode(self, prompt: Prompt, tools: ToolUse = NO_TOOLS) -> list[int]:
+        return await self.in_thread(lambda: self._ready_to_prepare().encode(prompt, tools))
+
+    async def _prepare(self, job: Job) -> Prepared:
+        preparation = self._ready_to_prepare()
+        prepared = await self.in_thread(lambda: preparation.prepare(job))
+        if not preparation.constrains(job, prepared):
+            return prepared
+        # In a pool of their own: a hard grammar keeps nobody's prompt waiting.
+        work = partial(preparation.constrain, job, prepared)
+        return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, work)
+
+    def _ready_to_prepare(self) -> Preparation:
+        assert self._preparation is not None
+        return self._preparation
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -154,7 +189,8 @@ class Service:
         return True
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._grammar_threads):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._engine is not None and self._engine.engine.alive:
             await self._engine.close()
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from slipstream.server.anthropic import Counted
-from slipstream.server.chat import ChatMessage
+from slipstream.server.body import Body
+from slipstream.server.chat import ChatMessage, for_template
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import Body, ShortText, TokenId
+from slipstream.server.fields import ShortText, TokenId
 from slipstream.server.prompts import ChatPrompt, Prompt, TextPrompt
 from slipstream.server.service import Service
 
@@ -28,7 +29,7 @@ class TokenizeRequest(Body):
         if len(given) != 1:
             raise ApiError(400, "give one of prompt, content and messages", param="prompt")
         if self.messages is not None:
-            return ChatPrompt([message.for_template() for message in self.messages])
+            return ChatPrompt(for_template(self.messages))
         return TextPrompt(str(given[0]), bool(self.add_special_tokens))
 
 
@@ -49,4 +50,4 @@ async def detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, An
 
 
 async def count_tokens(service: Service, asked: Counted) -> dict[str, Any]:
-    return {"input_tokens": len(await service.encode(asked.prompt()))}
+    return {"input_tokens": len(await service.encode(asked.prompt(), asked.tool_use()))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ BITS = st.sampled_from([
 def cut_text(draw: st.DrawFn) -> tuple[str, list[str]]:
     text = "".join(draw(st.lists(BITS, max_size=14)))
     cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=12)) | {0, len(text)})
-    return text, [text[a:b] for a, b in zip(cuts, cuts[1:])]
+    return text, [text[a:b] for a, b in pairwise(cuts)]
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -40,7 +40,7 @@ class QwenXmlForm(CallForm):
         self._tools = tools
         self._properties: Properties = {}
         self._text = ""  # not read yet
-        self._step = self._function
+        self._step: Callable[[list[Call]], bool] = self._function
         self._num_values = 0
         self._begun = False  # the value's first line end is off
 
@@ -65,7 +65,7 @@ class QwenXmlForm(CallForm):
         """Before a parameter, or the end. What is neither is skipped."""
         self._text = self._text[self._text.find("<") :] if "<" in self._text else ""
         if found := PARAMETER_HEAD.match(self._text):
-            self._go(found.end(), self._string if self._is_string(found[1]) else self._other)
+            self._go(found.end(), self._string if is_string(self._properties.get(found[1])) else self._other)
             comma, self._num_values, self._begun = ", " if self._num_values else "{", self._num_values + 1, False
             told.append(Call(None, f"{comma}{json.dumps(found[1], ensure_ascii=False)}: "))
             return True
@@ -120,14 +120,14 @@ class QwenXmlForm(CallForm):
     def _go(self, read: int, step: Callable[[list[Call]], bool]) -> None:
         self._text, self._step = self._text[read:], step
 
-    def _is_string(self, key: str) -> bool:
-        declared = self._properties.get(key)
-        if not isinstance(declared, dict):
-            return False
-        values = declared.get("enum")
-        return declared.get("type") == "string" or (
-            "type" not in declared and isinstance(values, list) and all(isinstance(value, str) for value in values)
-        )
+
+def is_string(schema: Any) -> bool:
+    """Whether a value of this schema can only be a string."""
+    if not isinstance(schema, dict):
+        return False
+    options = schema.get("enum")
+    strings = isinstance(options, list) and all(isinstance(option, str) for option in options)
+    return bool(strings) if "enum" in schema else schema.get("type") == "string"
 
 
 def _as_json(text: str) -> str:

@@ -1,7 +1,7 @@
 """Readers: pieces of text in, parts of an answer out, one interface.
 
-What a reader tells depends on the text alone, never on how it was cut into pieces. Nothing is told that may still become
-a marker, and nothing is held back longer than that.
+What a reader tells depends on the text alone, never on how it was cut into pieces. Nothing is told that may still
+become a marker, and nothing is held back longer than that.
 """
 
 from __future__ import annotations

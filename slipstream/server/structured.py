@@ -1,0 +1,106 @@
+"""What an answer has to look like: the fields people know for it, read into what the grammar room compiles."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slipstream.grammar import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Spec
+from slipstream.server.body import Body
+from slipstream.server.errors import ApiError
+from slipstream.server.wire import strict_json
+
+Schema = dict[str, Any]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Options = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class StructuredOutputs(Body):
+    """One of these."""
+
+    json_schema: Schema | str | None = Field(alias="json", default=None)
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Options | None = None
+    grammar: str | None = None
+
+    def spec(self, where: str) -> Spec | None:
+        return only_one(
+            {
+                f"{where}.json": None if self.json_schema is None else schema_spec(self.json_schema, f"{where}.json"),
+                f"{where}.json_object": JsonObject() if self.json_object else None,
+                f"{where}.regex": None if self.regex is None else Regex(self.regex),
+                f"{where}.choice": None if self.choice is None else Choice(self.choice),
+                f"{where}.grammar": None if self.grammar is None else grammar_spec(self.grammar),
+            }
+        )
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+    def spec(self) -> Spec | None:
+        return None
+
+
+class JsonFormat(Body):
+    type: Literal["json_object"]
+
+    def spec(self) -> Spec | None:
+        return JsonObject()
+
+
+class NamedSchema(Body):
+    name: Name
+    schema_: Schema = Field(alias="schema", default_factory=dict)
+    description: str | None = None
+    strict: bool | None = None  # either way it is kept to
+
+
+class SchemaFormat(Body):
+    """As chat has it."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    def spec(self) -> Spec | None:
+        return JsonSchema(self.json_schema.schema_)
+
+
+class FlatSchemaFormat(NamedSchema):
+    """As responses have it."""
+
+    type: Literal["json_schema"]
+
+    def spec(self) -> Spec | None:
+        return JsonSchema(self.schema_)
+
+
+Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+FlatFormat = Annotated[TextFormat | JsonFormat | FlatSchemaFormat, Field(discriminator="type")]
+
+
+def schema_spec(given: Schema | str, where: str) -> Spec:
+    """A schema, or the JSON text of one."""
+    try:
+        schema = strict_json(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise ApiError(400, f"{where} is not valid JSON: {error}", param=where) from None
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"{where} must be a JSON schema, an object", param=where)
+    return JsonSchema(schema)
+
+
+def grammar_spec(text: str) -> Spec:
+    """GBNF writes its rules with `::=`, Lark does not."""
+    return Gbnf(text) if "::=" in text else Lark(text)
+
+
+def only_one(given: dict[str, Spec | None]) -> Spec | None:
+    """Of the fields that say what the answer looks like at most one may be there."""
+    asked = [(name, spec) for name, spec in given.items() if spec is not None]
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked)
+        raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=asked[1][0])
+    return asked[0][1] if asked else None
