@@ -1,30 +1,163 @@
 """What may follow what: constraints on the output, told as masks over the vocabulary.
 
-A Constraint is compiled once and shared; a Matcher walks one stream's output through it. Runners ask a matcher for the
-masks of a row's positions, assuming the drafts before each, and move it by committed tokens only. Knows no array
-library: a mask is bytes, one bit a token, the lowest bit of the first byte being token 0.
+A Constraint is made once and shared; a Matcher walks one stream's output through it. Runners ask a matcher for the
+masks of a row's positions, assuming the drafts before each, and move it by committed tokens only. ``matcher_for`` puts
+together all that a request asks for: a new constraint is a class and its line there. Knows no array library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from slipstream.errors import ConstraintFault
+from slipstream.sampling.masks import all_but, allows, both, is_empty
+
+if TYPE_CHECKING:
+    from slipstream.sampling.params import SamplingParams
 
 
 class Matcher(Protocol):
     def masks(self, drafts: Sequence[int]) -> list[bytes | None]:
-        """What is allowed at the next position and behind each draft: ``len(drafts) + 1`` masks; None allows all.
+        """What is allowed at the next position and behind each draft, as far as the drafts can be followed.
 
-        Does not move the matcher. Behind a draft that is not allowed itself anything may stand. Raises
-        ConstraintFault where the constraint cannot be followed any further; the row then ends with that error.
+        At least one mask (see masks.py), at most ``len(drafts) + 1``; None allows all. A draft without a mask behind it
+        may not be accepted. Does not move the matcher. Raises ConstraintFault where not even the next position has
+        a mask: the row then ends with that error.
         """
         ...
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These were committed."""
+        """These were committed. What comes behind an end token does not matter."""
 
 
 class Constraint(Protocol):
-    def start(self) -> Matcher:
-        """A matcher that stands before the first token of the output."""
+    def start(self, vocab_size: int, end_tokens: Collection[int]) -> Matcher:
+        """A matcher that stands before the first token of an output that ``end_tokens`` end."""
         ...
+
+
+def matcher_for(params: SamplingParams, end_tokens: Collection[int], vocab_size: int) -> Matcher | None:
+    """All that takes tokens out of a stream's choice; None: nothing does."""
+    parts: list[Constraint] = [] if params.constraint is None else [params.constraint]
+    if params.bad_words:
+        parts.append(BadWords(params.bad_words))
+    matcher = AllOf(tuple(parts)).start(vocab_size, end_tokens) if parts else None
+    if params.min_tokens and end_tokens:
+        matcher = NotYet(matcher, params.min_tokens, all_but(end_tokens, vocab_size))
+    return matcher
+
+
+class State(Protocol):
+    """A place in the output that knows what may follow; it never changes."""
+
+    def mask(self) -> bytes | None: ...
+
+    def after(self, token: int) -> State: ...
+
+
+class Walk:
+    """A matcher over states that cost next to nothing."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes | None]:
+        state = self._state
+        found = [state.mask()]
+        for draft in drafts:
+            state = state.after(draft)
+            found.append(state.mask())
+        return found
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._state = self._state.after(token)
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Several constraints at once. Where together they leave nothing, the stream ends with a fault."""
+
+    parts: tuple[Constraint, ...]
+
+    def start(self, vocab_size: int, end_tokens: Collection[int]) -> Matcher:
+        matchers = [part.start(vocab_size, end_tokens) for part in self.parts]
+        return matchers[0] if len(matchers) == 1 else _AllOf(matchers)
+
+
+class _AllOf:
+    def __init__(self, matchers: Sequence[Matcher]) -> None:
+        self._matchers = matchers
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for column in zip(*(matcher.masks(drafts) for matcher in self._matchers), strict=False):
+            mask: bytes | None = None
+            for part in column:
+                mask = both(mask, part)
+            if is_empty(mask):
+                break
+            found.append(mask)
+            if len(found) <= len(drafts) and not allows(mask, drafts[len(found) - 1]):
+                break
+        if not found:
+            raise ConstraintFault("the constraints of this request leave no token to go on with")
+        return found
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        for matcher in self._matchers:
+            matcher.advance(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """Runs of tokens that the output never completes."""
+
+    words: tuple[tuple[int, ...], ...]
+
+    def start(self, vocab_size: int, end_tokens: Collection[int]) -> Matcher:
+        lasts: dict[tuple[int, ...], set[int]] = {}  # by what stands before them
+        for *before, last in self.words:
+            lasts.setdefault(tuple(before), set()).add(last)
+        return Walk(_Words(lasts, tuple(sorted({len(before) for before in lasts})), vocab_size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    lasts: Mapping[tuple[int, ...], set[int]]
+    lengths: tuple[int, ...]  # of the keys
+    vocab_size: int
+    tail: tuple[int, ...] = ()  # the output's last tokens, as many as the longest key has
+
+    def mask(self) -> bytes | None:
+        tails = (self.tail[len(self.tail) - length :] for length in self.lengths if length <= len(self.tail))
+        bad = {last for tail in tails for last in self.lasts.get(tail, ())}
+        return all_but(bad, self.vocab_size) if bad else None
+
+    def after(self, token: int) -> _Words:
+        tail = (*self.tail, token)
+        return replace(self, tail=tail[max(0, len(tail) - self.lengths[-1]) :])
+
+
+class NotYet:
+    """min_tokens: no end token among the first ones, unless nothing else is left (a grammar whose text is complete)."""
+
+    def __init__(self, inner: Matcher | None, count: int, going_on: bytes) -> None:
+        self._inner = inner
+        self._left = count
+        self._going_on = going_on  # all but the end tokens
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes | None]:
+        found = [None] * (len(drafts) + 1) if self._inner is None else self._inner.masks(drafts)
+        return [self._without_end(mask) if i < self._left else mask for i, mask in enumerate(found)]
+
+    def _without_end(self, mask: bytes | None) -> bytes | None:
+        rest = both(mask, self._going_on)
+        return mask if is_empty(rest) else rest
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._left = max(0, self._left - len(tokens))
+        if self._inner is not None:
+            self._inner.advance(tokens)

@@ -98,6 +98,15 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def inverse_temperature(self) -> float:
+        return min(1e6, 1.0 / max(self.temperature, 1e-9))
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any cut changes what may be drawn."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
     def needs_history(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 

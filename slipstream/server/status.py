@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from slipstream import __version__
@@ -17,6 +16,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.engine import Engine
 from slipstream.engine.plan import RunnerInfo
 from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
+from slipstream.host import resident_bytes
 
 State = Literal["loading", "ready", "draining", "failed"]
 SAMPLE_SECONDS = 0.5
@@ -159,11 +159,3 @@ def _stream_speed(stream: StreamSnapshot, now: float) -> float:
     if stream.first_token_at is None or now <= stream.first_token_at:
         return 0.0
     return round((stream.output_tokens - 1) / (now - stream.first_token_at), 1)
-
-
-def resident_bytes() -> int:
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -17,7 +17,8 @@ from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf import open_hf
-from slipstream.runners.torch.batch import RowSpan, make_batch
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed, load_runner
 from slipstream.runners.torch.placement import resident

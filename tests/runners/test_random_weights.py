@@ -11,7 +11,8 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import LoadError
 from slipstream.load.hf_config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
-from slipstream.runners.torch.batch import RowSpan, make_batch
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.memory import plan_memory
 from slipstream.runners.torch.placement import place

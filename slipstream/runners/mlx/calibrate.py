@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from slipstream.engine.plan import StepCosts
+from slipstream.runners.costs import Points, rising
 from slipstream.runners.mlx.drafter import Ends
 from slipstream.runners.mlx.grid import Grid, make_grid
-from slipstream.runners.mlx.rows import Row, RowDraw, Span
+from slipstream.runners.mlx.rows import Row, RowDraw
+from slipstream.runners.rows import RowSpan
 
 if TYPE_CHECKING:
     from slipstream.runners.mlx.runner import MlxRunner
@@ -29,7 +31,6 @@ GREEDY = RowDraw(
     greedy=True, inv_temperature=1.0, seed=0, p_min=0.0, num_prompt=0, may_draft=True, processors=()
 )  # fmt: skip
 
-Points = tuple[tuple[int, float], ...]
 Task = Callable[[], object]
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def measure(runner: MlxRunner, num_tokens: Sequence[int], num_rows: Sequence[int
     for slot in range(runner.info.num_slots):
         runner.forget(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
-    costs = StepCosts(_rising(_of(seconds, "verify")), _rising(draft))
+    costs = StepCosts(rising(_of(seconds, "verify")), rising(draft))
     log.info("a step by tokens: %s; a draft pass by rows: %s", told(costs.verify), told(costs.draft))
     return costs
 
@@ -60,16 +61,6 @@ def _of(seconds: dict[tuple[str, int], float], kind: str) -> list[tuple[int, flo
     return [(n, value) for (name, n), value in seconds.items() if name == kind]
 
 
-def _rising(points: list[tuple[int, float]]) -> Points:
-    """More work never takes less time: noise that says otherwise is levelled."""
-    best = float("inf")
-    levelled = []
-    for n, seconds in reversed(points):
-        best = min(best, seconds)
-        levelled.append((n, best))
-    return tuple(reversed(levelled))
-
-
 def _start(runner: MlxRunner) -> int:
     return min(CONTEXT, runner.info.max_context // 2)
 
@@ -78,7 +69,7 @@ def _grid(runner: MlxRunner, num_tokens: int) -> Grid:
     """Rows of equally many tokens, as few as hold them all."""
     width = -(-num_tokens // min(runner.info.num_slots, -(-num_tokens // (1 + runner.drafter.max_depth))))
     counts = [width] * (num_tokens // width) + ([num_tokens % width] if num_tokens % width else [])
-    spans = [Span(slot, _start(runner), count) for slot, count in enumerate(counts)]
+    spans = [RowSpan(slot, _start(runner), 0, count) for slot, count in enumerate(counts)]
     return make_grid(range(len(spans)), spans, range(len(spans)), [[1] * count for count in counts])
 
 
@@ -89,7 +80,7 @@ def _verify_step(runner: MlxRunner, grid: Grid) -> None:
 
 
 def _proposal(runner: MlxRunner, num_rows: int, depth: int) -> Task:
-    spans = [Span(slot, _start(runner), 1) for slot in range(num_rows)]
+    spans = [RowSpan(slot, _start(runner), 0, 1) for slot in range(num_rows)]
     grid = make_grid(range(num_rows), spans, range(num_rows), [[1]] * num_rows)
     fed = runner.drafter.feed(runner.forward(grid), grid.tokens, grid).flatten(0, 1)
     mx.eval(fed, runner.cache_arrays())

@@ -18,8 +18,9 @@ from slipstream.runners.mlx.draw import choose
 from slipstream.runners.mlx.grid import Feed, Grid
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.noise import key_halves, noise_key
-from slipstream.runners.mlx.rows import Row, Span
+from slipstream.runners.mlx.rows import Row
 from slipstream.runners.mlx.trunk import OpenTrunk
+from slipstream.runners.rows import RowSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Ends:
     """Where the rows that draw stand after this step's verdict."""
 
     rows: Sequence[Row]
-    spans: Sequence[Span]
+    spans: Sequence[RowSpan]
     places: Sequence[int]  # in the caches' buffers
     propose: Sequence[int]  # drafts asked for, per row
     floors: Sequence[float]  # per row, the chain's confidence below which its drafts end

@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from slipstream.runners.mlx.noise import gumbel_noise, key_halves, noise_key
 from slipstream.runners.mlx.processors import History
-from slipstream.runners.mlx.rows import Row, RowDraw, Span
+from slipstream.runners.mlx.rows import Row, RowDraw
+from slipstream.runners.rows import RowSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def choose(logits: mx.array, draws: Sequence[RowDraw], halves: mx.array | None) 
     return mx.put_along_axis(chosen, index, mx.argmax(noisy_logits, axis=-1).astype(mx.int32), axis=0)
 
 
-def verify(logits: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verdict:
+def verify(logits: mx.array, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verdict:
     """logits: [drawing positions, vocab], each row's last known token and its drafts."""
     logits = _process(logits.astype(mx.float32), rows, spans)
     draws = [row.draw for row, span in zip(rows, spans, strict=True) for _ in range(span.num_drafts + 1)]
@@ -54,7 +55,7 @@ def verify(logits: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verd
     return accept(choose(logits, draws, key_halves(keys)), rows, spans)
 
 
-def accept(draws: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verdict:
+def accept(draws: mx.array, rows: Sequence[Row], spans: Sequence[RowSpan]) -> Verdict:
     depth = max(span.num_drafts for span in spans)
     if depth == 0:
         return Verdict(draws, mx.zeros(len(rows), mx.int32), draws)
@@ -71,7 +72,7 @@ def accept(draws: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> Verdi
     return Verdict(draws, accepted, mx.take_along_axis(grid, accepted[:, None], axis=1)[:, 0])
 
 
-def _process(logits: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> mx.array:
+def _process(logits: mx.array, rows: Sequence[Row], spans: Sequence[RowSpan]) -> mx.array:
     """Apply each row's processors at each of its positions, with the history of that position."""
     if not any(row.draw.processors for row in rows):
         return logits
@@ -83,7 +84,7 @@ def _process(logits: mx.array, rows: Sequence[Row], spans: Sequence[Span]) -> mx
     return mx.concatenate(parts)
 
 
-def _process_row(logits: mx.array, row: Row, span: Span) -> mx.array:
+def _process_row(logits: mx.array, row: Row, span: RowSpan) -> mx.array:
     history = mx.array(row.tokens + row.drafts[: span.num_drafts], dtype=mx.int32)
     positions = []
     for i in range(span.num_drafts + 1):

@@ -15,8 +15,8 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
 from slipstream.runners.mlx.caches import FeedHolder
-from slipstream.runners.mlx.rows import Span
 from slipstream.runners.mlx.states import StateStore
+from slipstream.runners.rows import RowSpan
 
 
 class GdnCache:
@@ -92,7 +92,7 @@ class TapedGdn(nn.Module):
 class _Layout:
     """Which inputs of [tape | window | fed] stand in which column of [window | replayed + certain | drafts]."""
 
-    def __init__(self, spans: tuple[Span, ...], window: int, max_depth: int) -> None:
+    def __init__(self, spans: tuple[RowSpan, ...], window: int, max_depth: int) -> None:
         self.before = max(span.num_replay + span.num_certain for span in spans)
         self.after = max(span.num_drafts for span in spans)
         first_fed = max_depth + window  # where a step's own inputs begin
@@ -119,7 +119,7 @@ class _Layout:
 
 
 @lru_cache(maxsize=1)
-def _layout(spans: tuple[Span, ...], window: int, max_depth: int) -> _Layout:
+def _layout(spans: tuple[RowSpan, ...], window: int, max_depth: int) -> _Layout:
     """All layers of a forward share one."""
     return _Layout(spans, window, max_depth)
 

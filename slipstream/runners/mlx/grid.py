@@ -12,7 +12,7 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from slipstream.runners.mlx.rows import Span
+from slipstream.runners.rows import RowSpan
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Feed:
     offset: mx.array  # int32 [rows]: position of each row's first token
     width: int
     reach: int  # no row has a token at this position or behind it
-    spans: tuple[Span, ...] = ()  # what the recurrent layers need; () in a draft pass
+    spans: tuple[RowSpan, ...] = ()  # what the recurrent layers need; () in a draft pass
 
     @cached_property
     def rows(self) -> mx.array:
@@ -45,7 +45,7 @@ class Feed:
 @dataclass(frozen=True, slots=True)
 class Grid:
     index: tuple[int, ...]  # of its rows, in the plan
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
     tokens: mx.array  # int32 [rows, width]
     feed: Feed
 
@@ -55,7 +55,7 @@ class Grid:
 
 
 def make_grid(
-    index: Sequence[int], spans: Sequence[Span], places: Sequence[int], tokens: Sequence[Sequence[int]]
+    index: Sequence[int], spans: Sequence[RowSpan], places: Sequence[int], tokens: Sequence[Sequence[int]]
 ) -> Grid:
     """In the order of their places; a short row repeats its last token."""
     order = sorted(range(len(spans)), key=lambda i: places[i])
@@ -73,7 +73,7 @@ def make_grid(
     return Grid(tuple(index[i] for i in order), chosen, mx.array(padded, dtype=mx.int32), feed)
 
 
-def group(spans: Sequence[Span], share_up_to: int, pads: bool) -> list[list[int]]:
+def group(spans: Sequence[RowSpan], share_up_to: int, pads: bool) -> list[list[int]]:
     """Which rows share a grid: those that feed equally many tokens, and short ones with padding if ``pads``."""
     groups: dict[int, list[int]] = {}
     for i, span in enumerate(spans):

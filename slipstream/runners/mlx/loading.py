@@ -21,10 +21,10 @@ from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.memory import MemoryPlan, StreamCost, plan_memory, stream_cost
 from slipstream.runners.mlx.models import DTYPES, load_lazily
 from slipstream.runners.mlx.mtp import MtpHead
-from slipstream.runners.mlx.rows import Span
 from slipstream.runners.mlx.runner import MlxRunner
 from slipstream.runners.mlx.states import RecurrentCache
 from slipstream.runners.mlx.trunk import Cache, OpaqueTrunk, OpenTrunk, Trunk, make_caches, tape_recurrences
+from slipstream.runners.rows import RowSpan
 
 DRAFT_VOCAB = 32768  # a draft pass over all of a large vocabulary reads mostly the output matrix
 
@@ -102,7 +102,7 @@ class _Loader:
         """One token through trunk and head, not evaluated: the shapes of what it leaves behind."""
         holder = FeedHolder()
         caches, head_cache = self._caches(holder, 1, FIRST_LENGTH)
-        grid = make_grid([0], [Span(0, 0, 1)], [0], [[0]])
+        grid = make_grid([0], [RowSpan(0, 0, 0, 1)], [0], [[0]])
         holder.set(grid.feed)
         hidden = self._trunk.forward(grid.tokens, caches)
         self._drafter(holder, head_cache).feed(hidden, grid.tokens, grid)

@@ -86,10 +86,6 @@ class Truncation:
         return mx.put_along_axis(logits, order, kept, axis=0)
 
 
-def inverse_temperature(params: SamplingParams) -> float:
-    return min(1e6, 1.0 / max(params.temperature, 1e-9))
-
-
 def processors_for(params: SamplingParams) -> tuple[Processor, ...]:
     found: list[Processor] = []
     if params.repetition_penalty != 1.0:
@@ -98,7 +94,6 @@ def processors_for(params: SamplingParams) -> tuple[Processor, ...]:
         found.append(CountPenalty(params.presence_penalty, params.frequency_penalty))
     if params.logit_bias:
         found.append(LogitBias(tuple(params.logit_bias.keys()), tuple(params.logit_bias.values())))
-    truncates = params.top_k or params.top_p < 1.0 or params.min_p > 0.0
-    if truncates and not params.greedy:
-        found.append(Truncation(inverse_temperature(params), params.top_k, params.top_p, params.min_p))
+    if params.truncates:
+        found.append(Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p))
     return tuple(found)

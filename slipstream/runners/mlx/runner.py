@@ -14,16 +14,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.plan import RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.plan import RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.calibrate import measure
 from slipstream.runners.mlx.drafter import Drafter, Ends, Proposal
 from slipstream.runners.mlx.draw import Verdict, verify
 from slipstream.runners.mlx.grid import Grid, group, make_grid
-from slipstream.runners.mlx.rows import Row, RowTable, Span
+from slipstream.runners.mlx.rows import Row, RowTable
 from slipstream.runners.mlx.trunk import Cache, Trunk
-
-Told = tuple[int, int, list[int], tuple[float, ...]]  # of a drawing row: accepted, own draw, new drafts, confidences
+from slipstream.runners.rows import RowSpan, Told, commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class _Drawing:
 
     index: list[int]  # in the plan's rows
     rows: list[Row]
-    spans: list[Span]
+    spans: list[RowSpan]
     flat: list[int]  # of every drawing position, among the tokens of all grids
     lasts: list[int]  # flat index of each row's last known token
 
@@ -117,10 +116,10 @@ class MlxRunner:
         mx.eval(fed, verdict.accepted, verdict.drawn)
         middle = time.perf_counter()
         told = _read(numbers, proposal.confidences)
-        results = self._commit(rows, spans, drawing, told)
+        results = commit(rows, spans, dict(zip(drawing.index, told, strict=True)))
         return StepResult(plan.step, results, middle - began, time.perf_counter() - middle)
 
-    def _grids(self, rows: Sequence[Row], spans: Sequence[Span]) -> list[Grid]:
+    def _grids(self, rows: Sequence[Row], spans: Sequence[RowSpan]) -> list[Grid]:
         grids = []
         for index in group(spans, 1 + self.drafter.max_depth, self._pads):
             places = [self.table.place(spans[i].slot) for i in index]
@@ -167,17 +166,6 @@ class MlxRunner:
         )
         return self.drafter.propose(_flat(fed), ends)
 
-    def _commit(
-        self, rows: Sequence[Row], spans: Sequence[Span], drawing: _Drawing, told: list[Told]
-    ) -> tuple[RowResult, ...]:
-        verdicts = dict(zip(drawing.index, told, strict=True))
-        results = []
-        for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
-            accepted, drawn, drafts, confidences = verdicts.get(i, (0, None, [], ()))
-            tokens = row.commit(span, accepted, drawn, drafts)
-            results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts), confidences))
-        return tuple(results)
-
 
 def _flat(grids: Sequence[mx.array]) -> mx.array:
     """[tokens of all grids, ...], padding included."""
@@ -185,7 +173,7 @@ def _flat(grids: Sequence[mx.array]) -> mx.array:
     return flat[0] if len(flat) == 1 else mx.concatenate(flat)
 
 
-def _drawing(rows: Sequence[Row], spans: Sequence[Span], grids: Sequence[Grid]) -> _Drawing:
+def _drawing(rows: Sequence[Row], spans: Sequence[RowSpan], grids: Sequence[Grid]) -> _Drawing:
     drawing = _Drawing([], [], [], [], [])
     base = 0
     for grid in grids:

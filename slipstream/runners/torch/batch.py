@@ -8,28 +8,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from slipstream.runners.rows import RowSpan
+
 
 class Batch(Protocol):
     """What a model sees of a step; the rest is between the runner and its operations."""
 
     @property
     def tokens(self) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RowSpan:
-    """Where one row lies in the flat batch, and what of it is certain."""
-
-    slot: int
-    start: int  # position of its first fed token (its cursor); a draft pass has an upper bound here
-    offset: int  # of that token in the flat batch
-    num_certain: int  # known tokens fed
-    num_drafts: int = 0  # drafts fed behind them
-    num_replay: int = 0  # drafts accepted last step, whose recurrent inputs lie on the tape
-
-    @property
-    def num_fed(self) -> int:
-        return self.num_certain + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from statistics import median
 import torch
 
 from slipstream.engine.plan import RunnerInfo, StepCosts
-from slipstream.runners.torch.batch import RaggedBatch, RowSpan, make_batch
+from slipstream.runners.costs import rising
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.drafter import Drafter, Ends
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
@@ -45,21 +47,11 @@ def measure(
                 tasks[f"depth {depth}", n] = _proposal(decoder, drafter, ops, table, n, start, depth)
     seconds = _take_turns(tasks, ops)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
-    return StepCosts(_rising(_of(seconds, "verify")), _rising(draft))
+    return StepCosts(rising(_of(seconds, "verify")), rising(draft))
 
 
 def _of(seconds: dict[tuple[str, int], float], kind: str) -> list[tuple[int, float]]:
     return [(n, value) for (name, n), value in seconds.items() if name == kind]
-
-
-def _rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """More work never takes less time: noise that says otherwise is levelled."""
-    best = float("inf")
-    levelled = []
-    for n, seconds in reversed(points):
-        best = min(best, seconds)
-        levelled.append((n, best))
-    return tuple(reversed(levelled))
 
 
 def _batch(table: RowTable, info: RunnerInfo, num_tokens: int, start: int) -> RaggedBatch:

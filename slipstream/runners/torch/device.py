@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from slipstream.host import peak_resident_bytes
+
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}  # far more than any cache holds
 COPY_ROUNDS = 10
 
@@ -72,17 +74,9 @@ class PeakMemory:
 
     def read(self) -> dict[str, int]:
         if self._device.type != "cuda":
-            return {"resident": _peak_resident()}
+            return {"resident": peak_resident_bytes()}
         return {
             "allocated": torch.cuda.max_memory_allocated(self._device),
             "reserved": torch.cuda.max_memory_reserved(self._device),
             "device": self._free - torch.cuda.mem_get_info(self._device)[0],
         }
-
-
-def _peak_resident() -> int:
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0

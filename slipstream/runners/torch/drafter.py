@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.batch import RaggedBatch, RowSpan
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.draw import choose
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.batch import RowSpan
+from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.processors import History
 from slipstream.runners.torch.rows import Row, RowDraw

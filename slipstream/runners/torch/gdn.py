@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.batch import RaggedBatch, RowSpan
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache
 
 SEQUENTIAL_LIMIT = 16  # certain tokens a row may have and still be stepped one by one

@@ -15,6 +15,7 @@ import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
+from slipstream.host import resident_bytes
 from slipstream.load import OpenedModel
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
@@ -186,12 +187,3 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def resident_bytes() -> int:
-    """What this process holds now."""
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -81,10 +81,6 @@ class Truncation:
         logits[order] = ranked.masked_fill(drop, float("-inf"))
 
 
-def inverse_temperature(params: SamplingParams) -> float:
-    return min(1e6, 1.0 / max(params.temperature, 1e-9))
-
-
 def processors_for(params: SamplingParams, device: torch.device) -> tuple[Processor, ...]:
     found: list[Processor] = []
     if params.repetition_penalty != 1.0:
@@ -94,7 +90,6 @@ def processors_for(params: SamplingParams, device: torch.device) -> tuple[Proces
     if params.logit_bias:
         tokens, values = (list(part) for part in (params.logit_bias.keys(), params.logit_bias.values()))
         found.append(LogitBias(torch.tensor(tokens, device=device), torch.tensor(values, device=device)))
-    truncates = params.top_k or params.top_p < 1.0 or params.min_p > 0.0
-    if truncates and not params.greedy:
-        found.append(Truncation(inverse_temperature(params), params.top_k, params.top_p, params.min_p))
+    if params.truncates:
+        found.append(Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p))
     return tuple(found)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowResult, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
-from slipstream.runners.torch.batch import RaggedBatch, RowSpan, make_batch
+from slipstream.engine.plan import RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.rows import RowSpan, Told, commit
+from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
 from slipstream.runners.torch.calibrate import measure
 from slipstream.runners.torch.clock import step_clock
@@ -24,7 +25,6 @@ from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowTable
 
-Told = tuple[int, int, list[int], tuple[float, ...]]  # of a drawing row: accepted, own draw, new drafts, confidences
 FINE = 1 << 24  # confidences travel with the tokens, as whole numbers of this part
 
 
@@ -98,14 +98,14 @@ class TorchRunner:
         proposal = self._propose(fed, drawing, verdict, [plan.rows[i] for i in drawing.index])
         clock.mark()
         told = _read(verdict, proposal)
-        return StepResult(plan.step, self._commit(rows, spans, drawing, told), *clock.read())
+        results = commit(rows, spans, dict(zip(drawing.index, told, strict=True)))
+        return StepResult(plan.step, results, *clock.read())
 
     def _spans(self, rows: Sequence[Row], feeds: Sequence[int]) -> tuple[RowSpan, ...]:
         spans: list[RowSpan] = []
         offset = 0
         for row, feed in zip(rows, feeds, strict=True):
             span = row.span(feed, offset)
-            assert span.num_fed > 0, f"slot {row.slot} was planned with nothing to feed"
             spans.append(span)
             offset += span.num_fed
         return tuple(spans)
@@ -149,17 +149,6 @@ class TorchRunner:
         allowed = [min(step.propose, self.drafter.max_depth) for step in steps]
         bounds = [(step.floor, step.onward) for step in steps]
         return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, bounds))
-
-    def _commit(
-        self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, told: list[Told]
-    ) -> tuple[RowResult, ...]:
-        verdicts = dict(zip(drawing.index, told, strict=True))
-        results = []
-        for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
-            accepted, drawn, drafts, confidences = verdicts.get(i, (0, None, [], ()))
-            tokens = row.commit(span, accepted, drawn, drafts)
-            results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts), confidences))
-        return tuple(results)
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert len(self.table) == 0, "calibration needs an idle runner"

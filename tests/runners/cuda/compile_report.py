@@ -108,16 +108,16 @@ def rope(heads: HeadShape, num_tokens: int, half: int) -> None:
     rope_store(mixed, heads, rotary, cache(heads, BF16), step(num_tokens, 1, 64), (weight, weight, 1e-6))
 
 
-def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False) -> None:
+def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False, dtype: torch.dtype = BF16) -> None:
     gdn = GdnSpec(16, 48, 128, 128, 4)
-    cache = GdnRings(gdn, 1, 2, 3, torch.device("cpu"), BF16).layers[0]
+    cache = GdnRings(gdn, 1, 2, 3, torch.device("cpu"), dtype).layers[0]
     width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
     batch = step(num_tokens, num_tokens // num_rows, 512)
     batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3
     batch.row_certain, batch.row_replay = ints(num_rows), ints(num_rows)
     vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))
-    conv = torch.empty(4, gdn.conv_channels, dtype=BF16)
-    mixed = torch.empty(num_tokens, width, dtype=BF16)
+    conv = torch.empty(4, gdn.conv_channels, dtype=dtype)
+    mixed = torch.empty(num_tokens, width, dtype=dtype)
     gdn_mix(mixed, conv, *vectors, 1e-6, gdn, cache.state, cache.ring, batch)
 
 
@@ -137,6 +137,7 @@ CASES: dict[str, Callable[[], object]] = {
     "rope SmolLM2, 4": lambda: rope(SMOLLM, 4, 32),
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
+    "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
     "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),
     "attend 27B, 1 row of 4": lambda: attention(QWEN, 4, 4, 65536),
     "attend 27B, 1 row of 8": lambda: attention(QWEN, 8, 8, 65536),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.batch import RaggedBatch, RowSpan, make_batch
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.ops import HeadShape, LayerKv
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from slipstream.runners.mlx import noise, processors
 from slipstream.runners.mlx.draw import accept
-from slipstream.runners.mlx.rows import Row, Span
+from slipstream.runners.mlx.rows import Row
+from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch import noise as torch_noise
 from slipstream.runners.torch import processors as torch_processors
 from slipstream.sampling import SamplingParams
@@ -69,7 +70,7 @@ def test_processors_change_logits_as_pytorchs_do(
 def test_drafts_are_accepted_while_they_equal_the_draw(draws: list[int], drafts: list[int], accepted: int) -> None:
     """Beside a row without drafts, whose padding must never be accepted."""
     rows = [Row(0, [1], None, drafts=drafts), Row(1, [1], None)]  # type: ignore[arg-type]
-    spans = [Span(0, 0, 1, len(drafts)), Span(1, 0, 1)]
+    spans = [RowSpan(0, 0, 0, 1, len(drafts)), RowSpan(1, 0, 0, 1)]
     verdict = accept(mx.array([*draws, 7], dtype=mx.int32), rows, spans)
     assert verdict.accepted.tolist() == [accepted, 0]
     assert verdict.drawn.tolist() == [draws[accepted], 7]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.engine.plan import RowStep, StepCosts
+from slipstream.runners.costs import Points, rising
 from slipstream.runners.torch.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, lay_out
 
 if TYPE_CHECKING:
@@ -63,14 +64,9 @@ def _per_row(verify: dict[tuple[int, int], float]) -> float:
     return max(0.0, median(slopes)) if slopes else 0.0
 
 
-def _stairs(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    best = float("inf")
-    levelled = []
-    for n, seconds in reversed(points):  # more work never takes less time: noise that says otherwise is levelled
-        best = min(best, seconds)
-        levelled.append((n, best))
-    levelled.reverse()
-    stairs = levelled[:1]
+def _stairs(points: list[tuple[int, float]]) -> Points:
+    levelled = rising(points)
+    stairs = list(levelled[:1])
     for (before, _), (n, seconds) in pairwise(levelled):
         stairs += [(before + 1, seconds), (n, seconds)] if before + 1 < n else [(n, seconds)]
     return tuple(stairs)

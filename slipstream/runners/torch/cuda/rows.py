@@ -14,7 +14,6 @@ from torch import Tensor
 from slipstream.engine.plan import RowJoin, RowStep
 from slipstream.runners.torch.cuda.kernels.step import RowState
 from slipstream.runners.torch.noise import signed64
-from slipstream.runners.torch.processors import inverse_temperature
 from slipstream.sampling.params import MAX_BIAS, SamplingParams
 
 _INTS = ("known", "cursor", "drafts", "replay", "num_prompt", "top_k", "num_bias", "greedy")
@@ -67,7 +66,7 @@ class DeviceRows:
         ints = (len(join.tokens), 0, 0, 0, join.num_prompt, params.top_k, len(params.logit_bias), int(params.greedy))
         self._write_column(self._ints, slot, torch.tensor(ints, dtype=torch.int32))
         floats = (
-            inverse_temperature(params),
+            params.inverse_temperature,
             join.p_min,
             params.repetition_penalty,
             params.presence_penalty,

@@ -4,7 +4,8 @@ The ring holds the raw inputs by position: like the KV cache, what was written b
 it is read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and the drafts
 accepted last step, from the ring. In the recurrence a program is one warp that owns some columns of one head's state in
 one row, so that all sums over the keys stay inside the warp: it reads the committed state, replays, runs over the
-certain tokens, stores the state once, and goes on over the drafts. The norm needs whole heads.
+certain tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
+instead (gdn_chunks.py). The norm needs whole heads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
+from slipstream.runners.torch.cuda.kernels.gdn_chunks import is_long, recur_in_chunks
 
 FEW_ROWS = 8
 CONV_HEADS = 4  # a program's
@@ -97,7 +99,7 @@ def _conv(
         a = tl.load(place + channels + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
     rate = a + tl.load(dt_bias + value, mask=is_value, other=0.0)
     rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-    decay = tl.exp(tl.load(decay_scale + value, mask=is_value, other=0.0) * rate)
+    decay = tl.load(decay_scale + value, mask=is_value, other=0.0) * rate
     at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
     tl.store(at_gates, decay, mask=is_value)
     tl.store(at_gates + num_v_heads, tl.sigmoid(b), mask=is_value)
@@ -108,7 +110,7 @@ def _recur(
     convolved, gates, out, state,
     row_slots, row_offsets, row_starts, row_fed, row_certain, row_replay,
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
-    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
@@ -119,6 +121,8 @@ def _recur(
     slot = tl.load(row_slots + row).to(tl.int64)
     offset = tl.load(row_offsets + row)
     certain = tl.load(row_certain + row)
+    if SKIP_LONG and is_long(fed, certain):
+        return
     replay = tl.load(row_replay + row)
     fresh = tl.load(row_starts + row) == replay
 
@@ -146,7 +150,7 @@ def _recur(
         k = tl.load(token + key_width + at_q, mask=in_k, other=0.0)
         q = tl.load(token + at_q, mask=in_k, other=0.0)
         v = tl.load(token + at_v, mask=in_v, other=0.0)
-        decay = tl.load(gates + entry * (2 * num_v_heads) + head)
+        decay = tl.exp(tl.load(gates + entry * (2 * num_v_heads) + head))
         beta = tl.load(gates + entry * (2 * num_v_heads) + num_v_heads + head)
         # One step of the gated delta rule.
         memory = memory * decay
@@ -242,9 +246,10 @@ def gdn_mix(
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
         batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, num_warps=1,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1,
     )  # fmt: skip
     if batch.has_prompts:
+        recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)
         width = ring.shape[2]
         _store_ring[(triton.cdiv(width, 1024), num_rows)](
             mixed, ring, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed,

@@ -15,3 +15,18 @@ def product(a, b, total):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def split(x):
+    """Two bfloat16 that add up to a float32 but for its last 8 bits."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def split_product(a_high, a_low, b_high, b_low, total):
+    """total + a b of split matrices: float32 but for the last bits, at a third of the speed of bfloat16."""
+    total = product(a_low, b_high, total)
+    total = product(a_high, b_low, total)
+    return product(a_high, b_high, total)

@@ -1,0 +1,90 @@
+"""Our end of the process that tries grammars: one at a time, each within its time, or the process is ended.
+
+llguidance can spend minutes inside one call, and a grammar can exhaust memory or a stack; all of that happens there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import slipstream
+from slipstream.grammar.specs import Source
+
+START_SECONDS = 120.0
+
+
+class TrialFailed(Exception):
+    """The process was ended, or ended itself; the next trial starts a new one."""
+
+
+class Trials:
+    """Not for two threads at once."""
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int]) -> None:
+        self._first = {"tokens": [token.decode("latin-1") for token in tokens], "special": list(special)}
+        self._process: subprocess.Popen[str] | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def run(self, source: Source, seconds: float) -> dict[str, str]:
+        """``{"grammar": text}`` or ``{"error": why, "path": where}``."""
+        if self._process is None:
+            self._start()
+        return self._ask({"source": list(source), "seconds": seconds}, seconds)
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "slipstream.grammar.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what a dying process says helps nobody
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": str(Path(slipstream.__file__).parents[1])},
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        self._end = weakref.finalize(self, _end, self._process)
+        self._ask(self._first, START_SECONDS)
+
+    def _ask(self, question: Any, seconds: float) -> dict[str, str]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        alarm = threading.Timer(seconds, self._process.kill)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            alarm.cancel()
+        if not answer:
+            self.close()
+            raise TrialFailed
+        result: dict[str, str] = json.loads(answer)
+        return result
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not written yet has nobody to read it
+                pipe.close()

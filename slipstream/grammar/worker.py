@@ -1,0 +1,67 @@
+"""The process that tries grammars: lines of JSON in, lines of JSON out. It may be ended at any moment.
+
+First line: the vocabulary. Every later one: a source; answered by its grammar text, or by why it cannot be used.
+Ends by itself when its parent does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from slipstream.grammar.build import Unusable, build
+from slipstream.grammar.specs import Source
+from slipstream.grammar.vocabulary import Vocabulary, by_bytes
+
+MEMORY = 4 << 30
+
+
+def main() -> None:
+    _be_modest()
+    described = json.loads(sys.stdin.readline())
+    tokens = [token.encode("latin-1") for token in described["tokens"]]
+    tokenizer = Vocabulary(tokens, described["special"], by_bytes(tokens)).compiled()
+    _say({"ready": True})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        _die_after(asked["seconds"])
+        _say(_answer(tokenizer, Source(*asked["source"])))
+        _die_after(0)
+
+
+def _answer(tokenizer: Any, source: Source) -> dict[str, str]:
+    try:
+        return {"grammar": build(tokenizer, source)}
+    except Unusable as error:
+        return {"error": str(error), "path": error.path}
+    except (ValueError, RecursionError, MemoryError) as error:
+        return {"error": f"{type(error).__name__}: {error}", "path": ""}
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def _die_after(seconds: float) -> None:
+    """Our parent ends us in time; this is for a parent that was ended itself. 0: never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
+
+
+def _be_modest() -> None:
+    """Streams come first; and what a grammar asks for may not take the machine's memory."""
+    if hasattr(os, "nice"):
+        os.nice(10)
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if hard < 0 else min(MEMORY, hard), hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The gated delta rule over long rows, CHUNK tokens at a time, as matrix products.
+
+With G the cumulative log decay inside a chunk and S the state before it:
+    (I + A) delta = beta (v - e^G k S), where A[t, s < t] = beta_t e^(G_t - G_s) k_t.k_s
+    out = e^G q S + M delta, where M[t, s <= t] = e^(G_t - G_s) q_t.k_s
+    S' = e^G_last S + k^T (e^(G_last - G) delta)
+What does not need S is computed for all chunks at once (`_within`); then a program takes some columns of a head's state
+through the chunks of its row (`_across`). Float32 factors are split into two bfloat16, so that tensor cores multiply
+them and the state keeps 16 bits of each.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.load.spec import GdnSpec
+from slipstream.runners.torch.cuda.batch import DeviceBatch
+from slipstream.runners.torch.cuda.kernels.product import split, split_product
+
+CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory
+LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
+LONG = tl.constexpr(32)  # a row that feeds more certain tokens goes in chunks
+ROWS = tl.constexpr(128)  # looked at together
+COLUMNS = 32  # of a state, a program's: two programs share a multiprocessor
+
+
+@triton.jit
+def is_long(fed, certain):
+    """Whether a row goes in chunks. One with drafts does not: its state is committed before its end."""
+    return (certain > LONG) & (certain == fed)
+
+
+@triton.jit
+def _num_chunks(row_fed, row_certain, row_replay, row, num_rows):
+    """How many chunks each of these rows has."""
+    real = row < num_rows
+    fed = tl.load(row_fed + row, mask=real, other=0)
+    certain = tl.load(row_certain + row, mask=real, other=0)
+    replay = tl.load(row_replay + row, mask=real, other=0)
+    return tl.where(is_long(fed, certain), (replay + fed + CHUNK - 1) // CHUNK, 0)
+
+
+@triton.jit
+def _find(row_fed, row_certain, row_replay, num_rows, chunk):
+    """The row a chunk belongs to, that row's first chunk, and the number of chunks of all rows."""
+    row = 0
+    first = 0
+    total = 0
+    for base in range(0, num_rows, ROWS):
+        counts = _num_chunks(row_fed, row_certain, row_replay, base + tl.arange(0, ROWS), num_rows)
+        ends = total + tl.cumsum(counts, axis=0)
+        row += tl.sum((ends <= chunk).to(tl.int32), axis=0)
+        first = tl.maximum(first, tl.max(tl.where(ends <= chunk, ends, 0), axis=0))
+        total += tl.sum(counts, axis=0)
+    return row, first, total
+
+
+@triton.jit
+def _first_chunk(row_fed, row_certain, row_replay, row):
+    first = 0
+    for base in range(0, row, ROWS):
+        first += tl.sum(_num_chunks(row_fed, row_certain, row_replay, base + tl.arange(0, ROWS), row), axis=0)
+    return first
+
+
+@triton.jit
+def _entry(i, row, offset, replay, num_tokens, DEPTH: tl.constexpr):
+    """Where the row's i-th token lies among the conv's outputs: replays follow all fed tokens."""
+    return tl.where(i < replay, num_tokens + row * DEPTH + i, offset + i - replay).to(tl.int64)
+
+
+@triton.jit
+def _inverse(lower, t, s):
+    """(I + lower)^-1: of blocks of 2, then from two blocks' inverses that of the block they make up."""
+    inverse = tl.where(t == s, 1.0, 0.0) - tl.where((t >> 1) == (s >> 1), lower, 0.0)
+    for level in range(1, LEVELS):
+        corner = ((t >> level) != (s >> level)) & ((t >> (level + 1)) == (s >> (level + 1)))
+        high, low = split(inverse)
+        corner_high, corner_low = split(tl.where(corner, lower, 0.0))
+        zero = tl.zeros([CHUNK, CHUNK], tl.float32)
+        left_high, left_low = split(split_product(high, low, corner_high, corner_low, zero))
+        inverse -= split_product(left_high, left_low, high, low, zero)
+    return inverse
+
+
+@triton.jit
+def _within(
+    convolved, gates, keys, squares, fades,
+    row_offsets, row_fed, row_certain, row_replay,
+    num_rows, num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
+    DEPTH: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """One head of one chunk: k and q split, (I + A)^-1 beta, M and G."""
+    head = tl.program_id(0)
+    chunk = tl.program_id(1)
+    row, first, total = _find(row_fed, row_certain, row_replay, num_rows, chunk)
+    if chunk >= total:
+        return
+    replay = tl.load(row_replay + row)
+    i = (chunk - first) * CHUNK + tl.arange(0, CHUNK)
+    inside = i < replay + tl.load(row_fed + row)
+    entry = _entry(i, row, tl.load(row_offsets + row), replay, num_tokens, DEPTH)
+
+    # Beyond the row's end nothing decays and nothing is learned.
+    at_gates = gates + entry * (2 * num_v_heads) + head
+    fade = tl.cumsum(tl.load(at_gates, mask=inside, other=0.0), axis=0)
+    beta = tl.load(at_gates + num_v_heads, mask=inside, other=0.0)
+    group = num_v_heads // num_k_heads
+    along = tl.arange(0, K)
+    in_tile = inside[:, None] & (along < k_dim)[None, :]
+    channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
+    at_q = convolved + entry[:, None] * channels + (head // group) * k_dim + along[None, :]
+    k, k_low = split(tl.load(at_q + num_k_heads * k_dim, mask=in_tile, other=0.0))
+    wide = chunk.to(tl.int64)
+    token = tl.arange(0, CHUNK)
+    tl.store(fades + (wide * num_v_heads + head) * CHUNK + token, fade)
+    at_keys = keys + (wide * num_k_heads + head // group) * (4 * CHUNK * K)
+    at_keys += token[:, None] * K + along[None, :]
+    is_first = head % group == 0  # stores for all heads that share the key
+    if is_first:
+        tl.store(at_keys, k)
+        tl.store(at_keys + CHUNK * K, k_low)
+    t = token[:, None]
+    s = token[None, :]
+    between = tl.exp(tl.where(t >= s, fade[:, None] - fade[None, :], 0.0))
+    zero = tl.zeros([CHUNK, CHUNK], tl.float32)
+    alike = split_product(k, k_low, tl.trans(k), tl.trans(k_low), zero)
+
+    q, q_low = split(tl.load(at_q, mask=in_tile, other=0.0))
+    if is_first:
+        tl.store(at_keys + 2 * CHUNK * K, q)
+        tl.store(at_keys + 3 * CHUNK * K, q_low)
+    asked = split_product(q, q_low, tl.trans(k), tl.trans(k_low), zero)
+    at_squares = squares + (wide * num_v_heads + head) * (4 * CHUNK * CHUNK) + t * CHUNK + s
+    high, low = split(tl.where(t >= s, between * asked, 0.0))
+    tl.store(at_squares + 2 * CHUNK * CHUNK, high)
+    tl.store(at_squares + 3 * CHUNK * CHUNK, low)
+
+    inverse = _inverse(tl.where(t > s, beta[:, None] * between * alike, 0.0), t, s)
+    high, low = split(inverse * beta[None, :])
+    tl.store(at_squares, high)
+    tl.store(at_squares + CHUNK * CHUNK, low)
+
+
+@triton.jit
+def _across(
+    convolved, keys, squares, fades, out, state,
+    row_slots, row_offsets, row_starts, row_fed, row_certain, row_replay,
+    num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """V columns of one head's state, through all chunks of one row."""
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    fed = tl.load(row_fed + row)
+    if not is_long(fed, tl.load(row_certain + row)):
+        return
+    offset = tl.load(row_offsets + row)
+    replay = tl.load(row_replay + row)
+    length = replay + fed
+    first = _first_chunk(row_fed, row_certain, row_replay, row).to(tl.int64)
+
+    token = tl.arange(0, CHUNK)
+    along_k = tl.arange(0, K)
+    along_v = block * V + tl.arange(0, V)
+    in_v = along_v < v_dim
+    in_state = (along_k < k_dim)[:, None] & in_v[None, :]
+    slot = tl.load(row_slots + row).to(tl.int64)
+    at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + along_k[:, None] * v_dim + along_v[None, :]
+    memory = tl.load(at_state, mask=in_state, other=0.0)
+    memory = tl.where(tl.load(row_starts + row) == replay, 0.0, memory)  # another stream's may still lie there
+
+    channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
+    values = convolved + 2 * num_k_heads * k_dim + head * v_dim + along_v[None, :]
+    outs = out + head * v_dim + along_v[None, :]
+    key_head = head // (num_v_heads // num_k_heads)
+    at_keys = keys + (first * num_k_heads + key_head) * (4 * CHUNK * K)
+    at_squares = squares + (first * num_v_heads + head) * (4 * CHUNK * CHUNK)
+    tile = token[:, None] * K + along_k[None, :]
+    square = token[:, None] * CHUNK + token[None, :]
+    at_fades = fades + (first * num_v_heads + head) * CHUNK
+    for start in range(0, length, CHUNK):
+        i = start + token
+        entry = _entry(i, row, offset, replay, num_tokens, DEPTH)
+        v = tl.load(values + entry[:, None] * channels, mask=(i < length)[:, None] & in_v[None, :], other=0.0)
+        fade = tl.load(at_fades + token)
+        last = tl.load(at_fades + CHUNK - 1)
+        faded = tl.exp(fade)[:, None]
+        zero = tl.zeros([CHUNK, V], tl.float32)
+        # Factors are loaded where they are needed: all at once they would not fit into the registers.
+        k = tl.load(at_keys + tile)
+        k_low = tl.load(at_keys + CHUNK * K + tile)
+        q = tl.load(at_keys + 2 * CHUNK * K + tile)
+        q_low = tl.load(at_keys + 3 * CHUNK * K + tile)
+        high, low = split(memory)
+        recalled = split_product(k, k_low, high, low, zero)
+        y = split_product(q, q_low, high, low, zero) * faded
+        solve = tl.load(at_squares + square)
+        solve_low = tl.load(at_squares + CHUNK * CHUNK + square)
+        high, low = split(v - faded * recalled)
+        delta = split_product(solve, solve_low, high, low, zero)
+        mix = tl.load(at_squares + 2 * CHUNK * CHUNK + square)
+        mix_low = tl.load(at_squares + 3 * CHUNK * CHUNK + square)
+        high, low = split(delta)
+        y = split_product(mix, mix_low, high, low, y)
+        at_out = outs + (offset + i - replay).to(tl.int64)[:, None] * (num_v_heads * v_dim)
+        to_store = ((i >= replay) & (i < length))[:, None] & in_v[None, :]
+        tl.store(at_out, y.to(out.dtype.element_ty), mask=to_store)
+        high, low = split(delta * tl.exp(last - fade)[:, None])
+        memory = split_product(tl.trans(k), tl.trans(k_low), high, low, memory * tl.exp(last))
+        at_keys += num_k_heads * (4 * CHUNK * K)
+        at_squares += num_v_heads * (4 * CHUNK * CHUNK)
+        at_fades += num_v_heads * CHUNK
+    tl.store(at_state, memory, mask=in_state)
+
+
+def most_chunks(num_rows: int, num_tokens: int, depth: int) -> int:
+    """No step of this size has more."""
+    num_long = min(num_rows, num_tokens // (LONG.value + 1))
+    return (num_tokens + num_long * (depth + CHUNK.value - 1)) // CHUNK.value if num_long else 0
+
+
+def recur_in_chunks(
+    convolved: Tensor,  # float32 [tokens + rows * depth, conv channels]: fed tokens, then each row's replays
+    gates: Tensor,  # float32 [tokens + rows * depth, 2, v heads]: log decay and beta
+    out: Tensor,  # [tokens, v heads * v dim]
+    state: Tensor,  # float32 [slots, v heads, k dim, v dim]
+    gdn: GdnSpec,
+    batch: DeviceBatch,
+    depth: int,
+) -> None:
+    """The outputs and new states of all long rows; the others are left alone."""
+    num_tokens = out.shape[0]
+    num_chunks = most_chunks(batch.num_rows, num_tokens, depth)
+    if num_chunks == 0:
+        return
+    size, device = CHUNK.value, out.device
+    wide_k = max(16, triton.next_power_of_2(gdn.k_dim))
+    columns = min(COLUMNS, max(16, triton.next_power_of_2(gdn.v_dim)))
+    keys = torch.empty(num_chunks, gdn.num_k_heads, 4, size, wide_k, device=device, dtype=torch.bfloat16)
+    squares = torch.empty(num_chunks, gdn.num_v_heads, 4, size, size, device=device, dtype=torch.bfloat16)
+    fades = torch.empty(num_chunks, gdn.num_v_heads, size, device=device, dtype=torch.float32)
+    heads = (gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
+    spans = (batch.row_fed, batch.row_certain, batch.row_replay)
+    _within[(gdn.num_v_heads, num_chunks)](
+        convolved, gates, keys, squares, fades, batch.row_offsets, *spans,
+        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    _across[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, batch.num_rows)](
+        convolved, keys, squares, fades, out, state, batch.row_slots, batch.row_offsets, batch.row_starts, *spans,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, num_warps=4, num_stages=2,
+    )  # fmt: skip

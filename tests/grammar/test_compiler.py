@@ -1,0 +1,137 @@
+"""What cannot be compiled: said with its place, within bounds, at nobody else's cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slipstream.errors import ConstraintFault, GrammarError
+from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonSchema, Lark, Regex, Spec
+from slipstream.grammar import compiler as compiler_module
+from slipstream.load.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (JsonSchema({"properties": {"a": {"items": {"type": "wat"}}}}), r"^s\.properties\.a\.items: .*wat"),
+        (JsonSchema({"anyOf": [{"type": "null"}, {"type": "string", "format": "zz"}]}), r"^s\.anyOf\[1\]: .*zz"),
+        (JsonSchema({"type": "array", "uniqueItems": True}), "^s: .*uniqueItems"),
+        (JsonSchema({"$ref": "#/$defs/none"}), "^s: .*none"),
+        (JsonSchema({"$ref": "#"}), "^s: no text fits"),
+        (JsonSchema({"type": "string", "pattern": "a{99999}"}), r"^s\.pattern: repeats .*99999"),
+        (JsonSchema({"type": "string", "pattern": "a(?=b)"}), "(?s)^s: .*look-ahead"),
+        (JsonSchema({"const": object()}), "^s: .*JSON"),
+        (Regex("a(b"), "(?s)^s: .*unclosed group"),
+        (Regex(""), "^s: .*empty"),
+        (Lark("start: missing"), "(?s)^s: .*missing"),
+        (Gbnf("root ::= missing"), "(?s)^s: .*missing"),
+        (Choice([]), "^s: "),
+        (Choice(["a", ""]), "^s: "),
+    ],
+)
+def test_a_bad_spec_says_where(compiler: GrammarCompiler, spec: Spec, said: str) -> None:
+    for _ in range(2):  # what was refused is remembered, not tried again
+        with pytest.raises(GrammarError, match=said):
+            compiler.compile(spec, "s")
+
+
+def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(levels):
+        schema = wrap(schema)
+    return schema
+
+
+CHAIN = "root ::= r0\n" + "\n".join(f'r{i} ::= r{i + 1} "a"' for i in range(9000)) + '\nr9000 ::= "b"'
+HOSTILE = {
+    "huge": JsonSchema({"enum": ["x" * 300_000]}),
+    "deep": JsonSchema(nested(100, lambda inner: {"properties": {"a": inner}})),
+    "deeper than Python": JsonSchema(nested(100_000, lambda inner: {"items": inner})),
+    "doubling": JsonSchema(nested(17, lambda inner: {"anyOf": [inner, inner]})),
+    "many alternatives": JsonSchema({"enum": list(range(20_000))}),
+    "many choices": Choice([str(i) for i in range(20_000)]),
+    "counted": Regex("a{1000000}"),
+    "counted twice": Regex("(a{9000}){9000}"),
+    "counted thrice": Regex("((a{1,100}){1,100}){1,100}"),
+    "parentheses": Regex("(" * 50_000 + "a" + ")" * 50_000),
+    "parentheses in Python": Gbnf("root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000),
+    "a chain of rules": Gbnf(CHAIN),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_specs_are_refused(default_tokenizer: Tokenizer, name: str) -> None:
+    compiler = GrammarCompiler(default_tokenizer, seconds=5.0)
+    try:
+        with pytest.raises(GrammarError):
+            compiler.compile(HOSTILE[name])
+        compiler.compile(Choice(["still", "here"]))
+    finally:
+        compiler.close()
+
+
+def test_a_grammar_that_gets_slower_faults_alone(compiler: GrammarCompiler, default_tokenizer: Tokenizer) -> None:
+    """Ambiguous without end: each token makes the next mask dearer, until the stream's own time is spent."""
+    constraint = compiler.compile(Lark('start: x\nx: x x x | "" | "a"'))
+    matcher = constraint.start(default_tokenizer.vocab_size, default_tokenizer.eos_token_ids)
+    [a] = default_tokenizer.encode("a")
+    began = time.thread_time()
+
+    def write_on() -> None:
+        for _ in range(2000):
+            matcher.masks([a])
+            matcher.advance([a])
+
+    with pytest.raises(ConstraintFault):
+        write_on()
+    assert time.thread_time() - began < 60.0
+    fresh = constraint.start(default_tokenizer.vocab_size, default_tokenizer.eos_token_ids)
+    assert fresh.masks([]), "another stream of the same grammar is not at fault"
+
+
+def test_what_holds_its_worker_is_ended_and_holds_nobody_else(
+    default_tokenizer: Tokenizer,
+) -> None:
+    compiler = GrammarCompiler(default_tokenizer, seconds=4.0)
+    ready = compiler.compile(Choice(["a", "b"]))
+    failed: list[GrammarError] = []
+
+    def compile_slowly() -> None:
+        try:
+            compiler.compile(Gbnf(CHAIN))
+        except GrammarError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    while thread.is_alive():  # what is compiled already is there at once
+        assert compiler.compile(Choice(["a", "b"])) is ready
+        time.sleep(0.01)
+    thread.join()
+    assert "too complex" in str(failed[0])
+    compiler.close()
+
+
+def test_compiled_grammars_are_kept_up_to_a_number(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(default_tokenizer, num_kept=2)
+    made: list[str] = []
+    real = compiler_module.compiled
+    monkeypatch.setattr(compiler_module, "compiled", lambda tokens, text: made.append(text) or real(tokens, text))
+    for option in ("a", "b", "a", "c", "a", "b"):
+        compiler.compile(Choice([option]))
+    assert len(made) == 4, "a, b, c, and b once more"
+    compiler.close()
+
+
+def test_lenient_schemas_pass_over_what_we_cannot_enforce(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"oneOf": [{"type": "integer"}, {"type": "null"}]}}
+    with pytest.raises(GrammarError):
+        compiler.compile(JsonSchema(schema))
+    assert compiler.compile(JsonSchema(schema, lenient=True))
