@@ -159,9 +159,9 @@ class Counted(Body):
         named = choice.name if isinstance(choice, NamedToolChoice) else None
         return tool_use(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
 
-    def format(self) -> Spec | None:
+    def format(self) -> dict[str, Spec | None]:
         wanted = self.output_config.format if self.output_config else None
-        return None if wanted is None else JsonSchema(wanted.schema_)
+        return {} if wanted is None else {"output_config.format.schema": JsonSchema(wanted.schema_)}
 
 
 class MessagesRequest(Counted, Sampled):
@@ -181,7 +181,7 @@ def messages_job(asked: MessagesRequest, engine: EngineConfig) -> Job:
         asked.sampling(engine, asked.max_tokens),
         stop_list(asked.stop_sequences),
         tuple(asked.bad_words or ()),
-        format=only_one({"output_config.format": asked.format(), "structured_outputs": asked.structured()}),
+        look=only_one({**asked.format(), **asked.structured()}),
         tools=asked.tool_use(),
         thinking_budget=thinking.budget_tokens if isinstance(thinking, SomeThinking) else None,
         must_think=isinstance(thinking, SomeThinking) and thinking.type == "enabled",

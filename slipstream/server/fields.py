@@ -111,8 +111,8 @@ class Sampled(Body):
         except ParamsError as error:
             raise ApiError(400, str(error), param=str(error).split()[0]) from error
 
-    def structured(self) -> Spec | None:
-        return None if self.structured_outputs is None else self.structured_outputs.spec("structured_outputs")
+    def structured(self) -> dict[str, Spec | None]:
+        return {} if self.structured_outputs is None else self.structured_outputs.specs("structured_outputs")
 
 
 def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.grammar import Spec
 from slipstream.sampling import SamplingParams
 from slipstream.server.prompts import Prompt
+from slipstream.server.structured import Look
 from slipstream.server.tools import NO_TOOLS, ToolUse
 
 
@@ -17,7 +17,7 @@ class Job:
     stops: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     num_choices: int = 1
-    format: Spec | None = None  # what the answer has to look like
+    look: Look | None = None  # what the answer has to be
     tools: ToolUse = NO_TOOLS
     thinking_budget: int | None = None  # tokens
     must_think: bool = False  # a model that cannot is an error

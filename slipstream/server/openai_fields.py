@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.grammar import Choice, Regex, Spec
+from slipstream.grammar import Choice, Regex
 from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
 from slipstream.server.fields import (
@@ -21,7 +21,7 @@ from slipstream.server.fields import (
     Stops,
     stop_list,
 )
-from slipstream.server.structured import Format, Name, Options, Schema, grammar_spec, only_one, schema_spec
+from slipstream.server.structured import Format, Look, Name, Options, Schema, grammar_spec, only_one, schema_spec
 from slipstream.server.tools import Tool
 from slipstream.server.wire import strict_json
 
@@ -87,19 +87,19 @@ class OpenAiSampled(Sampled):
             "stops": stop_list(self.stop),
             "bad_words": tuple(self.bad_words or ()),
             "num_choices": self.n or 1,
-            "format": self._format(),
+            "look": self._look(),
         }
 
-    def _format(self) -> Spec | None:
+    def _look(self) -> Look | None:
         guided = self.guided_json
         return only_one(
             {
-                "response_format": None if self.response_format is None else self.response_format.spec(),
+                **({} if self.response_format is None else self.response_format.specs("response_format")),
                 "guided_json": None if guided is None else schema_spec(guided, "guided_json"),
                 "guided_regex": None if self.guided_regex is None else Regex(self.guided_regex),
                 "guided_choice": None if self.guided_choice is None else Choice(self.guided_choice),
                 "guided_grammar": None if self.guided_grammar is None else grammar_spec(self.guided_grammar),
-                "structured_outputs": self.structured(),
+                **self.structured(),
             }
         )
 

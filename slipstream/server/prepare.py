@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from slipstream.grammar import GrammarCompiler, Spec
+from slipstream.grammar import GrammarCompiler
 from slipstream.load import StreamingDetokenizer, Tokenizer
 from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
@@ -21,6 +20,7 @@ from slipstream.server.markup.dialect import Dialect, Thought
 from slipstream.server.markup.reader import PlainReader, Reader
 from slipstream.server.pieces import Piece
 from slipstream.server.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from slipstream.server.structured import Look
 from slipstream.server.tools import NO_TOOLS, ToolUse
 
 
@@ -43,12 +43,11 @@ class Preparation:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._grammars = GrammarCompiler(tokenizer)
         self.dialect = Dialect(tokenizer)
 
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        """Made when it is first needed: it reads the whole vocabulary."""
-        return GrammarCompiler(self._tokenizer)
+    def close(self) -> None:
+        self._grammars.close()
 
     def encode(self, prompt: Prompt, tools: ToolUse = NO_TOOLS) -> list[int]:
         match prompt:
@@ -69,21 +68,21 @@ class Preparation:
         if job.must_think and not self.dialect.thinks:
             raise ApiError(400, "thinking: this model does not think", param="thinking")
         text = self.dialect.render(job.prompt.messages, job.tools, job.prompt.variables)
-        if self.spec(job) is not None or job.thinking_budget is not None:
+        if self._look(job) is not None or job.thinking_budget is not None:
             text = self.dialect.begin_thinking(text)
         thought = self.dialect.thought(text)
         return Prepared(self._tokenizer.encode(text), params, job.stops, self.dialect, thought, job.tools)
 
-    def spec(self, job: Job) -> Spec | None:
-        return self.dialect.spec(job.tools, job.format) if isinstance(job.prompt, ChatPrompt) else job.format
+    def _look(self, job: Job) -> Look | None:
+        return self.dialect.look(job.tools, job.look) if isinstance(job.prompt, ChatPrompt) else job.look
 
     def constrains(self, job: Job, prepared: Prepared) -> bool:
-        return self.spec(job) is not None or (job.thinking_budget is not None and prepared.thought is Thought.BEGUN)
+        return self._look(job) is not None or (job.thinking_budget is not None and prepared.thought is Thought.BEGUN)
 
     def constrain(self, job: Job, prepared: Prepared) -> Prepared:
         """May take long, and raise GrammarError."""
-        spec = self.spec(job)
-        parts: list[Constraint] = [] if spec is None else [self._grammars.compile(spec)]
+        look = self._look(job)
+        parts: list[Constraint] = [] if look is None else [self._grammars.compile(look.spec, look.where)]
         if prepared.thought is Thought.BEGUN:
             parts = self._around_thinking(parts, job.thinking_budget)
         return replace(prepared, params=replace(prepared.params, constraint=AllOf(tuple(parts))))

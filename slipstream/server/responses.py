@@ -163,13 +163,13 @@ def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def responses_job(asked: ResponsesRequest, engine: EngineConfig) -> Job:
     reasoning = asked.reasoning or Reasoning()
-    format = asked.text.format.spec() if asked.text and asked.text.format else None
+    format = asked.text.format.specs("text.format") if asked.text and asked.text.format else {}
     logprobs = (asked.top_logprobs or 0) if asked.wants_logprobs else None
     return Job(
         ChatPrompt(asked.messages(), thinking_variables(reasoning.effort)),
         asked.sampling(engine, asked.max_output_tokens, logprobs=logprobs),
         bad_words=tuple(asked.bad_words or ()),
-        format=only_one({"text.format": format, "structured_outputs": asked.structured()}),
+        look=only_one({**format, **asked.structured()}),
         tools=asked.tool_use(),
         thinking_budget=reasoning.max_tokens or asked.thinking_budget,
     )

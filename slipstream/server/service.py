@@ -191,6 +191,8 @@ class Service:
     async def close(self) -> None:
         for pool in (self._threads, self._grammar_threads):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self._preparation is not None:
+            self._preparation.close()
         if self._engine is not None and self._engine.engine.alive:
             await self._engine.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,6 +13,16 @@ from slipstream.server.errors import ApiError
 from slipstream.server.wire import strict_json
 
 Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What an answer has to look like, and the field that says so."""
+
+    spec: Spec
+    where: str
+
+
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Options = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 
@@ -25,37 +36,39 @@ class StructuredOutputs(Body):
     choice: Options | None = None
     grammar: str | None = None
 
-    def spec(self, where: str) -> Spec | None:
-        return only_one(
-            {
-                f"{where}.json": None if self.json_schema is None else schema_spec(self.json_schema, f"{where}.json"),
-                f"{where}.json_object": JsonObject() if self.json_object else None,
-                f"{where}.regex": None if self.regex is None else Regex(self.regex),
-                f"{where}.choice": None if self.choice is None else Choice(self.choice),
-                f"{where}.grammar": None if self.grammar is None else grammar_spec(self.grammar),
-            }
-        )
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        schema = self.json_schema
+        return {
+            f"{where}.json": None if schema is None else schema_spec(schema, f"{where}.json"),
+            f"{where}.json_object": JsonObject() if self.json_object else None,
+            f"{where}.regex": None if self.regex is None else Regex(self.regex),
+            f"{where}.choice": None if self.choice is None else Choice(self.choice),
+            f"{where}.grammar": None if self.grammar is None else grammar_spec(self.grammar),
+        }
 
 
 class TextFormat(Body):
     type: Literal["text"]
 
-    def spec(self) -> Spec | None:
-        return None
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return {}
 
 
 class JsonFormat(Body):
     type: Literal["json_object"]
 
-    def spec(self) -> Spec | None:
-        return JsonObject()
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return {where: JsonObject()}
 
 
 class NamedSchema(Body):
     name: Name
     schema_: Schema = Field(alias="schema", default_factory=dict)
     description: str | None = None
-    strict: bool | None = None  # either way it is kept to
+    strict: bool | None = None  # it is kept to either way; if strict, what cannot be kept to is refused
+
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return {f"{where}.schema": JsonSchema(self.schema_, lenient=not self.strict)}
 
 
 class SchemaFormat(Body):
@@ -64,17 +77,14 @@ class SchemaFormat(Body):
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
-    def spec(self) -> Spec | None:
-        return JsonSchema(self.json_schema.schema_)
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return self.json_schema.specs(f"{where}.json_schema")
 
 
 class FlatSchemaFormat(NamedSchema):
     """As responses have it."""
 
     type: Literal["json_schema"]
-
-    def spec(self) -> Spec | None:
-        return JsonSchema(self.schema_)
 
 
 Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
@@ -97,10 +107,10 @@ def grammar_spec(text: str) -> Spec:
     return Gbnf(text) if "::=" in text else Lark(text)
 
 
-def only_one(given: dict[str, Spec | None]) -> Spec | None:
+def only_one(given: dict[str, Spec | None]) -> Look | None:
     """Of the fields that say what the answer looks like at most one may be there."""
     asked = [(name, spec) for name, spec in given.items() if spec is not None]
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked)
         raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=asked[1][0])
-    return asked[0][1] if asked else None
+    return Look(asked[0][1], asked[0][0]) if asked else None

@@ -14,6 +14,8 @@ from slipstream.server.markup.qwen_xml import END_FUNCTION, END_PARAMETER, FUNCT
 from slipstream.server.tools import Tool, ToolUse
 
 Rules = dict[str, str]
+# Tools are described for a reader: what of it cannot be enforced is passed over. No run of white space without end.
+OPTIONS = {"lenient": True, "coerce_one_of": True, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 
 
 class CallGrammar(ABC):
@@ -92,7 +94,7 @@ def _apart(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _json(schema: Any) -> str:
-    return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps({**schema, 'x-guidance': OPTIONS} if isinstance(schema, Mapping) else schema)}"
 
 
 def _text(text: str) -> str:

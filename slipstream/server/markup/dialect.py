@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from slipstream.grammar import Spec
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
 from slipstream.server.markup import thinking
@@ -18,6 +17,7 @@ from slipstream.server.markup.qwen_xml import FUNCTION, QwenXmlForm
 from slipstream.server.markup.reader import PlainReader, Reader
 from slipstream.server.markup.thinking import ThinkingReader
 from slipstream.server.markup.tool_prompt import with_tools
+from slipstream.server.structured import Look
 from slipstream.server.tools import ToolUse
 
 
@@ -70,8 +70,9 @@ class Dialect:
             return inner
         return ThinkingReader(inner, begun=thought is Thought.BEGUN)
 
-    def spec(self, tools: ToolUse, answer: Spec | None) -> Spec | None:
-        """What the answer has to be: a call, something of that look, or either."""
-        if tools.required or (tools.tools and answer is not None):
-            return call_grammar(QwenXmlGrammar() if self._xml else HermesGrammar(), tools, answer)
-        return answer
+    def look(self, tools: ToolUse, text: Look | None) -> Look | None:
+        """What the answer has to be: a call, a text of that look, or either."""
+        if tools.required or (tools.tools and text is not None):
+            form = QwenXmlGrammar() if self._xml else HermesGrammar()
+            return Look(call_grammar(form, tools, None if text is None else text.spec), "tools")
+        return text
