@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.grammar import JsonSchema, Spec
+from slipstream.sampling import SamplingParams
 from slipstream.server.anthropic_writer import MessagesWriter
 from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
@@ -159,9 +161,20 @@ class Counted(Body):
         named = choice.name if isinstance(choice, NamedToolChoice) else None
         return tool_use(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
 
-    def format(self) -> dict[str, Spec | None]:
-        wanted = self.output_config.format if self.output_config else None
-        return {} if wanted is None else {"output_config.format.schema": JsonSchema(wanted.schema_)}
+    def job(self, params: SamplingParams, specs: Mapping[str, Spec | None], **more: Any) -> Job:
+        """``specs``: what else says what the answer looks like."""
+        thinking = self.thinking if isinstance(self.thinking, SomeThinking) else None
+        format = self.output_config.format if self.output_config else None
+        own = {} if format is None else {"output_config.format.schema": JsonSchema(format.schema_)}
+        return Job(
+            self.prompt(),
+            params,
+            look=only_one({**own, **specs}),
+            tools=self.tool_use(),
+            thinking_budget=thinking.budget_tokens if thinking else None,
+            must_think=thinking is not None and thinking.type == "enabled",
+            **more,
+        )
 
 
 class MessagesRequest(Counted, Sampled):
@@ -175,16 +188,11 @@ class MessagesRequest(Counted, Sampled):
 
 
 def messages_job(asked: MessagesRequest, engine: EngineConfig) -> Job:
-    thinking = asked.thinking
-    return Job(
-        asked.prompt(),
+    return asked.job(
         asked.sampling(engine, asked.max_tokens),
-        stop_list(asked.stop_sequences),
-        tuple(asked.bad_words or ()),
-        look=only_one({**asked.format(), **asked.structured()}),
-        tools=asked.tool_use(),
-        thinking_budget=thinking.budget_tokens if isinstance(thinking, SomeThinking) else None,
-        must_think=isinstance(thinking, SomeThinking) and thinking.type == "enabled",
+        asked.structured(),
+        stops=stop_list(asked.stop_sequences),
+        bad_words=tuple(asked.bad_words or ()),
     )
 
 

@@ -19,7 +19,7 @@ from slipstream.server.markup import thinking
 from slipstream.server.markup.dialect import Dialect, Thought
 from slipstream.server.markup.reader import PlainReader, Reader
 from slipstream.server.pieces import Piece
-from slipstream.server.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from slipstream.server.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from slipstream.server.structured import Look
 from slipstream.server.tools import NO_TOOLS, ToolUse
 
@@ -49,29 +49,25 @@ class Preparation:
     def close(self) -> None:
         self._grammars.close()
 
-    def encode(self, prompt: Prompt, tools: ToolUse = NO_TOOLS) -> list[int]:
-        match prompt:
-            case ChatPrompt(messages, variables):
-                return self._tokenizer.encode(self.dialect.render(messages, tools, variables))
-            case TextPrompt(text, add_special):
-                return self._tokenizer.encode(text, add_special=add_special)
-            case TokenPrompt(tokens):
-                return list(tokens)
-
     def prepare(self, job: Job) -> Prepared:
         """Without the constraint: see `constrain`."""
         params = replace(job.params, bad_words=self._runs(job.bad_words)) if job.bad_words else job.params
-        if not isinstance(job.prompt, ChatPrompt):
-            tokens = self.encode(job.prompt)
-            echo = self._echo(job.prompt, tokens) if job.echo else ()
-            return Prepared(tokens, params, job.stops, echo=echo)
+        match job.prompt:
+            case ChatPrompt(messages, variables):
+                text = self._rendered(job, self.dialect.render(messages, job.tools, variables))
+                thought = self.dialect.thought(text)
+                return Prepared(self._tokenizer.encode(text), params, job.stops, self.dialect, thought, job.tools)
+            case TextPrompt(text, add_special):
+                tokens = self._tokenizer.encode(text, add_special=add_special)
+                return Prepared(tokens, params, job.stops, echo=self._echo(tokens, text) if job.echo else ())
+            case TokenPrompt(given):
+                return Prepared(given, params, job.stops, echo=self._echo(given, None) if job.echo else ())
+
+    def _rendered(self, job: Job, text: str) -> str:
         if job.must_think and not self.dialect.thinks:
             raise ApiError(400, "thinking: this model does not think", param="thinking")
-        text = self.dialect.render(job.prompt.messages, job.tools, job.prompt.variables)
-        if self._look(job) is not None or job.thinking_budget is not None:
-            text = self.dialect.begin_thinking(text)
-        thought = self.dialect.thought(text)
-        return Prepared(self._tokenizer.encode(text), params, job.stops, self.dialect, thought, job.tools)
+        counts = self._look(job) is not None or job.thinking_budget is not None
+        return self.dialect.begin_thinking(text) if counts else text
 
     def _look(self, job: Job) -> Look | None:
         return self.dialect.look(job.tools, job.look) if isinstance(job.prompt, ChatPrompt) else job.look
@@ -101,10 +97,10 @@ class Preparation:
         texts = [text for word in words for text in (word, f" {word}")]
         return tuple(dict.fromkeys(tuple(self._tokenizer.encode(text, allow_special=False)) for text in texts))
 
-    def _echo(self, prompt: Prompt, tokens: Sequence[int]) -> list[Piece]:
+    def _echo(self, tokens: Sequence[int], given: str | None) -> list[Piece]:
         detokenizer = StreamingDetokenizer(self._tokenizer, skip_special=False)
         texts = [detokenizer.push((token,)) for token in tokens] or [""]
         texts[-1] += detokenizer.finish()
-        if isinstance(prompt, TextPrompt) and not prompt.text.startswith(texts[0]):
+        if given is not None and not given.startswith(texts[0]):
             texts[0] = ""  # not the client's, but what the model wants before every text
         return [Piece(text, 0) for text in texts]

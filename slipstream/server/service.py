@@ -26,10 +26,8 @@ from slipstream.server.generation import Generation
 from slipstream.server.job import Job
 from slipstream.server.metrics import Metrics
 from slipstream.server.prepare import Preparation, Prepared
-from slipstream.server.prompts import Prompt
 from slipstream.server.settings import ServerConfig
 from slipstream.server.status import ModelFacts, Watch
-from slipstream.server.tools import NO_TOOLS, ToolUse
 
 PREPARE_THREADS = 2
 GRAMMAR_THREADS = 2
@@ -119,7 +117,7 @@ class Service:
         """The answers to one job. Leaving early, by whatever way, aborts them."""
         latencies = [self.metrics.latencies() for _ in range(job.num_choices)]
         async with self.admitted() as loaded:
-            prepared = await self._prepare(job)
+            prepared = await self._constrain(job, await self.prepare(job))
             began = time.monotonic()
             async with AsyncExitStack() as leaving:
                 streams = [await leaving.enter_async_context(each) for each in self._submit(prepared, job.num_choices)]
@@ -145,21 +143,18 @@ class Service:
 
     # Work that would hold the loop up.
 
-    async def encode(self, prompt: Prompt, tools: ToolUse = NO_TOOLS) -> list[int]:
-        return await self.in_thread(lambda: self._ready_to_prepare().encode(prompt, tools))
-
-    async def _prepare(self, job: Job) -> Prepared:
-        preparation = self._ready_to_prepare()
-        prepared = await self.in_thread(lambda: preparation.prepare(job))
-        if not preparation.constrains(job, prepared):
-            return prepared
-        # In a pool of their own: a hard grammar keeps nobody's prompt waiting.
-        work = partial(preparation.constrain, job, prepared)
-        return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, work)
-
-    def _ready_to_prepare(self) -> Preparation:
+    async def prepare(self, job: Job) -> Prepared:
+        """All but its constraint."""
         assert self._preparation is not None
-        return self._preparation
+        return await self.in_thread(partial(self._preparation.prepare, job))
+
+    async def _constrain(self, job: Job, prepared: Prepared) -> Prepared:
+        """In a pool of its own: a hard grammar keeps nobody's prompt waiting."""
+        assert self._preparation is not None
+        if not self._preparation.constrains(job, prepared):
+            return prepared
+        work = partial(self._preparation.constrain, job, prepared)
+        return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, work)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

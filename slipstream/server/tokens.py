@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from slipstream.sampling import SamplingParams
 from slipstream.server.anthropic import Counted
 from slipstream.server.body import Body
 from slipstream.server.chat import ChatMessage, for_template
 from slipstream.server.errors import ApiError
 from slipstream.server.fields import ShortText, TokenId
+from slipstream.server.job import Job
 from slipstream.server.prompts import ChatPrompt, Prompt, TextPrompt
 from slipstream.server.service import Service
 
@@ -39,8 +41,8 @@ class DetokenizeRequest(Body):
 
 
 async def tokenize(service: Service, asked: TokenizeRequest) -> dict[str, Any]:
-    tokens = await service.encode(asked.as_prompt())
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
+    tokens = (await service.prepare(Job(asked.as_prompt(), SamplingParams()))).tokens
+    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
 
 
 async def detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, Any]:
@@ -50,4 +52,4 @@ async def detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, An
 
 
 async def count_tokens(service: Service, asked: Counted) -> dict[str, Any]:
-    return {"input_tokens": len(await service.encode(asked.prompt(), asked.tool_use()))}
+    return {"input_tokens": len((await service.prepare(asked.job(SamplingParams(), {}))).tokens)}

@@ -17,7 +17,8 @@ HERMES = (
     + "{% for m in messages %}"
     + _TURN
     + "{% for c in m.tool_calls or [] %}<tool_call>\n"
-    + '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}{{ "\\n" }}'
+    + '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
+    + "</tool_call>{% endfor %}{{ '\\n' }}"
     + "{% endfor %}"
     + _BEGIN
     + "{% endif %}"
