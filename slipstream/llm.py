@@ -19,8 +19,9 @@ from slipstream.engine.plan import Runner
 from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import RequestStats, StatsSnapshot
 from slipstream.errors import ConfigError, EngineDead, RequestError
+from slipstream.grammar import GrammarCompiler, Spec
 from slipstream.load import OpenedModel, StreamingDetokenizer, open_model
-from slipstream.sampling import DraftSetting, SamplingParams
+from slipstream.sampling import Constraint, DraftSetting, SamplingParams
 
 Prompt = str | Sequence[int]
 Progress = Callable[[int, int], None]  # bytes read since the last call, bytes in all
@@ -34,6 +35,7 @@ class Output:
     text: str  # without it
     finish_reason: FinishReason
     stats: RequestStats
+    error: str = ""  # what happened, when finish_reason is "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class TextEvent:
     num_accepted: int
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
+    error: str = ""
 
 
 def choose_runner(name: str) -> str:
@@ -147,6 +150,7 @@ class LLM:
     ) -> None:
         self.model = model
         self.tokenizer = model.tokenizer
+        self._grammars = GrammarCompiler(model.tokenizer)
         self.engine = make_engine(model, engine_config, runner_config, runner, progress)
         self.engine.start()
 
@@ -164,6 +168,10 @@ class LLM:
 
     def chat_tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.tokenizer.chat(messages)
+
+    def constraint(self, spec: Spec) -> Constraint:
+        """For ``SamplingParams.constraint``: what the output has to be. Raises GrammarError that says where."""
+        return self._grammars.compile(spec)
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -204,6 +212,7 @@ class LLM:
 
     def close(self) -> None:
         self.engine.close()
+        self._grammars.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -217,7 +226,7 @@ class LLM:
         assert last.finish_reason is not None
         assert last.stats is not None
         text = self.tokenizer.decode(_visible(collector.tokens, last.finish_reason))
-        return Output(tuple(prompt), tuple(collector.tokens), text, last.finish_reason, last.stats)
+        return Output(tuple(prompt), tuple(collector.tokens), text, last.finish_reason, last.stats, last.error)
 
 
 class _Collector:
@@ -237,9 +246,14 @@ class _Collector:
     def wait(self) -> TokenEvent:
         self._done.wait()
         assert self._last is not None
-        if self._last.finish_reason == "error":
+        if _engine_died(self._last):
             raise EngineDead(self._last.error)
         return self._last
+
+
+def _engine_died(event: TokenEvent) -> bool:
+    """A stream that cannot go on ends with its own account; the engine's end leaves no time for one."""
+    return event.finish_reason == "error" and event.stats is None
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
@@ -256,9 +270,9 @@ def _visible(tokens: Sequence[int], reason: FinishReason | None) -> list[int]:
 
 
 def _text_event(event: TokenEvent, detokenizer: StreamingDetokenizer) -> TextEvent:
-    if event.finish_reason == "error":
+    if _engine_died(event):
         raise EngineDead(event.error)
     text = detokenizer.push(_visible(event.tokens, event.finish_reason))
     if event.finish_reason is not None:
         text += detokenizer.finish()
-    return TextEvent(text, event.tokens, event.num_accepted, event.finish_reason, event.stats)
+    return TextEvent(text, event.tokens, event.num_accepted, event.finish_reason, event.stats, event.error)

@@ -84,7 +84,9 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where the row asked for them
     # Of the prompt's tokens that follow those fed in this step, where the row asked for them.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    fault: str = ""  # why the row cannot go on (a constraint that cannot be followed); its tokens then are ()
+    fault: str = (
+        ""  # why the row cannot go on (a constraint that cannot be followed); it then has neither tokens nor drafts
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ def check_request(request: Request, info: RunnerInfo) -> None:
         raise RequestError(f"the prompt has token ids outside the vocabulary of {info.vocab_size}")
     if any(token >= info.vocab_size for token in request.params.logit_bias):
         raise RequestError(f"logit_bias has token ids outside the vocabulary of {info.vocab_size}")
+    if any(token >= info.vocab_size for word in request.params.bad_words for token in word):
+        raise RequestError(f"bad_words has token ids outside the vocabulary of {info.vocab_size}")
 
 
 def hard_limit(info: RunnerInfo) -> int:
@@ -127,7 +129,10 @@ class Sequence:
         self.slot = slot
         request = self.request
         num_prompt = len(request.prompt_tokens)
-        return RowJoin(slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min, may_draft)
+        ends = tuple(sorted(request.end_token_ids))
+        return RowJoin(
+            slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min, may_draft, ends
+        )
 
     def leave(self) -> tuple[int, list[int]]:
         """Give up slot and blocks; every known token stays known."""

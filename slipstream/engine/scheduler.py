@@ -253,6 +253,8 @@ class Scheduler:
     def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:
         if sequence.finish_reason is not None:
             return None  # it ended while this step was in flight
+        if row.fault:
+            return self._fail(sequence, row.fault, now)
         if row.confidences:
             self.policy.observe_proposal(row.confidences)
         commit = sequence.commit(row)
@@ -262,6 +264,12 @@ class Scheduler:
         self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
         stats = self._finish(sequence, commit.finish_reason) if commit.finish_reason else None
         return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats, at=now)
+
+    def _fail(self, sequence: Sequence, fault: str, now: float) -> TokenEvent:
+        """It cannot go on; the others do not notice."""
+        sequence.finish_reason = "error"
+        stats = self._finish(sequence, "error")
+        return TokenEvent(sequence.id, finish_reason="error", stats=stats, error=fault, at=now)
 
     def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
         sequence.counters.count(num_drafted, num_accepted)

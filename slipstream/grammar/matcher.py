@@ -30,7 +30,7 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """Drafts are consumed and rolled back again; masks are kept until the next commit: drafting asks first."""
+    """Drafts are consumed and rolled back again; masks are kept while they may be asked for again."""
 
     def __init__(self, grammar: Grammar, vocab_size: int, ends: frozenset[int]) -> None:
         self._inner = grammar.prototype.deep_copy()
@@ -96,7 +96,10 @@ class GrammarMatcher:
         return mask
 
     def advance(self, tokens: Sequence[int]) -> None:
-        self._masks.clear()
+        behind = tuple(tokens)
+        self._masks = {
+            drafts[len(behind) :]: mask for drafts, mask in self._masks.items() if drafts[: len(behind)] == behind
+        }
         for token in tokens:
             if self._over or self._fault:
                 return

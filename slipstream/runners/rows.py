@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from slipstream.engine.plan import RowJoin, RowResult
+from slipstream.errors import ConstraintFault
+from slipstream.sampling.constraints import Matcher, matcher_for
 
 P = TypeVar("P")  # a runner's logits processors
 
@@ -44,7 +46,8 @@ class RowDraw(Generic[P]):
     p_min: float
     num_prompt: int
     may_draft: bool
-    processors: tuple[P, ...]
+    processors: tuple[P, ...]  # before the masks
+    cuts: tuple[P, ...] = ()  # behind them
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class Row(Generic[P]):
     cursor: int = 0  # tokens whose caches are committed
     drafts: list[int] = field(default_factory=list)
     num_replay: int = 0  # drafts accepted last step: certain by now, but not yet in the recurrent state
+    matcher: Matcher | None = None  # what takes tokens out of its choice
+    fault: str = ""  # why it cannot go on; it is computed on until it leaves, and tells nothing any more
 
     def span(self, feed: int, offset: int = 0) -> RowSpan:
         """What a step that may feed ``feed`` tokens feeds of this row."""
@@ -71,6 +76,16 @@ class Row(Generic[P]):
     def draws(self, span: RowSpan) -> bool:
         return span.start + span.num_certain == len(self.tokens)
 
+    def masks(self, num_drafts: int) -> list[bytes | None]:
+        """At its next position and behind each draft, as far as they can be followed; none where it cannot go on."""
+        if self.matcher is None:
+            return [None] * (num_drafts + 1)
+        try:
+            return self.matcher.masks(self.drafts[:num_drafts])
+        except ConstraintFault as fault:
+            self.fault = str(fault)
+            return []
+
     def commit(self, span: RowSpan, accepted: int, drawn: int | None, drafts: list[int]) -> tuple[int, ...]:
         """Make ``accepted`` drafts and the row's own draw real; returns the new tokens."""
         assert 0 <= accepted <= span.num_drafts
@@ -79,16 +94,26 @@ class Row(Generic[P]):
         self.num_replay = accepted
         self.tokens.extend(new)
         self.drafts = drafts
+        if self.matcher is not None:
+            self.matcher.advance(new)
         return tuple(new)
 
 
-def joined(join: RowJoin, seed: int, processors: tuple[P, ...]) -> Row[P]:
+def joined(join: RowJoin, seed: int, vocab_size: int, processors: tuple[P, ...], cuts: tuple[P, ...] = ()) -> Row[P]:
     """The row of a stream that enters its slot, with an empty cache."""
     params = join.params
     draw = RowDraw(
-        params.greedy, params.inverse_temperature, seed, join.p_min, join.num_prompt, join.may_draft, processors
+        params.greedy, params.inverse_temperature, seed, join.p_min, join.num_prompt, join.may_draft, processors, cuts
     )
-    return Row(join.slot, list(join.tokens), draw)
+    return Row(join.slot, list(join.tokens), draw, matcher=matcher_of(join, vocab_size))
+
+
+def matcher_of(join: RowJoin, vocab_size: int) -> Matcher | None:
+    """It stands behind the output that a preempted stream brings along."""
+    matcher = matcher_for(join.params, join.end_tokens, vocab_size)
+    if matcher is not None:
+        matcher.advance(join.tokens[join.num_prompt :])
+    return matcher
 
 
 def commit(rows: Sequence[Row[P]], spans: Sequence[RowSpan], told: Mapping[int, Told]) -> tuple[RowResult, ...]:
@@ -97,5 +122,8 @@ def commit(rows: Sequence[Row[P]], spans: Sequence[RowSpan], told: Mapping[int, 
     for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
         accepted, drawn, drafts, confidences = told.get(i, (0, None, [], ()))
         tokens = row.commit(span, accepted, drawn, drafts)
-        results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts), confidences))
+        if row.fault:
+            results.append(RowResult(row.slot, span.num_fed, (), (), fault=row.fault))
+        else:
+            results.append(RowResult(row.slot, span.num_fed, tokens, tuple(drafts), confidences))
     return tuple(results)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import tiny
+from constrained import NAMES, constraint
 from harness import Ask, LateRunner, Limited, Traffic, alone
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,12 +27,23 @@ sampling = st.fixed_dictionaries(
         "logit_bias": st.sampled_from([{}, {}, {3: 4.0, 5: -100.0}]),
         "stop_token_ids": st.sampled_from([(), (), (7, 11, 23)]),
         "max_tokens": st.integers(1, 24),
+        "min_tokens": st.sampled_from([0, 0, 0, 6]),
+        "bad_words": st.sampled_from([(), (), ((5,), (3, 3), (7, 2, 9))]),
+        "constraint": st.sampled_from([None] * 4 + NAMES),
         "draft": st.integers(0, 4),
         "p_min": st.sampled_from([0.0, 0.0, 0.1]),
     }
 )
+
+
+def params(options: Mapping[str, Any]) -> SamplingParams:
+    """Constraints by their names, compiled when they are first asked for."""
+    least = min(options["min_tokens"], options["max_tokens"])
+    return SamplingParams(**{**options, "min_tokens": least, "constraint": constraint(options["constraint"])})
+
+
 asks = st.builds(
-    lambda prompt, options, arrival, abort_at: Ask(tuple(prompt), SamplingParams(**options), arrival, abort_at),
+    lambda prompt, options, arrival, abort_at: Ask(tuple(prompt), params(options), arrival, abort_at),
     st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=40),
     sampling,
     st.integers(0, 12),

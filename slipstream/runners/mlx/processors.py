@@ -94,6 +94,11 @@ def processors_for(params: SamplingParams) -> tuple[Processor, ...]:
         found.append(CountPenalty(params.presence_penalty, params.frequency_penalty))
     if params.logit_bias:
         found.append(LogitBias(tuple(params.logit_bias.keys()), tuple(params.logit_bias.values())))
-    if params.truncates:
-        found.append(Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p))
     return tuple(found)
+
+
+def cuts_for(params: SamplingParams) -> tuple[Processor, ...]:
+    """What is applied behind the masks."""
+    if not params.truncates:
+        return ()
+    return (Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p),)

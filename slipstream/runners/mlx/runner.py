@@ -56,7 +56,7 @@ class MlxRunner:
         self._head_cache = head_cache
         self._holder = holder
         self._pads = pads
-        self.table = RowTable(info.num_slots, self._move)
+        self.table = RowTable(info.num_slots, info.vocab_size, self._move)
         self._done: deque[StepResult] = deque()
 
     @property

@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from slipstream.runners.masks import Guide
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.draw import choose
+from slipstream.runners.torch.draw import apply_masks, choose
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
 from slipstream.runners.torch.rows import Row
@@ -33,6 +34,7 @@ class Ends:
     cursors: Tensor  # int64 [rows]: the new cursors
     # Per row, the chain's confidence below which a draft is not kept, and below which none follows it. (): no limits
     bounds: Sequence[tuple[float, float]] = ()
+    guides: Sequence[Guide] = ()  # what each row may draft; (): anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,15 @@ class MtpDrafter:
             if i > 0:
                 hidden = self._again(drafts[index, i - 1], hidden, ends, active, ends.cursors[index] + i - 1, i)
             logits = self.output(hidden)
+            if ends.guides:
+                _guide(logits, [ends.guides[row] for row in active])
             # Drawn with the noise the target will use at that index.
             drafts[index, i] = choose(
                 self._ops, logits, [ends.rows[row].draw for row in active], ends.cursors[index] + i + 1
             )
+            if ends.guides:
+                for row, draft in zip(active, drafts[index, i].tolist(), strict=True):
+                    ends.guides[row].follow(draft)
             if limits.any:
                 limits.tell(i, active, index, self._ops.confidence(logits))
         return Proposal(drafts, limits.lengths(), limits.confidences)
@@ -121,6 +128,14 @@ class MtpDrafter:
         slots = torch.tensor([span.slot for span in spans], dtype=torch.int32).to(hidden.device, non_blocking=True)
         batch = RaggedBatch(spans, tokens, positions.int(), slots, self._block_table)
         return self._head.forward(self._embedding.rows(tokens), hidden, batch)
+
+
+def _guide(logits: Tensor, guides: Sequence[Guide]) -> None:
+    """Take out what may not be drafted, but for rows that could then draft nothing: the head may not know the token."""
+    masks = {i: mask for i, guide in enumerate(guides) if (mask := guide.mask()) is not None}
+    known = {i: mask for i, mask in masks.items() if any(mask[: logits.shape[1] // 8])}
+    if known:
+        apply_masks(logits, list(known), list(known.values()))
 
 
 class _Limits:

@@ -92,7 +92,7 @@ class _Loader:
     def _hosted(self, decoder: Decoder) -> TorchRunner:
         """Rows live on the host; the step waits for its verdict."""
         assert not isinstance(self.gdn, GdnRings)
-        table = RowTable(self.memory.num_slots, self.blocks_per_slot, self.ops.device)
+        table = RowTable(self.memory.num_slots, self.blocks_per_slot, self.spec.vocab_size, self.ops.device)
         drafter: Drafter = NoDrafter()
         if self.max_depth:
             head, output = self._head(decoder)

@@ -90,6 +90,11 @@ def processors_for(params: SamplingParams, device: torch.device) -> tuple[Proces
     if params.logit_bias:
         tokens, values = (list(part) for part in (params.logit_bias.keys(), params.logit_bias.values()))
         found.append(LogitBias(torch.tensor(tokens, device=device), torch.tensor(values, device=device)))
-    if params.truncates:
-        found.append(Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p))
     return tuple(found)
+
+
+def cuts_for(params: SamplingParams) -> tuple[Processor, ...]:
+    """What is applied behind the masks."""
+    if not params.truncates:
+        return ()
+    return (Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p),)

@@ -10,15 +10,16 @@ from torch import Tensor
 from slipstream.engine.plan import RowJoin, RowStep
 from slipstream.runners import rows
 from slipstream.runners.torch.noise import signed64
-from slipstream.runners.torch.processors import Processor, processors_for
+from slipstream.runners.torch.processors import Processor, cuts_for, processors_for
 
 Row: TypeAlias = rows.Row[Processor]
 RowDraw: TypeAlias = rows.RowDraw[Processor]
 
 
 class RowTable:
-    def __init__(self, num_slots: int, blocks_per_slot: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, blocks_per_slot: int, vocab_size: int, device: torch.device) -> None:
         self._rows: dict[int, Row] = {}
+        self._vocab_size = vocab_size
         self._num_blocks: dict[int, int] = {}
         self.num_slots = num_slots
         self.block_table: Tensor = torch.zeros(num_slots, blocks_per_slot, dtype=torch.int32, device=device)
@@ -33,7 +34,8 @@ class RowTable:
         assert 0 <= join.slot < self.num_slots
         assert join.slot not in self._rows, f"slot {join.slot} is taken"
         processors = processors_for(join.params, self.block_table.device)
-        self._rows[join.slot] = rows.joined(join, signed64(join.seed), processors)
+        seed, cuts = signed64(join.seed), cuts_for(join.params)
+        self._rows[join.slot] = rows.joined(join, seed, self._vocab_size, processors, cuts)
         self._num_blocks[join.slot] = 0
 
     def leave(self, slot: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.plan import RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.masks import Guide
 from slipstream.runners.rows import RowSpan, Told, commit
 from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
@@ -148,7 +149,15 @@ class TorchRunner:
         cursors = drawing.cursor_certain + verdict.accepted
         allowed = [min(step.propose, self.drafter.max_depth) for step in steps]
         bounds = [(step.floor, step.onward) for step in steps]
-        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, bounds))
+        guides = self._guides(drawing.rows, verdict) if any(allowed) else []
+        return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, bounds, guides))
+
+    def _guides(self, rows: Sequence[Row], verdict: Verdict) -> list[Guide]:
+        """On the CPU a look at the verdict costs nothing, so constrained rows draft what may follow it."""
+        if self._ops.device.type != "cpu" or all(row.matcher is None for row in rows):
+            return []
+        told = zip(rows, verdict.accepted.tolist(), verdict.drawn.tolist(), strict=True)
+        return [Guide(row, accepted, drawn) for row, accepted, drawn in told]
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert len(self.table) == 0, "calibration needs an idle runner"
