@@ -91,19 +91,19 @@ class Service:
     # Who is inside.
 
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[Loaded]:
-        """A place for one request, from before its prompt is read until its answer is out."""
+    async def admitted(self, num_answers: int = 1) -> AsyncIterator[Loaded]:
+        """A place for each answer to a request, from before its prompt is read until all of them are out."""
         loaded = self.loaded()
         if self.watch.state == "draining":
             raise shutting_down()
-        if self._num_inside >= self._limit:
+        if self._num_inside + num_answers > self._limit:
             raise ApiError(429, "too many requests are waiting", code="queue_full", retry_after=self._retry_after())
-        self._num_inside += 1
+        self._num_inside += num_answers
         self._empty.clear()
         try:
             yield loaded
         finally:
-            self._num_inside -= 1
+            self._num_inside -= num_answers
             if not self._num_inside:
                 self._empty.set()
 
@@ -116,7 +116,7 @@ class Service:
     async def generation(self, job: Job) -> AsyncIterator[Generation]:
         """The answers to one job. Leaving early, by whatever way, aborts them."""
         latencies = [self.metrics.latencies() for _ in range(job.num_choices)]
-        async with self.admitted() as loaded:
+        async with self.admitted(job.num_choices) as loaded:
             prepared = await self._constrain(job, await self.prepare(job))
             began = time.monotonic()
             async with AsyncExitStack() as leaving:

@@ -103,6 +103,23 @@ def test_not_streaming_and_leaving(gated: FakeServer) -> None:
     until(lambda: gated.finished("abort") == 1)
 
 
+def test_leaving_leaves_every_choice(gated: FakeServer) -> None:
+    connection = raw_post(gated.port, CHAT, LONG | {"n": 3})
+    until(lambda: inside(gated) == 1)
+    connection.close()
+    until(lambda: inside(gated) == 0)
+    gated.runner.fuel.put(None)
+    until(lambda: gated.finished("abort") == 3)
+
+
+def test_every_choice_takes_a_place(gated: FakeServer) -> None:
+    room = ENGINE.max_streams + 2
+    connection = raw_post(gated.port, CHAT, LONG | {"n": 4})
+    until(lambda: inside(gated) == 1)
+    assert gated.post(CHAT, messages=HELLO, n=room - 4 + 1).status_code == 429
+    connection.close()
+
+
 def test_a_stop_string_ends_the_engine_s_work(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
     """Found in the second step, far from the length limit: the runner does not go on."""
     told = threads.submit(gated.post, CHAT, messages=HELLO, seed=5, stop=ANSWER[1])
