@@ -182,8 +182,9 @@ def test_a_template_without_tools_is_told_of_them(preparations: dict[str, Prepar
     assert text.endswith("u:<tool_response>\nnoon\n</tool_response>\n")
 
 
-def test_a_form_of_calls_that_nobody_here_reads() -> None:
-    preparation = Preparation(make_tokenizer("{{ tools }}[TOOL_CALLS]"))
+@pytest.mark.parametrize("template", ["{{ tools }}[TOOL_CALLS]", "{{ tools }}<tool_call>name <arg_key>key</arg_key>"])
+def test_a_form_of_calls_that_nobody_here_reads(template: str) -> None:
+    preparation = Preparation(make_tokenizer(template))
     with pytest.raises(ApiError, match="a form that this server cannot read"):
         ready(preparation, tools=ToolUse((TIME,)))
     ready(preparation)

@@ -37,7 +37,8 @@ class Dialect:
         self._can_be_told = "enable_thinking" in text
         self._knows_tools = re.search(r"\btools\b", text) is not None
         self._xml = FUNCTION in text
-        self._reads_calls = self._xml or BEGIN in text or not self._knows_tools
+        hermes = BEGIN in text and re.search(r'"arguments\\?"', text) is not None
+        self._reads_calls = self._xml or hermes or not self._knows_tools
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
         if not tools.tools and self._knows_tools:
