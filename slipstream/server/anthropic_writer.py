@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.server.choice import Answer, Delta
 from slipstream.server.errors import ApiError, as_anthropic
-from slipstream.server.parts import Call, Part, Text, Thinking
+from slipstream.server.parts import Call, Part, Text, Thinking, goes_on
 from slipstream.server.protocol import Writer, named, new_id
 from slipstream.server.timings import Finish
 from slipstream.server.wire import strict_json
@@ -36,8 +36,7 @@ class MessagesWriter(Writer):
         return "".join(self._part(part) for part in delta.parts)
 
     def _part(self, part: Part) -> str:
-        same = isinstance(part, self._kind or ()) and not (isinstance(part, Call) and part.name is not None)
-        opened = "" if same else self._close() + self._open(part)
+        opened = "" if goes_on(part, self._kind) else self._close() + self._open(part)
         told = _delta(part)
         return opened + (self._event("delta", delta=told) if told is not None else "")
 

@@ -49,6 +49,8 @@ class OutputText:
     def _tell(self, text: str, origin: int) -> list[Piece]:
         if not text:
             return []
-        self._held.push((Piece(text, origin, self._scores),))
-        self._scores = ()
+        piece, self._scores = Piece(text, origin, self._scores), ()
+        if not self._finder.stops:
+            return [piece]
+        self._held.push((piece,))
         return self._held.take(len(self._finder.push(text)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.server.pieces import Piece, text_of
@@ -37,17 +37,24 @@ class Call:
 Part = Text | Thinking | Call
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
+def goes_on(part: Part, kind: type[Part] | None) -> bool:
+    """Whether it belongs to what was being told, of that kind."""
+    return kind is type(part) and not (isinstance(part, Call) and part.name is not None)
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
     """The same with neighbours of one kind put together."""
+    if len(parts) < 2:
+        return list(parts)
     found: list[Part] = []
     for part in parts:
-        match (found[-1] if found else None, part):
-            case (Text(before), Text(more)):
-                found[-1] = Text(before + more)
-            case (Thinking(before), Thinking(more)):
-                found[-1] = Thinking(before + more)
-            case (Call(name, begun), Call(None, rest)):
-                found[-1] = Call(name, begun + rest)
-            case _:
-                found.append(part)
+        last = found[-1] if found else None
+        if not goes_on(part, type(last) if last is not None else None):
+            found.append(part if isinstance(part, Call) else type(part)(list(part.pieces)))
+        elif isinstance(part, Call):
+            assert isinstance(last, Call)
+            found[-1] = Call(last.name, last.arguments + part.arguments)
+        else:
+            assert isinstance(last, (Text, Thinking))
+            last.pieces.extend(part.pieces)  # a list that was made here
     return found

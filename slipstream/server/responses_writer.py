@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.server.choice import Answer, Delta
 from slipstream.server.errors import ApiError
 from slipstream.server.logprobs import entries
-from slipstream.server.parts import Call, Part, Text, Thinking, joined
+from slipstream.server.parts import Call, Part, Text, Thinking, goes_on, joined
 from slipstream.server.protocol import Writer, named, new_id, now
 from slipstream.server.timings import Finish
 
@@ -22,15 +22,21 @@ class Item:
     """One item of the output, while it grows and when it is complete. Knows its own events."""
 
     def __init__(self, part: Part) -> None:
-        self.part = part
+        self.kind = type(part)
+        self._parts = [part]
         prefix = "msg_" if isinstance(part, Text) else "rs_" if isinstance(part, Thinking) else "fc_"
         self.id, self._call_id = new_id(prefix), new_id("call_")
 
     def takes(self, part: Part) -> bool:
-        return len(joined([self.part, part])) == 1
+        return goes_on(part, self.kind)
 
     def add(self, part: Part) -> None:
-        [self.part] = joined([self.part, part])
+        self._parts.append(part)
+
+    @property
+    def part(self) -> Part:
+        """All of it so far."""
+        return joined(self._parts)[0]
 
     def told(self, status: str, empty: bool = False) -> dict[str, Any]:
         """``empty``: as it is when it begins."""
@@ -47,10 +53,10 @@ class Item:
                 return {"id": self.id, "type": "function_call", "status": status, **call}
 
     def begun(self) -> list[dict[str, Any]]:
-        return [] if isinstance(self.part, Call) else [{"type": "response.content_part.added", "part": self._empty()}]
-
-    def _empty(self) -> dict[str, Any]:
-        return _text(Text([])) if isinstance(self.part, Text) else _reasoning(Thinking([]))
+        if self.kind is Call:
+            return []
+        empty = _text(Text([])) if self.kind is Text else _reasoning(Thinking([]))
+        return [{"type": "response.content_part.added", "part": empty}]
 
     def grown(self, part: Part) -> list[dict[str, Any]]:
         match part:
@@ -116,7 +122,7 @@ class ResponsesWriter(Writer):
     def _inside(self, events: Sequence[dict[str, Any]]) -> str:
         """Events of the open item."""
         where: dict[str, Any] = {"item_id": self._items[-1].id, "output_index": self._index}
-        if not isinstance(self._items[-1].part, Call):
+        if self._items[-1].kind is not Call:
             where["content_index"] = 0
         return "".join(self._event(**event, **where) for event in events)
 
