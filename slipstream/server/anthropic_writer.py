@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.server.choice import Answer, Delta
 from slipstream.server.errors import ApiError, as_anthropic
 from slipstream.server.parts import Call, Part, Text, Thinking, goes_on
-from slipstream.server.protocol import Writer, named, new_id
+from slipstream.server.protocol import Writer, fault, named, new_id
 from slipstream.server.timings import Finish
 from slipstream.server.wire import strict_json
 
@@ -106,7 +106,7 @@ def _read(arguments: str) -> dict[str, Any]:
 def _stop(finish: Finish) -> dict[str, Any]:
     if finish.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-    return {"stop_reason": STOPS[finish.reason], "stop_sequence": None}
+    return {"stop_reason": STOPS[finish.reason], "stop_sequence": None, **fault(finish)}
 
 
 def _usage(finish: Finish) -> dict[str, int]:

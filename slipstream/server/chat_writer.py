@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.server.choice import Answer, Delta
 from slipstream.server.logprobs import chat_logprobs
 from slipstream.server.parts import Call, Part, Text, Thinking
-from slipstream.server.protocol import Writer, data, new_id, now, openai_usage, origins
+from slipstream.server.protocol import Writer, data, fault, new_id, now, openai_usage, origins
 from slipstream.server.timings import Finish
 from slipstream.server.wire import compact
 
@@ -63,7 +63,7 @@ class ChatWriter(Writer):
         return {"index": self._num_calls[index] - 1, **_call(part)}
 
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
-        last = self._chunk(index, {}, finish.reason)
+        last = self._chunk(index, {}, finish.reason, **fault(finish))
         if total is None:
             return data(last)
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(total)}
@@ -92,6 +92,7 @@ class ChatWriter(Writer):
             "logprobs": chat_logprobs(pieces) if self._logprobs else None,
             "finish_reason": answer.finish.reason,
             **({"origins": origins(pieces)} if self._origins else {}),
+            **fault(answer.finish),
         }
 
 

@@ -17,7 +17,7 @@ from slipstream.server.openai_fields import Choices, Harmless, OpenAiSampled
 from slipstream.server.parts import Text
 from slipstream.server.pieces import Piece, text_of
 from slipstream.server.prompts import Prompt, TextPrompt, TokenPrompt
-from slipstream.server.protocol import Protocol, Writer, data, new_id, now, openai_usage, origins
+from slipstream.server.protocol import Protocol, Writer, data, fault, new_id, now, openai_usage, origins
 from slipstream.server.timings import Finish
 
 DEFAULT_TOKENS = 16  # the protocol's own
@@ -40,11 +40,12 @@ class CompletionWriter(Writer):
         self._head = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
         self._offsets = [0] * (asked.n or 1)  # how much text each choice has told
 
-    def _choice(self, index: int, pieces: Sequence[Piece], reason: str | None) -> dict[str, Any]:
+    def _choice(self, index: int, pieces: Sequence[Piece], finish: Finish | None) -> dict[str, Any]:
         text, offset = text_of(pieces), self._offsets[index]
         self._offsets[index] += len(text)
         logprobs = legacy_logprobs(pieces, offset) if self._logprobs and pieces else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        reason, faults = (None, {}) if finish is None else (finish.reason, fault(finish))
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **faults}
         return {**choice, "origins": origins(pieces)} if self._origins and pieces else choice
 
     def opening(self, num_prompt: int) -> str:
@@ -55,7 +56,7 @@ class CompletionWriter(Writer):
         return data({**self._head, "choices": [self._choice(delta.index, pieces, None)]})
 
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
-        last = {**self._head, "choices": [self._choice(index, (), finish.reason)]}
+        last = {**self._head, "choices": [self._choice(index, (), finish)]}
         if total is None:
             return data(last)
         usage = {**self._head, "choices": [], "usage": openai_usage(total)}
@@ -64,7 +65,7 @@ class CompletionWriter(Writer):
     def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
-            "choices": [self._choice(i, answer.pieces, answer.finish.reason) for i, answer in enumerate(answers)],
+            "choices": [self._choice(i, answer.pieces, answer.finish) for i, answer in enumerate(answers)],
             "usage": openai_usage(total),
             "timings": total.timings(),
         }

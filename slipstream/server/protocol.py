@@ -76,6 +76,11 @@ def origins(pieces: Iterable[Piece]) -> list[tuple[str, int]]:
     return [(piece.text, piece.origin) for piece in pieces if piece.text]
 
 
+def fault(finish: Finish) -> dict[str, str]:
+    """Why an answer could not go on, for whoever looks; the protocols have no place for it."""
+    return {"error": finish.error} if finish.error else {}
+
+
 def openai_usage(total: Finish) -> dict[str, Any]:
     thinking = {"completion_tokens_details": {"reasoning_tokens": total.num_thinking}} if total.num_thinking else {}
     return {

@@ -7,6 +7,7 @@ drafts. Every place is tried, so every place in a run is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from fake_server import MARKERS, FakeServer, make_tokenizer, until
 from scripted_runner import ScriptedRunner
 from templates import QWEN_XML
 from test_protocols import CHAT, stream
+
+from slipstream.engine.plan import RowResult, RowStep
 
 TEXT = "abcdefghijklmnopqrst"
 TOKENIZER = make_tokenizer(QWEN_XML, MARKERS)
@@ -105,3 +108,32 @@ def test_the_same_on_the_other_protocols(scripted: FakeServer) -> None:
     assert told["usage"]["output_tokens_details"]["reasoning_tokens"] == 5
     assert told["status"] == "incomplete"
     nothing_is_left(scripted)
+
+
+class FaultyRunner(ScriptedRunner):
+    """A row whose prompt says so cannot go on behind its fourth token."""
+
+    def _run(self, step: RowStep) -> RowResult:
+        row = self.rows[step.slot]
+        start, _ = self._outputs[id(row)]
+        if "FAULT" in self._tokenizer.decode(row.tokens[:start]) and len(row.tokens) - start >= 4:
+            return RowResult(step.slot, 0, (), (), fault="nothing may follow")
+        return super()._run(step)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_fault_ends_its_own_stream_with_its_text(streaming: bool) -> None:
+    tokenizer = make_tokenizer()
+    runner = FaultyRunner(tokenizer, lambda prompt: TEXT)
+    with FakeServer(runner, tokenizer=tokenizer) as server, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, server, word, streaming) for word in ("FAULT", "fine", "FAULT", "fine")]
+        faulty, fine, *others = [each.result() for each in asked]
+        assert faulty == others[0] == ("", TEXT[:4], "error", 4)
+        assert fine == others[1] == ("", TEXT, "stop", len(TEXT) + 1)
+        whole = {"messages": [{"role": "user", "content": "FAULT"}]}
+        assert server.post(CHAT, **whole).json()["choices"][0]["error"] == "nothing may follow"
+        told = server.post("/v1/messages", **whole, max_tokens=9).json()
+        assert (told["stop_reason"], told["error"]) == ("error", "nothing may follow")
+        failed = server.post("/v1/responses", input="FAULT").json()
+        assert (failed["status"], failed["error"]["message"]) == ("failed", "nothing may follow")
+        nothing_is_left(server)
