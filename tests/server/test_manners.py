@@ -315,3 +315,19 @@ def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
         server.server.stop()
         server.thread.join(60)
         assert not server.thread.is_alive()
+
+
+def test_hard_grammars_hold_nobody_up(threads: ThreadPoolExecutor) -> None:
+    """More of them than there are threads for grammars; prompts, plain answers and looks go on."""
+    with FakeServer() as server:
+        patterns = [f"(a{{9000}}){{{9000 - i}}}" for i in range(4)]
+        hard = [threads.submit(server.post, CHAT, messages=HELLO, guided_regex=pattern) for pattern in patterns]
+        for _ in range(5):
+            assert server.post(CHAT, messages=HELLO, max_tokens=5).status_code == 200
+        assert not all(each.done() for each in hard)
+        for each in hard:
+            refused = each.result()
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "guided_regex"
+            assert "too complex" in refused.json()["error"]["message"]
+        assert server.post(CHAT, messages=HELLO, max_tokens=5, guided_regex="a+").status_code == 200
