@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from slipstream.config import EngineConfig
 from slipstream.engine.plan import RowStep, StepCosts
 from slipstream.runners.costs import Points, rising
-from slipstream.runners.torch.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, lay_out
+from slipstream.runners.torch.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, lay_out
 
 if TYPE_CHECKING:
     from slipstream.runners.torch.cuda.runner import CudaRunner
 
 ROUNDS = 3
 CONTEXT = 64  # tokens each made-up row has behind it
+PIECE = EngineConfig().max_chunk
+MOST_MIXED_ROWS = 64
 
 
 def measure(runner: CudaRunner, max_rows: int) -> StepCosts:
@@ -31,6 +34,8 @@ def measure(runner: CudaRunner, max_rows: int) -> StepCosts:
     row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
     verify = {(n, num_rows): _seconds(runner, n, num_rows)[0] for n, num_rows in _sizes(row_sizes, runner.depth)}
     draft = {n: _draft_seconds(runner, n) for n in row_sizes} if runner.depth > 1 else {}
+    for layout in [*_mixed(runner, max_rows), _layout(runner, 1, 1, 0, plain=False)]:
+        _run_twice(runner, layout)
     _set_rows(runner, 0, 0)
     per_row = _per_row(verify)
     fewest = {n: min(rows for m, rows in verify if m == n) for n, _ in verify}
@@ -46,6 +51,25 @@ def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
         between = [min(n, most) for n in _up_to(TOKEN_BUCKETS, most) if n > num_rows]
         found += [(n, num_rows) for n in (num_rows, *between)]
     return found
+
+
+def _mixed(runner: CudaRunner, max_rows: int) -> list[Layout]:
+    """Decoding rows beside a piece of a prompt: not timed, but captured, so that a prompt's arrival is no pause."""
+    found: dict[StepShape, Layout] = {}
+    for num_rows in range(2, min(max_rows, MOST_MIXED_ROWS) + 1):
+        for feed in range(1, runner.depth + 2):
+            steps = [RowStep(slot, feed, 0) for slot in range(num_rows - 1)] + [RowStep(num_rows - 1, PIECE, 0)]
+            sizes = (CONTEXT, runner.depth, runner.buffers.max_rows)
+            layout = lay_out(steps, [1] * (num_rows - 1) + [PIECE + 1], *sizes, feeds_head=runner.depth > 0)
+            found.setdefault(layout.shape, layout)
+    return list(found.values())
+
+
+def _run_twice(runner: CudaRunner, layout: Layout) -> None:
+    """As it is, which compiles what it needs, and captured."""
+    for _ in range(2):
+        _set_rows(runner, min(CONTEXT, runner.info.max_context // 2), 0)
+        runner.run(layout)
 
 
 def _up_to(buckets: tuple[int, ...], most: int) -> list[int]:
@@ -80,11 +104,11 @@ def _set_rows(runner: CudaRunner, known: int, drafts: int) -> None:
     state.replay.fill_(0)
 
 
-def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int) -> Layout:
+def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int, plain: bool = True) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
     steps = [RowStep(slot, feed, propose) for slot, feed in enumerate(feeds)]
     sizes = (CONTEXT, runner.depth, runner.buffers.max_rows)
-    return lay_out(steps, [1] * num_rows, *sizes, feeds_head=runner.depth > 0)
+    return lay_out(steps, [1] * num_rows, *sizes, plain=plain, feeds_head=runner.depth > 0)
 
 
 def _seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ TOKEN_BUCKETS = (
     *(1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 16384),
 )  # up to the first a step costs the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
-PROMPT_CONTEXT = CONTEXT_BUCKETS[2]
+PROMPT_CONTEXT = CONTEXT_BUCKETS[3]
 PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
 
 
@@ -44,6 +44,11 @@ class StepShape:
     has_prompts: bool
     plain: bool  # every row takes the largest logit as it is
     feeds_head: bool  # some row may draft now or later
+
+    @property
+    def trunk(self) -> StepShape:
+        """What the trunk's forward depends on: not how tokens are drawn from it."""
+        return replace(self, plain=True, feeds_head=False)
 
     @property
     def kind(self) -> Hashable:
@@ -81,6 +86,7 @@ class Buffers:
         self._tokens = torch.zeros(7, most, dtype=torch.int32, device=device)
         self._rows = torch.zeros(11, self.max_rows, dtype=torch.int32, device=device)
         self.sources = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
+        self._hidden = torch.zeros(most, hidden, dtype=dtype, device=device)
         # Each row's hidden state for its next draft; the last one is where padding writes.
         self.draft_hidden = torch.zeros(self.max_rows + 1, hidden, dtype=dtype, device=device)
 
@@ -122,6 +128,10 @@ class Buffers:
             context_hint=shape.context,
             has_prompts=shape.has_prompts,
         )
+
+    def hidden(self, shape: StepShape) -> Tensor:
+        """What the trunk made of the step's tokens: handed from one captured half of a step to the other."""
+        return self._hidden[: shape.num_tokens]
 
     def draws(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Slot and index of each draw."""

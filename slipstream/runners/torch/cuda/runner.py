@@ -148,6 +148,7 @@ class CudaRunner:
         shape = layout.shape
         start = _mark(self.device)
         self.num_forwards += 1
+        self.graphs.run(("trunk", shape.trunk), ("trunk", shape.trunk.kind), partial(self._forward, shape.trunk))
         self.graphs.run(shape, shape.kind, partial(self._verify, shape))
         verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
@@ -166,14 +167,19 @@ class CudaRunner:
 
     # A step, on the device: no line below may ask it anything.
 
+    def _forward(self, shape: StepShape) -> None:
+        """A step's first half: all rows through the trunk. Captured apart, since it serves every way of drawing."""
+        batch = self.buffers.step(shape)
+        _, _, feed, _, token_rows, _, _, draw_flat = self.buffers.parts(shape)
+        kernels.begin(self.rows.state, batch, feed, token_rows, draw_flat, *self.buffers.draws(shape))
+        self.buffers.hidden(shape).copy_(self.decoder.forward(batch))
+
     def _verify(self, shape: StepShape) -> None:
-        """Forward, verdict and commit of all rows, and the head's share of what was computed."""
+        """The other half: verdict and commit of all rows, and the head's share of what was computed."""
         buffers, state = self.buffers, self.rows.state
-        batch = buffers.step(shape)
-        _, _, feed, row_draws, token_rows, _, _, draw_flat = buffers.parts(shape)
+        batch, hidden = buffers.step(shape), buffers.hidden(shape)
+        _, _, _, row_draws, _, _, _, draw_flat = buffers.parts(shape)
         draw_slots, draw_index = buffers.draws(shape)
-        kernels.begin(state, batch, feed, token_rows, draw_flat, draw_slots, draw_index)
-        hidden = self.decoder.forward(batch)
         drawing = hidden.index_select(0, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
         draws = self._draws(self.decoder.unembed(drawing), draw_slots, draw_index, shape.plain)
         row_last = buffers.row_last(shape)

@@ -79,6 +79,10 @@ def tiling(num_out: int, width: int) -> Tiling | None:
     if num_out > 24_000 and width % 256 == 0:
         return Tiling(32, 256)
     blocks = triton.cdiv(num_out, 64)
+    if blocks > PROGRAMS + 24:  # three stages leave room for more programs on a processor: all run at once
+        return Tiling(64, 128, stages=3)
+    if blocks <= PROGRAMS // 6:  # one program a processor
+        return Tiling(64, 128, max(1, min(PROGRAMS // 2 // blocks, width // 512, 8)), stages=5)
     return Tiling(64, 128, max(1, min(PROGRAMS // blocks, width // 512, 8)))
 
 
