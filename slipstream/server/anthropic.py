@@ -18,9 +18,9 @@ from slipstream.server.job import Job
 from slipstream.server.prompts import ChatPrompt
 from slipstream.server.protocol import Protocol
 from slipstream.server.structured import Name, Schema, only_one
-from slipstream.server.tools import MAX_TOOLS, Choice, Tool, ToolUse, tool_use
+from slipstream.server.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
 
-CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
+CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
 CacheHint = dict[str, Any]  # about billing elsewhere
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from slipstream.server.errors import ApiError
 
 MAX_TOOLS = 128
-Choice = Literal["auto", "none", "required"]
+Mode = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(tools: Sequence[Tool], choice: Choice, named: str | None, parallel: bool) -> ToolUse:
+def tool_use(tools: Sequence[Tool], choice: Mode, named: str | None, parallel: bool) -> ToolUse:
     """``named``: the one tool that has to be called, whatever the choice."""
     known = {tool.name: tool for tool in tools}
     if len(known) < len(tools):
