@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel, Field
 from real_server import RealServer
 
 PARIS = "What is the capital of France?"
@@ -277,6 +278,28 @@ def test_looks(chatgpt: openai.OpenAI, more: dict[str, Any], pattern: str) -> No
     assert re.fullmatch(pattern, told.choices[0].message.content or "")
     text = chatgpt.completions.create(model=MODEL, prompt="Well,", max_tokens=60, seed=3, extra_body=more)
     assert re.fullmatch(pattern, text.choices[0].text)
+
+
+class Weather(BaseModel):
+    city: str = Field(max_length=20)
+    unit: Literal["celsius", "fahrenheit"]
+    days: list[int] = Field(max_length=3)
+
+
+def test_the_clients_own_models(chatgpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    """As their users write it: a class in, an object out."""
+    chat = chatgpt.chat.completions.parse(
+        model=MODEL, messages=WEATHER, response_format=Weather, max_tokens=200, seed=5, temperature=0.7
+    )
+    assert isinstance(chat.choices[0].message.parsed, Weather)
+    told = chatgpt.responses.parse(
+        model=MODEL, input=WEATHER, text_format=Weather, max_output_tokens=200, extra_body={"seed": 5}
+    )
+    assert isinstance(told.output_parsed, Weather)
+    message = claude.messages.parse(
+        model=MODEL, messages=WEATHER, output_format=Weather, max_tokens=200, extra_body={"seed": 5}
+    )
+    assert isinstance(message.parsed_output, Weather)
 
 
 def test_bad_words_and_min_tokens(chatgpt: openai.OpenAI) -> None:
