@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -19,3 +20,7 @@ torch.set_num_threads(1)
 # Without a GPU, Triton kernels run in its interpreter. Read when a kernel is decorated, so set before any is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the whole of what is otherwise shown in part")

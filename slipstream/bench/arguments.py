@@ -20,7 +20,7 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     simulating = [_streams(add), _step(add), _load(add), _prefill(add)]
     for each in simulating:
         _simulation_argument(each)
-    reporting = [*simulating, _prompts(add), _start(add)]
+    reporting = [*simulating, _prompts(add), _start(add), _grammar(add)]
     for each in reporting:
         _report_arguments(each)
     return [*reporting, _pause(add), _http(add)]
@@ -129,6 +129,16 @@ def _start(add: Kinds) -> argparse.ArgumentParser:
     return parser
 
 
+def _grammar(add: Kinds) -> argparse.ArgumentParser:
+    parser = add("grammar", help="constrained streams: cost of masks, acceptance, what plain neighbours feel")
+    parser.add_argument("--streams", type=int, default=8, help="half of them constrained, default 8")
+    parser.add_argument("--depth", type=int, default=2, help="drafts of every stream, default 2")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--new", type=int, default=128, help="tokens each stream generates")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of both batches; medians are told")
+    return parser
+
+
 def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
     to = ReportOptions(tuple(args.argv), *(getattr(args, name, None) for name in ("out", "save", "plot")))
     match args.what:
@@ -167,4 +177,9 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
             from slipstream.bench.start import StartSettings, start
 
             return start(options, StartSettings(args.repeats, args.timeout), to)
+        case "grammar":
+            from slipstream.bench.grammar import GrammarSettings, grammar
+
+            asked = GrammarSettings(args.streams, args.depth, args.temperature, args.new, args.repeats)
+            return grammar(options, asked, to)
     raise AssertionError(args.what)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from constrained import NAMES, constraint
 from harness import Ask, Traffic, alone, open_resident, open_runner
 
 from slipstream.config import EngineConfig
@@ -53,3 +54,32 @@ def test_tokens_equal_the_cpus(tmp_path: Path, kind: str) -> None:
             aborted = run.finished[str(i)].finish_reason == "abort"
             assert got == (want[: len(got)] if aborted else want), i
     assert run.snapshot.num_draft_tokens > 0
+
+
+def constrained_traffic(count: int, max_tokens: int) -> list[Ask]:
+    """Constrained rows between the others of ``traffic``; hot ones, whose drafts are often right."""
+    names = [*NAMES[-2:], *NAMES[:-2]]
+    asks = traffic(count, 2 * max_tokens)
+    for i in range(0, count, 2):
+        own = replace(asks[i].params, constraint=constraint(names[i // 2 % len(names)]), max_tokens=max_tokens, draft=3)
+        asks[i] = replace(asks[i], params=replace(own, temperature=i % 4 * 2.0, stop_token_ids=(95,), min_tokens=i % 3))
+    hot = replace(asks[1].params, temperature=4.0, top_k=0, top_p=1.0, max_tokens=max_tokens, draft=3, p_min=0.0)
+    asks[1] = replace(asks[1], params=replace(hot, bad_words=((3,), (5, 5)), min_tokens=2))
+    return asks
+
+
+@pytest.mark.parametrize("kind", KINDS if ON_GPU else ["qwen3_5"])
+def test_constrained_rows_equal_the_cpus(tmp_path: Path, kind: str) -> None:
+    folder = tiny.save(tiny.build(kind), tmp_path, head=True)
+    asks = constrained_traffic(16, 24) if ON_GPU else constrained_traffic(5, 8)
+    cpu = open_runner(folder, head=True)
+    wanted = Traffic(cpu, EngineConfig(max_streams=4))
+    expected = [wanted.run([replace(ask, arrival=0, abort_at=None)])[0] for ask in asks]
+    runner = open_resident(folder)
+    run = Traffic(runner, EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8))
+    for _ in range(3 if ON_GPU else 1):
+        for i, (got, want) in enumerate(zip(run.run(asks), expected, strict=True)):
+            aborted = run.finished[str(i)].finish_reason == "abort"
+            assert got == (want[: len(got)] if aborted else want), i
+        assert "error" in {event.finish_reason for event in run.finished.values()}, "the dead end was not met"
+    assert run.snapshot.num_accepted_tokens > 0

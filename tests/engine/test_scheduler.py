@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fakes import FakeRunner, Harness, continuation, make_info, make_request
 
@@ -195,6 +197,7 @@ def test_drafting_preempts_nobody() -> None:
         ((1, 97), {}, "vocabulary"),
         ((-1,), {}, "vocabulary"),
         ((1,), {"logit_bias": {97: 1.0}}, "logit_bias"),
+        ((1,), {"bad_words": ((1, 97),)}, "bad_words"),
     ],
 )
 def test_what_can_never_run_is_refused(prompt: tuple[int, ...], params: dict[str, object], words: str) -> None:
@@ -290,3 +293,32 @@ def test_counters_of_the_engine() -> None:
     assert (snapshot.acceptance_rate, snapshot.mean_accepted_length) == (1.0, 4.0)
     assert snapshot.finished == {"length": 1}
     assert snapshot.depth_reason == "fixed: depth 3"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_fault_ends_its_own_stream(lag: int) -> None:
+    harness = make_harness(info=make_info(lag=lag))
+    harness.add(make_request("a", max_tokens=20))
+    harness.add(make_request("b", (4, 5), max_tokens=20))
+    for _ in range(4):
+        harness.step()
+    plan = harness.scheduler.schedule()
+    assert plan is not None
+    harness.runner.submit(plan)
+    result = harness.runner.collect()  # with lag, of the step before
+    faulty = replace(result.rows[0], tokens=(), drafts=(), confidences=(), fault="no way on")
+    before = list(harness.tokens["a"])
+    for event in harness.scheduler.apply(replace(result, rows=(faulty, *result.rows[1:]))):
+        harness._take(event)
+    harness.run()
+    assert (harness.finals["a"].finish_reason, harness.finals["a"].error) == ("error", "no way on")
+    assert harness.tokens["a"] == before == expected(harness, 1, 2, 3, count=len(before))
+    assert harness.tokens["b"] == expected(harness, 4, 5, count=20)
+    assert harness.scheduler.snapshot().finished == {"error": 1, "length": 1}
+
+
+def test_a_join_tells_what_ends_the_stream() -> None:
+    harness = make_harness()
+    harness.add(make_request("a", ends=(7, 3)))
+    harness.step()
+    assert harness.runner.plans[0].joins[0].end_tokens == (3, 7)

@@ -44,18 +44,20 @@ class StepShape:
     has_prompts: bool
     plain: bool  # every row takes the largest logit as it is
     feeds_head: bool  # some row may draft now or later
+    masked: bool = False  # some row that draws is constrained
 
     @property
     def trunk(self) -> StepShape:
         """What the trunk's forward depends on: not how tokens are drawn from it."""
-        return replace(self, plain=True, feeds_head=False)
+        return replace(self, plain=True, feeds_head=False, masked=False)
 
     @property
     def kind(self) -> Hashable:
         """Steps of a kind use the same kernels. One that reads prompts is worth a capture when it comes again."""
         if self.has_prompts:
             return self
-        return self.num_tokens <= TOKEN_BUCKETS[0], self.tile_size, self.context, self.plain, self.feeds_head
+        few = self.num_tokens <= TOKEN_BUCKETS[0]
+        return few, self.tile_size, self.context, self.plain, self.feeds_head, self.masked
 
     @property
     def parts(self) -> list[int]:
@@ -68,6 +70,7 @@ class Layout:
     shape: StepShape
     upload: np.ndarray  # int32: the draft passes' rows, then the parts
     pass_rows: tuple[int, ...]  # padded number of rows in draft pass 1, 2, ...
+    first_draws: tuple[int, ...]  # of each row, among the step's draws; -1: it does not draw
 
 
 class Buffers:
@@ -80,7 +83,7 @@ class Buffers:
         self.block_table = block_table
         self.max_depth = max_depth
         self.max_rows = bucket(ROW_BUCKETS, num_slots)
-        most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth))
+        self.max_tokens = most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth))
         self._passes = self.max_rows * max_depth
         self.upload = torch.zeros(self._passes + 8 * most, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(7, most, dtype=torch.int32, device=device)
@@ -192,6 +195,7 @@ def lay_out(
     shape = _shape(feed, has_prompts, most, max_depth, plain, feeds_head)
     offsets = np.cumsum(feed) - feed
     draws_before = np.cumsum(num_draws) - num_draws
+    first_draws = np.where(num_draws > 0, draws_before, -1)
     places = np.arange(int(feed.sum()), dtype=np.int32)
     token_rows = np.repeat(np.arange(len(steps), dtype=np.int32), feed)
     is_draw = places - offsets[token_rows] >= first_draw[token_rows]
@@ -200,7 +204,7 @@ def lay_out(
         _padded(np.array([step.slot for step in steps]), shape.num_rows, 0),
         _padded(offsets, shape.num_rows, 0),
         _padded(feed, shape.num_rows, 0),
-        _padded(np.where(num_draws > 0, draws_before, -1), shape.num_rows, -1),
+        _padded(first_draws, shape.num_rows, -1),
         _padded(token_rows, shape.num_tokens, -1),
         _padded(tile_rows, shape.num_tiles, -1),
         _padded(tile_firsts, shape.num_tiles, 0),
@@ -208,7 +212,7 @@ def lay_out(
     ]
     propose = np.where(num_draws > 0, [step.propose for step in steps], 0)
     passes, pass_rows = _passes(propose, max_depth, max_rows)
-    return Layout(shape, np.concatenate([passes, *parts]), pass_rows)
+    return Layout(shape, np.concatenate([passes, *parts]), pass_rows, tuple(first_draws.tolist()))
 
 
 def _shape(feed: np.ndarray, has_prompts: bool, most: int, max_depth: int, plain: bool, feeds_head: bool) -> StepShape:

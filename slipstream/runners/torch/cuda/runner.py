@@ -8,8 +8,8 @@ verdict changes: how many of its known tokens are still to be computed, and an u
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,9 +18,11 @@ from torch import Tensor
 from slipstream.engine.plan import RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.torch.caches import PagedKv
 from slipstream.runners.torch.cuda.calibrate import measure
+from slipstream.runners.torch.cuda.constrained import ConstrainedRows, MaskBuffers
 from slipstream.runners.torch.cuda.graphs import Graphs
 from slipstream.runners.torch.cuda.kernels import step as kernels
 from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS
+from slipstream.runners.torch.cuda.kernels.masks import apply_masks
 from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
 from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
 from slipstream.runners.torch.cuda.kernels.truncate import truncate
@@ -34,7 +36,7 @@ from slipstream.runners.torch.simulate import pass_rates
 Marks = tuple[torch.cuda.Event, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
     """A step on its way."""
 
@@ -43,6 +45,8 @@ class _Flight:
     added: tuple[int, ...]  # tokens each row gets at most
     report: Tensor  # int32 [rows, width], on the host once the last mark has passed
     marks: tuple[torch.cuda.Event, ...]  # on a GPU: start, verified, drafted and reported
+    faults: Mapping[int, str]  # rows that cannot go on, and why
+    learned: bool = False  # by the constrained rows
 
 
 class CudaRunner:
@@ -74,6 +78,9 @@ class CudaRunner:
         self._report = torch.zeros(buffers.max_rows, width, dtype=torch.int32, device=self.device)
         self._simulated = _rates(simulated, self.depth, self.device) if simulated else None
         self._flights: deque[_Flight | StepPlan] = deque()
+        self._constrained = ConstrainedRows(info.vocab_size)
+        sizes = (buffers.max_tokens, buffers.max_rows, self.depth, info.vocab_size)
+        self._masks = MaskBuffers(*sizes, self.device)
         self._most: dict[int, int] = {}  # tokens each slot has at most, all plans done
         self._stays: dict[int, int] = {}  # how often each slot was given away
 
@@ -89,6 +96,7 @@ class CudaRunner:
         if isinstance(flight, StepPlan):
             return StepResult(flight.step, ())
         seconds = _seconds(flight.marks)
+        self._learn(flight)
         told = flight.report.tolist()
         return StepResult(flight.plan.step, tuple(self._result(i, flight, row) for i, row in enumerate(told)), *seconds)
 
@@ -105,8 +113,10 @@ class CudaRunner:
     def _come_and_go(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
             self.rows.leave(slot)
+            self._constrained.leave(slot)
         for join in plan.joins:
             self.rows.join(join)
+            self._constrained.join(join)
             self._most[join.slot] = len(join.tokens)
             self._stays[join.slot] = self._stays.get(join.slot, 0) + 1
         self.rows.grow(plan.rows)
@@ -127,10 +137,34 @@ class CudaRunner:
             plain=all(self.rows.plain(step.slot) for step in plan.rows),
             feeds_head=self._head is not None and any(self.rows.may_draft(step.slot) for step in plan.rows),
         )
-        start, verified = self.run(layout)
+        faults: dict[int, str] = {}
+        if self._constrained.any_of(plan.rows, layout.first_draws):
+            layout = replace(layout, shape=replace(layout.shape, masked=True))
+        start, verified = self.run(layout, lambda: faults.update(self._constrain(plan, gaps, layout)))
         report, drafted = self._fetch(len(plan.rows)), _mark(self.device)
         stays = tuple(self._stays[step.slot] for step in plan.rows)
-        return _Flight(plan, stays, added, report, (*start, *verified, *drafted))
+        return _Flight(plan, stays, added, report, (*start, *verified, *drafted), faults)
+
+    def _constrain(self, plan: StepPlan, gaps: Sequence[int], layout: Layout) -> Mapping[int, str]:
+        """While the forward runs: hear of the steps before, and say what may follow. The rows that cannot go on."""
+        for flight in self._flights:
+            if isinstance(flight, _Flight):
+                self._learn(flight)
+        step = self._constrained.step(plan.rows, gaps, layout.first_draws, layout.shape.num_draws)
+        self._masks.upload(step)
+        return step.faults
+
+    def _learn(self, flight: _Flight) -> None:
+        """Constrained rows take in what a step told: once, and in order."""
+        if flight.learned or not len(self._constrained):
+            return
+        flight.learned = True
+        if flight.marks:
+            flight.marks[-1].synchronize()
+        for i, told in enumerate(flight.report.tolist()):
+            slot = flight.plan.rows[i].slot
+            if self._stays[slot] == flight.stays[i]:
+                self._constrained.learn(slot, *self._told(told))
 
     def _fetch(self, num_rows: int) -> Tensor:
         """The report's way to the host, without waiting for it."""
@@ -139,8 +173,9 @@ class CudaRunner:
             return report.clone()
         return torch.empty(report.shape, dtype=report.dtype, pin_memory=True).copy_(report, non_blocking=True)
 
-    def run(self, layout: Layout) -> tuple[Marks, Marks]:
-        """Launch all that the device does in a step; marks of its start and of the end of verification."""
+    def run(self, layout: Layout, constrain: Callable[[], None] | None = None) -> tuple[Marks, Marks]:
+        """Launch all that the device does in a step; marks of its start and of the end of verification.
+        ``constrain`` brings a masked step's masks; it may wait for the steps before."""
         upload = torch.from_numpy(layout.upload)
         if self.device.type == "cuda":
             upload = upload.pin_memory()
@@ -149,6 +184,8 @@ class CudaRunner:
         start = _mark(self.device)
         self.num_forwards += 1
         self.graphs.run(("trunk", shape.trunk), ("trunk", shape.trunk.kind), partial(self._forward, shape.trunk))
+        if shape.masked and constrain is not None:
+            constrain()
         self.graphs.run(shape, shape.kind, partial(self._verify, shape))
         verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
@@ -159,11 +196,18 @@ class CudaRunner:
         return start, verified
 
     def _result(self, row: int, flight: _Flight, told: list[int]) -> RowResult:
-        fed, num_new, slot = told[0], told[1], flight.plan.rows[row].slot
-        drafts = told[4 + self.depth :][: told[3 + self.depth]] if self.depth else []
+        fed, slot = told[0], flight.plan.rows[row].slot
+        tokens, drafts = self._told(told)
         if self._stays[slot] == flight.stays[row]:
-            self._most[slot] -= flight.added[row] - num_new
-        return RowResult(slot, fed, tuple(told[2 : 2 + num_new]), tuple(drafts))
+            self._most[slot] -= flight.added[row] - len(tokens)
+        if row in flight.faults:
+            return RowResult(slot, fed, (), (), fault=flight.faults[row])
+        return RowResult(slot, fed, tokens, drafts)
+
+    def _told(self, told: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """New tokens and drafts, of a row of the report."""
+        drafts = told[4 + self.depth :][: told[3 + self.depth]] if self.depth else []
+        return tuple(told[2 : 2 + told[1]]), tuple(drafts)
 
     # A step, on the device: no line below may ask it anything.
 
@@ -179,11 +223,10 @@ class CudaRunner:
         buffers, state = self.buffers, self.rows.state
         batch, hidden = buffers.step(shape), buffers.hidden(shape)
         _, _, _, row_draws, _, _, _, draw_flat = buffers.parts(shape)
-        draw_slots, draw_index = buffers.draws(shape)
         drawing = hidden.index_select(0, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
-        draws = self._draws(self.decoder.unembed(drawing), draw_slots, draw_index, shape.plain)
-        row_last = buffers.row_last(shape)
-        kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated)
+        draws = self._draws(self.decoder.unembed(drawing), shape)
+        row_last, most = buffers.row_last(shape), self._masks.most if shape.masked else None
+        kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated, most)
         if shape.feeds_head:
             assert self._head is not None
             followers = buffers.followers(shape)
@@ -191,12 +234,15 @@ class CudaRunner:
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
             buffers.draft_hidden[: shape.num_rows] = fed.index_select(0, row_last)
 
-    def _draws(self, logits: Tensor, slots: Tensor, index: Tensor, plain: bool) -> Tensor:
-        rows = self.rows
-        if not plain:
+    def _draws(self, logits: Tensor, shape: StepShape) -> Tensor:
+        rows, (slots, index) = self.rows, self.buffers.draws(shape)
+        if not shape.plain:
             fields = (rows.float_field(name) for name in ("repetition", "presence", "frequency"))
             penalise(logits, slots, index, rows.tokens, rows.int_field("num_prompt"), *fields)
             add_bias(logits, slots, rows.bias_tokens, rows.bias_values, rows.int_field("num_bias"))
+        if shape.masked:
+            apply_masks(logits, slots, self._masks.index[: shape.num_draws], self._masks.masks)
+        if not shape.plain:
             cuts = (rows.int_field("top_k"), rows.float_field("top_p"), rows.float_field("min_p"))
             truncate(logits, slots, rows.float_field("inv_temperature"), *cuts)
         return choose(logits, slots, index, *self._noise)

@@ -104,8 +104,8 @@ def unit_noise(seed, position):
 @triton.jit
 def _commit(
     places, known, cursor, drafts, replay, seeds,
-    draws, row_slots, row_offsets, row_starts, row_fed, row_certain, row_draws, row_last, report, simulated,
-    stride, width, DEPTH: tl.constexpr, SIMULATE: tl.constexpr,
+    draws, row_slots, row_offsets, row_starts, row_fed, row_certain, row_draws, row_last, report, simulated, most,
+    stride, width, DEPTH: tl.constexpr, SIMULATE: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Accept drafts while they equal the draws, make them and the row's own draw real, tell the host."""
     row = tl.program_id(0)
@@ -126,6 +126,8 @@ def _commit(
             going = fed > 0
             for i in tl.static_range(DEPTH):
                 offered = going & (i < fed - certain)
+                if LIMITED:
+                    offered = offered & (i < tl.load(most + row))
                 draft = tl.load(mine + end + i, mask=offered, other=-1)
                 if SIMULATE:
                     seed = tl.load(seeds + slot)
@@ -240,13 +242,15 @@ def followers(state: RowState, batch: DeviceBatch, out: Tensor) -> None:
 
 def commit(
     state: RowState, batch: DeviceBatch, draws: Tensor, row_draws: Tensor, row_last: Tensor, report: Tensor,
-    depth: int, simulated: Tensor | None,
+    depth: int, simulated: Tensor | None, most: Tensor | None = None,
 ) -> None:  # fmt: skip
+    """``most``: int32 [rows], how many drafts may be accepted, where not all may."""
     _commit[(batch.num_rows,)](
         state.tokens, state.known, state.cursor, state.drafts, state.replay, state.seeds,
         draws, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, row_draws,
-        row_last, report, state.p_min if simulated is None else simulated,
-        state.tokens.stride(0), report.stride(0), DEPTH=depth, SIMULATE=simulated is not None, num_warps=1,
+        row_last, report, state.p_min if simulated is None else simulated, row_last if most is None else most,
+        state.tokens.stride(0), report.stride(0), DEPTH=depth, SIMULATE=simulated is not None,
+        LIMITED=most is not None, num_warps=1,
     )  # fmt: skip
 
 

@@ -1,0 +1,111 @@
+"""The constrained rows of a runner whose rows live on the device: what the host follows of them, and their masks.
+
+A matcher moves by what the reports tell. So a step with constrained draws has to know the reports of all steps before
+it; its forward runs meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.errors import ConstraintFault
+from slipstream.runners.rows import matcher_of
+from slipstream.sampling.constraints import Matcher
+from slipstream.sampling.masks import num_bytes
+
+
+@dataclass(slots=True)
+class _Followed:
+    matcher: Matcher
+    drafts: tuple[int, ...] = ()  # the newest ones told
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    index: np.ndarray  # int32 [draws]: which mask each draw has; -1: none
+    masks: list[bytes]
+    most: np.ndarray  # int32 [rows]: how many drafts may be accepted
+    faults: dict[int, str]  # of rows that cannot go on, by their index in the plan
+
+
+class MaskBuffers:
+    """Device memory that never moves: captured steps read it."""
+
+    def __init__(self, num_draws: int, max_rows: int, max_depth: int, vocab_size: int, device: torch.device) -> None:
+        self.masks = torch.zeros(max_rows * (1 + max_depth), num_bytes(vocab_size), dtype=torch.uint8, device=device)
+        self.index = torch.full((num_draws,), -1, dtype=torch.int32, device=device)
+        self.most = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def upload(self, step: StepMasks) -> None:
+        _put(self.index, step.index)
+        _put(self.most, step.most)
+        if step.masks:
+            packed = np.frombuffer(b"".join(step.masks), np.uint8).reshape(len(step.masks), -1)
+            _put(self.masks, packed.copy())  # what torch is given has to be writable
+
+
+class ConstrainedRows:
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: dict[int, _Followed] = {}  # by slot
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def join(self, join: RowJoin) -> None:
+        matcher = matcher_of(join, self._vocab_size)
+        if matcher is not None:
+            self._rows[join.slot] = _Followed(matcher)
+
+    def leave(self, slot: int) -> None:
+        self._rows.pop(slot, None)
+
+    def any_of(self, steps: Sequence[RowStep], first_draws: Sequence[int]) -> bool:
+        """Whether a constrained row draws in this step."""
+        return bool(self._rows) and any(
+            s.slot in self._rows and d >= 0 for s, d in zip(steps, first_draws, strict=True)
+        )
+
+    def learn(self, slot: int, tokens: Sequence[int], drafts: tuple[int, ...]) -> None:
+        if followed := self._rows.get(slot):
+            followed.matcher.advance(tokens)
+            followed.drafts = drafts
+
+    def step(self, steps: Sequence[RowStep], gaps: Sequence[int], first_draws: Sequence[int], size: int) -> StepMasks:
+        """``first_draws``: of each row among the step's draws, or -1; ``size``: how many draws there are."""
+        found = StepMasks(np.full(size, -1, np.int32), [], np.full(len(steps), 1 << 20, np.int32), {})
+        for row, (step, gap, first) in enumerate(zip(steps, gaps, first_draws, strict=True)):
+            followed = self._rows.get(step.slot)
+            if followed is None or first < 0:
+                continue
+            told = _masks(followed, step.feed - gap)
+            found.most[row] = max(0, len(told) - 1)
+            if followed.fault:
+                found.faults[row] = followed.fault
+            for i, mask in enumerate(told):
+                if mask is not None:
+                    found.index[first + i] = len(found.masks)
+                    found.masks.append(mask)
+        return found
+
+
+def _masks(followed: _Followed, num_drafts: int) -> list[bytes | None]:
+    try:
+        return followed.matcher.masks(followed.drafts[:num_drafts])
+    except ConstraintFault as fault:
+        followed.fault = str(fault)
+        return []
+
+
+def _put(place: Tensor, values: np.ndarray) -> None:
+    host = torch.from_numpy(values)
+    if place.device.type == "cuda":
+        host = host.pin_memory()
+    place[: len(values)].copy_(host, non_blocking=True)
