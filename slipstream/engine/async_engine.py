@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -41,11 +41,17 @@ class TokenStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def wake(self, waiter: asyncio.Future[None]) -> None:
+        """What the next event or nudge sets off; only the latest one is remembered."""
+        self._waiter = waiter
+
     async def ready(self) -> None:
         """Returns when there is something to take, or after a nudge. Cancelling it changes nothing."""
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        await first_ready([self])
 
     def take(self) -> list[TokenEvent]:
         """All events that have come; a consumer that was slow catches up at once."""
@@ -90,6 +96,15 @@ class TokenStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
+
+
+async def first_ready(streams: Sequence[TokenStream]) -> None:
+    """Returns when one of them has something to take, or was nudged. Cancelling it changes nothing."""
+    if not any(stream.has_events for stream in streams):
+        waiter = asyncio.get_running_loop().create_future()
+        for stream in streams:
+            stream.wake(waiter)
+        await waiter
 
 
 class AsyncEngine:
