@@ -15,7 +15,7 @@ from types import TracebackType
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.engine import Engine
-from slipstream.engine.plan import Runner
+from slipstream.engine.plan import Runner, TokenLogprobs
 from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import RequestStats, StatsSnapshot
 from slipstream.errors import ConfigError, EngineDead, RequestError
@@ -36,6 +36,8 @@ class Output:
     finish_reason: FinishReason
     stats: RequestStats
     error: str = ""  # what happened, when finish_reason is "error"
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens behind the first, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class TextEvent:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens, where asked for
 
 
 def choose_runner(name: str) -> str:
@@ -174,25 +178,31 @@ class LLM:
         return self._grammars.compile(spec)
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, n: int = 1
     ) -> list[Output]:
-        """Answers in the order of the prompts, all of them running together."""
+        """Answers in the order of the prompts, all of them running together.
+
+        ``n``: answers to each prompt, side by side; the prompt is computed once, answer i has the seed behind i - 1's.
+        """
         if isinstance(prompts, str):
             raise RequestError("generate takes a list of prompts, not one string")
         each = _one_each(params, len(prompts))
-        collectors = [_Collector() for _ in prompts]
+        groups = [[_Collector() for _ in range(n)] for _ in prompts]
         encoded = [self.tokens_of(prompt) for prompt in prompts]
         ids: list[str] = []
         try:
-            for tokens, own, collector in zip(encoded, each, collectors, strict=True):
-                ids.append(self.engine.submit(tokens, own, collector))
-            events = [collector.wait() for collector in collectors]
+            for tokens, own, collectors in zip(encoded, each, groups, strict=True):
+                ids += self.engine.submit_many(tokens, own, collectors)
+            for collectors in groups:
+                for collector in collectors:
+                    collector.wait()
         finally:
             for request_id in ids:  # what is finished ignores it: this is for a prompt refused, or Ctrl-C
                 self.engine.abort(request_id)
         return [
-            self._output(tokens, collector, event)
-            for tokens, collector, event in zip(encoded, collectors, events, strict=True)
+            self._output(tokens, collector)
+            for tokens, collectors in zip(encoded, groups, strict=True)
+            for collector in collectors
         ]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TextEvent]:
@@ -222,11 +232,20 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _output(self, prompt: list[int], collector: _Collector, last: TokenEvent) -> Output:
+    def _output(self, prompt: list[int], collector: _Collector) -> Output:
+        last = collector.wait()
         assert last.finish_reason is not None
         assert last.stats is not None
-        text = self.tokenizer.decode(_visible(collector.tokens, last.finish_reason))
-        return Output(tuple(prompt), tuple(collector.tokens), text, last.finish_reason, last.stats, last.error)
+        return Output(
+            prompt_token_ids=tuple(prompt),
+            token_ids=tuple(collector.tokens),
+            text=self.tokenizer.decode(_visible(collector.tokens, last.finish_reason)),
+            finish_reason=last.finish_reason,
+            stats=last.stats,
+            error=last.error,
+            logprobs=tuple(collector.logprobs),
+            prompt_logprobs=tuple(collector.prompt_logprobs),
+        )
 
 
 class _Collector:
@@ -234,11 +253,15 @@ class _Collector:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self._last: TokenEvent | None = None
         self._done = threading.Event()
 
     def __call__(self, event: TokenEvent) -> None:
         self.tokens += event.tokens
+        self.logprobs += event.logprobs
+        self.prompt_logprobs += event.prompt_logprobs
         if event.finish_reason is not None:
             self._last = event
             self._done.set()
@@ -275,4 +298,13 @@ def _text_event(event: TokenEvent, detokenizer: StreamingDetokenizer) -> TextEve
     text = detokenizer.push(_visible(event.tokens, event.finish_reason))
     if event.finish_reason is not None:
         text += detokenizer.finish()
-    return TextEvent(text, event.tokens, event.num_accepted, event.finish_reason, event.stats, event.error)
+    return TextEvent(
+        text=text,
+        tokens=event.tokens,
+        num_accepted=event.num_accepted,
+        finish_reason=event.finish_reason,
+        stats=event.stats,
+        error=event.error,
+        logprobs=event.logprobs,
+        prompt_logprobs=event.prompt_logprobs,
+    )

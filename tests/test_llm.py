@@ -46,6 +46,37 @@ def test_it_answers(llm: LLM) -> None:
     assert output.stats.output_tokens == len(output.token_ids)
 
 
+def test_several_answers_are_those_of_the_seeds_behind_each_other(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=3, draft=2)
+    prompts = [ask(llm, question) for question in QUESTIONS[:2]]
+    together = llm.generate(prompts, params, n=3)
+    apart = [llm.generate([prompt], replace(params, seed=3 + i))[0] for prompt in prompts for i in range(3)]
+    assert [o.token_ids for o in together] == [o.token_ids for o in apart]
+    assert len({o.token_ids for o in together}) > 4
+    with pytest.raises(RequestError, match="at most 4 streams"):
+        llm.generate(prompts, params, n=5)
+    nothing_leaks(llm)
+
+
+def test_log_probabilities_are_the_same_with_and_without_drafts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=16, seed=3, logprobs=4, prompt_logprobs=2, presence_penalty=0.5)
+    prompts = [ask(llm, question) for question in QUESTIONS]
+    alone = [llm.generate([prompt], replace(params, draft="off"))[0] for prompt in prompts]
+    together = llm.generate(prompts, replace(params, draft=3))
+    for one, other in zip(alone, together, strict=True):
+        assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert (len(one.logprobs), len(one.prompt_logprobs)) == (len(one.token_ids), len(one.prompt_token_ids) - 1)
+        for told in one.logprobs:
+            ranked = sorted(told.top, key=lambda pair: (-pair[1], pair[0]))
+            assert list(told.top) == ranked
+            assert len(ranked) == 4
+            assert told.logprob <= ranked[0][1] <= 0.0
+    pieces = list(llm.stream(prompts[0], replace(params, draft=3)))
+    assert tuple(one for piece in pieces for one in piece.logprobs) == alone[0].logprobs
+    assert pieces[0].prompt_logprobs == alone[0].prompt_logprobs
+
+
 @pytest.mark.parametrize("draft", ["off", "solo", "adaptive", 1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_same_seed_same_text_whatever_the_policy_and_company(llm: LLM, draft: str | int, temperature: float) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 from slipstream.engine.engine import Engine
@@ -40,11 +41,17 @@ class TokenStream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def wake(self, waiter: asyncio.Future[None]) -> None:
+        """What the next event or nudge sets off; only the latest one is remembered."""
+        self._waiter = waiter
+
     async def ready(self) -> None:
         """Returns when there is something to take, or after a nudge. Cancelling it changes nothing."""
-        if not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        await first_ready([self])
 
     def take(self) -> list[TokenEvent]:
         """All events that have come; a consumer that was slow catches up at once."""
@@ -91,6 +98,15 @@ class TokenStream:
         self.abort()
 
 
+async def first_ready(streams: Sequence[TokenStream]) -> None:
+    """Returns when one of them has something to take, or was nudged. Cancelling it changes nothing."""
+    if not any(stream.has_events for stream in streams):
+        waiter = asyncio.get_running_loop().create_future()
+        for stream in streams:
+            stream.wake(waiter)
+        await waiter
+
+
 class AsyncEngine:
     """Wraps an engine that was not started yet. All methods but those of the engine belong to one loop."""
 
@@ -112,9 +128,15 @@ class AsyncEngine:
 
     def submit(self, prompt_tokens: Iterable[int], params: SamplingParams) -> TokenStream:
         """Raises RequestError or EngineDead at once."""
-        stream = TokenStream(self.engine)
-        stream.id = self.engine.submit(prompt_tokens, params, lambda event: self._pending.append((stream, event)))
-        return stream
+        return self.submit_many(prompt_tokens, params, 1)[0]
+
+    def submit_many(self, prompt_tokens: Iterable[int], params: SamplingParams, n: int) -> list[TokenStream]:
+        """``n`` answers to one prompt, which is computed once. Leaving one of them does not touch the others."""
+        streams = [TokenStream(self.engine) for _ in range(n)]
+        ids = self.engine.submit_many(prompt_tokens, params, [partial(self._put, stream) for stream in streams])
+        for stream, request_id in zip(streams, ids, strict=True):
+            stream.id = request_id
+        return streams
 
     def abort(self, request_id: str) -> None:
         """The stream then ends with a final event of its own."""
@@ -125,6 +147,10 @@ class AsyncEngine:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.close)
+
+    def _put(self, stream: TokenStream, event: TokenEvent) -> None:
+        """Engine thread."""
+        self._pending.append((stream, event))
 
     def _wake(self) -> None:
         """Engine thread. The loop may be gone when the process ends; then nobody listens."""

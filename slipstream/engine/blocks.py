@@ -1,4 +1,4 @@
-"""The KV blocks: which are free. Owns the free list and nothing else; who holds a block is the sequence's to know."""
+"""The KV blocks: which are free, and how many sequences hold each of the others. Who they are is theirs to know."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))  # the lowest is handed out first
+        self._holders = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -32,16 +33,29 @@ class BlockPool:
 
     def allocate(self, count: int) -> tuple[int, ...]:
         assert 0 <= count <= self.num_free
-        return tuple(self._free.pop() for _ in range(count))
+        blocks = tuple(self._free.pop() for _ in range(count))
+        for block in blocks:
+            self._holders[block] = 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more sequence holds these."""
+        for block in blocks:
+            assert self._holders[block] > 0, "a free block was shared"
+            self._holders[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        self._free.extend(blocks)
-        assert self.num_free <= self.num_blocks, "a block was freed twice"
+        for block in blocks:
+            assert self._holders[block] > 0, "a block was freed twice"
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free.append(block)
 
-    def check_integrity(self, owned: Iterable[int]) -> None:
-        """Every block is free or owned, exactly once."""
-        seen = Counter(self._free)
-        seen.update(owned)
-        wrong = [block for block in range(self.num_blocks) if seen[block] != 1]
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """Every block is free, or held as often as the pool knows."""
+        free, seen = Counter(self._free), Counter(held)
+        wrong = [
+            block for block, count in enumerate(self._holders) if seen[block] != count or free[block] != (count == 0)
+        ]
         assert not wrong, f"blocks lost or held twice: {wrong[:8]}"
-        assert len(seen) == self.num_blocks
+        assert seen.keys() <= set(range(self.num_blocks))

@@ -12,7 +12,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.config import EngineConfig
@@ -33,8 +33,8 @@ _STREAMS_SECONDS = 0.25  # between two looks at each stream: people read them, s
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    request: Request
-    sink: Sink
+    requests: tuple[Request, ...]  # for the same prompt
+    sinks: tuple[Sink, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,19 @@ class Engine:
 
     def submit(self, prompt_tokens: Iterable[int], params: SamplingParams, sink: Sink) -> str:
         """The request's id. Raises RequestError for what can never run, EngineDead when nothing runs any more."""
+        return self.submit_many(prompt_tokens, params, [sink])[0]
+
+    def submit_many(self, prompt_tokens: Iterable[int], params: SamplingParams, sinks: Sequence[Sink]) -> list[str]:
+        """As many answers to one prompt as there are sinks, the prompt computed once; their ids.
+
+        Answer i is what a request of its own with seed + i would get.
+        """
         self._check_alive()
-        request = self._request(prompt_tokens, params)
-        check_request(request, self.info)
-        self._send(_Submit(request, sink))
-        return request.id
+        self._check_count(len(sinks))
+        requests = self._requests(prompt_tokens, params, len(sinks))
+        check_request(requests[0], self.info)
+        self._send(_Submit(requests, tuple(sinks)))
+        return [request.id for request in requests]
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
         """Idempotent; an id that is unknown or finished is ignored. ``reason`` is what the final event will say."""
@@ -130,15 +138,24 @@ class Engine:
             self._check_alive()
             self._inbox.put(message)
 
-    def _request(self, prompt_tokens: Iterable[int], params: SamplingParams) -> Request:
+    def _check_count(self, count: int) -> None:
+        most = min(self.info.num_slots, self.config.max_streams)
+        if not 1 <= count <= most:
+            raise RequestError(f"{count} answers to one prompt: at most {most} streams run at once, at least one must")
+
+    def _requests(self, prompt_tokens: Iterable[int], params: SamplingParams, count: int) -> tuple[Request, ...]:
         try:
             prompt = tuple(map(operator.index, prompt_tokens))
         except TypeError as error:
             raise RequestError(f"the prompt must be token ids: {error}") from error
-        seed = secrets.randbits(63) if params.seed is None else params.seed & _SEED_MASK
+        seed = secrets.randbits(63) if params.seed is None else params.seed
         p_min = self.config.p_min if params.p_min is None else params.p_min
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_token_ids)
-        return Request(f"r{next(self._ids)}", prompt, params, seed, p_min, ends, time.monotonic())
+        now = time.monotonic()
+        return tuple(
+            Request(f"r{next(self._ids)}", prompt, params, (seed + i) & _SEED_MASK, p_min, ends, now)
+            for i in range(count)
+        )
 
     # The engine thread.
 
@@ -199,14 +216,18 @@ class Engine:
 
     def _take(self, scheduler: Scheduler, message: _Message) -> bool:
         match message:
-            case _Submit(request, sink):
-                self._sinks[request.id] = sink
-                scheduler.add(request)
+            case _Submit(requests):
+                self._listen(message)
+                scheduler.add(*requests)
             case _Abort(request_id, reason):
                 self._deliver([scheduler.abort(request_id, reason)])
             case _Close():
                 return False
         return True
+
+    def _listen(self, message: _Submit) -> None:
+        for request, sink in zip(message.requests, message.sinks):
+            self._sinks[request.id] = sink
 
     def _step(self, scheduler: Scheduler, runner: Runner) -> None:
         plan = scheduler.schedule()
@@ -232,7 +253,7 @@ class Engine:
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, _Submit):
-                self._sinks[message.request.id] = message.sink
+                self._listen(message)
 
     def _die(self, error: Exception) -> None:
         was_open = self._open

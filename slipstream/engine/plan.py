@@ -28,8 +28,23 @@ from slipstream.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a stream's caches come from: another one with the same tokens, which stands there without drafts."""
+
+    slot: int  # the other's
+    cursor: int  # tokens that are computed there, and so here
+    shared: tuple[int, ...]  # the full KV blocks before the cursor: both read them, nobody writes them again
+    copied: tuple[int, int] | None  # where the cursor stands inside a block: that one, and the row's own for a copy
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """With which the row's table begins."""
+        return self.shared if self.copied is None else (*self.shared, self.copied[1])
+
+
+@dataclass(frozen=True, slots=True)
 class RowJoin:
-    """A stream enters a slot, with an empty cache (cursor 0)."""
+    """A stream enters a slot, with an empty cache (cursor 0) or with that of another stream."""
 
     slot: int
     tokens: tuple[int, ...]  # all known tokens: the prompt and, after a preemption, the output so far
@@ -39,6 +54,7 @@ class RowJoin:
     p_min: float  # resolved
     may_draft: bool = True  # False: it never will, so the head need not learn of it
     end_tokens: tuple[int, ...] = ()  # what ends the stream: not drawn before min_tokens
+    fork: Fork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,7 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Applied in this order: leaves, joins, rows."""
+    """Applied in this order: leaves, joins, rows. A join may fork from any row that is there before the joins."""
 
     step: int
     leaves: tuple[int, ...]
@@ -82,7 +98,7 @@ class RowResult:
     # The head's probability of each draft and, where it ended them early, of the one left out; () without a floor.
     confidences: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where the row asked for them
-    # Of the prompt's tokens that follow those fed in this step, where the row asked for them.
+    # Of the prompt's tokens that follow those fed in this step, where the row asked for them and joined without output.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     fault: str = (
         ""  # why the row cannot go on (a constraint that cannot be followed); it then has neither tokens nor drafts

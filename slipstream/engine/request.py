@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.plan import RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
+from slipstream.engine.plan import Fork, RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
 from slipstream.engine.stats import RequestStats, RowCounters
 from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import SamplingParams
@@ -59,6 +59,8 @@ class Commit:
     num_accepted: int
     finish_reason: FinishReason | None
     confidences: tuple[float, ...] = ()  # of the drafts verified, where they are known
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # all of them, with the first tokens
 
 
 def check_request(request: Request, info: RunnerInfo) -> None:
@@ -90,18 +92,24 @@ def length_limit(request: Request, info: RunnerInfo) -> int:
 
 
 class Sequence:
-    """A request on its way. Without a slot it waits; num_computed then is 0."""
+    """A request on its way. Without a slot it waits; num_computed then is 0. Leaders and siblings: see families.py."""
 
-    def __init__(self, request: Request, limit: int) -> None:
+    def __init__(self, request: Request, limit: int, family: object = None) -> None:
         self.request = request
         self.limit = limit
+        self.family = family  # the same for all that were asked for together; None: nobody to share with
+        self.leader: Sequence | None = None  # who computes this one's prompt at the moment
+        self.siblings: list[Sequence] = []  # whose prompt this one computes at the moment
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
         self.drafts: tuple[int, ...] = ()
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
+        self.joined = False  # the runner knows of it
         self.blocks: list[int] = []
+        self.num_told_blocks = 0  # the runner knows of these
         self.in_flight: deque[RowStep] = deque()
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are told
         self.finish_reason: FinishReason | None = None
         self.depth = 0  # how many drafts its last draw asked for
         self.counters = RowCounters()
@@ -123,23 +131,49 @@ class Sequence:
         now = Bounds(len(self.tokens), len(self.tokens), self.gap, len(self.drafts))
         return fold(now, self.in_flight)
 
-    def join(self, slot: int, may_draft: bool) -> RowJoin:
-        assert self.slot is None
-        assert self.num_computed == 0
-        self.slot = slot
+    def join(self, may_draft: bool, fork: Fork | None = None) -> RowJoin:
+        assert self.slot is not None
+        assert not self.joined
+        self.joined = True
         request = self.request
-        num_prompt = len(request.prompt_tokens)
-        ends = tuple(sorted(request.end_token_ids))
         return RowJoin(
-            slot, tuple(self.tokens), num_prompt, request.params, request.seed, request.p_min, may_draft, ends
+            slot=self.slot,
+            tokens=tuple(self.tokens),
+            num_prompt=len(request.prompt_tokens),
+            params=request.params,
+            seed=request.seed,
+            p_min=request.p_min,
+            may_draft=may_draft,
+            end_tokens=tuple(sorted(request.end_token_ids)),
+            fork=fork,
         )
+
+    def fork(self, block_size: int) -> Fork:
+        """Go on from where the leader stands: before the prompt's last token, at rest."""
+        leader = self.leader
+        assert leader is not None
+        assert leader.slot is not None
+        assert not leader.in_flight
+        num_full, rest = divmod(leader.num_computed, block_size)
+        shared = tuple(leader.blocks[:num_full])
+        copied = (leader.blocks[num_full], self.blocks[0]) if rest else None
+        self.blocks = [*shared, *self.blocks]
+        self.num_told_blocks = num_full + (copied is not None)
+        self.num_computed, self.prompt_logprobs = leader.num_computed, leader.prompt_logprobs
+        self.leader = None
+        return Fork(leader.slot, self.num_computed, shared, copied)
+
+    def tell_blocks(self) -> tuple[int, ...]:
+        """Those that the runner does not know of yet; it is told now."""
+        told, self.num_told_blocks = self.num_told_blocks, len(self.blocks)
+        return tuple(self.blocks[told:])
 
     def leave(self) -> tuple[int, list[int]]:
         """Give up slot and blocks; every known token stays known."""
         assert self.slot is not None
         slot, blocks = self.slot, self.blocks
-        self.slot, self.blocks = None, []
-        self.num_computed, self.drafts, self.confidences = 0, (), ()
+        self.slot, self.blocks, self.joined, self.num_told_blocks = None, [], False, 0
+        self.num_computed, self.drafts, self.confidences, self.prompt_logprobs = 0, (), (), ()
         return slot, blocks
 
     def commit(self, result: RowResult) -> Commit | None:
@@ -148,6 +182,7 @@ class Sequence:
         gap = self.gap
         assert result.slot == self.slot == row.slot
         assert result.num_fed == min(row.feed, gap + len(self.drafts))
+        self.prompt_logprobs += result.prompt_logprobs
         if row.feed < gap:
             assert not result.tokens
             self.num_computed += result.num_fed
@@ -158,6 +193,7 @@ class Sequence:
         num_accepted = len(result.tokens) - 1
         assert 0 <= num_accepted <= num_drafted
         assert result.tokens[:-1] == self.drafts[:num_accepted]
+        assert len(result.logprobs) == (0 if self.request.params.logprobs is None else len(result.tokens))
         kept, reason = self._cut(result.tokens)
         self.num_computed = len(self.tokens) + num_accepted
         self.tokens += kept
@@ -165,7 +201,9 @@ class Sequence:
         confidences = self.confidences[:num_drafted]
         self.drafts, self.confidences = result.drafts, result.confidences[: len(result.drafts)]
         self.finish_reason = reason
-        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences)
+        told, self.prompt_logprobs = self.prompt_logprobs, ()
+        logprobs = result.logprobs[: len(kept)]
+        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences, logprobs, told)
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         room = self.limit - len(self.tokens)

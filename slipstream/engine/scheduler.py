@@ -15,7 +15,8 @@ from slipstream.config import EngineConfig
 from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
-from slipstream.engine.plan import RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.families import at_rest, bind, first_group, num_shared, part
+from slipstream.engine.plan import Fork, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -82,12 +83,18 @@ class Scheduler:
 
     # Requests come and go.
 
-    def add(self, request: Request) -> None:
-        check_request(request, self.info)
-        assert request.id not in self._live
-        sequence = Sequence(request, length_limit(request, self.info))
-        self._live[request.id] = sequence
-        self._waiting.append(sequence)
+    def add(self, *requests: Request) -> None:
+        """Those added together ask for the same prompt: it is computed once, where there is something to share."""
+        assert len(requests) <= self._num_slots
+        shares = len(requests) > 1 and len(requests[0].prompt_tokens) > 1
+        family = object() if shares else None
+        for request in requests:
+            check_request(request, self.info)
+            assert request.id not in self._live
+            assert request.prompt_tokens == requests[0].prompt_tokens
+            sequence = Sequence(request, length_limit(request, self.info), family)
+            self._live[request.id] = sequence
+            self._waiting.append(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> TokenEvent | None:
         """The final event, or None if the request is unknown or already finished."""
@@ -105,7 +112,9 @@ class Scheduler:
         assert len(self._flights) <= self.info.lag
         rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
         step = self._pass(rows)
-        self._place_short(step, rows)
+        leaders = at_rest(self._running)
+        self._place_short(step, rows, sum(1 + len(leader.siblings) for leader in leaders))
+        self._place_families(step, leaders)
         self._place_long(step, rows)
         self._admit(step)
         self._deepen(step)
@@ -123,14 +132,16 @@ class Scheduler:
         return Pass(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
-        """False for a row that is sure to be finished by what is in flight, or that could pass the context."""
-        return bounds.least < sequence.limit and bounds.most < self._hard_limit
+        """False for a row that is sure to be finished by what is in flight, or that could pass the context, or that
+        waits for its leader or its siblings."""
+        waits = sequence.leader is not None or (sequence.siblings and bounds.gap == 1)
+        return not waits and bounds.least < sequence.limit and bounds.most < self._hard_limit
 
-    def _place_short(self, step: Pass, rows: Rows) -> None:
+    def _place_short(self, step: Pass, rows: Rows, num_forking: int) -> None:
         """Rows with one known token to feed, and their drafts: they never wait for someone's prompt."""
         short = [(sequence, bounds) for sequence, bounds in rows if bounds.gap == 1]
         has_prompts = len(short) < len(rows) or bool(self._waiting)
-        spare = step.budget - len(short) - (self.config.min_chunk if has_prompts else 0)
+        spare = step.budget - len(short) - num_forking - (self.config.min_chunk if has_prompts else 0)
         assert spare >= 0
         for sequence, bounds in short:
             feed = 1 + min(bounds.drafts, spare)
@@ -138,25 +149,56 @@ class Scheduler:
                 step.place(sequence, bounds, feed)
                 spare -= feed - 1
 
+    def _place_families(self, step: Pass, leaders: list[Sequence]) -> None:
+        """Siblings go on from where their leader stands; from here on each feeds and draws for itself."""
+        for leader in leaders:
+            siblings, leader.siblings = leader.siblings, []
+            for sibling in siblings:
+                fork = sibling.fork(self.info.block_size)
+                self._pool.share(fork.shared)
+                step.joins.append(self._join(sibling, fork))
+            for sequence in (leader, *siblings):
+                if step.may_place(sequence):  # or it was the youngest when blocks ran out
+                    step.place(sequence, sequence.bounds, 1)
+
     def _place_long(self, step: Pass, rows: Rows) -> None:
         """Prompts on their way share what is left, the oldest first. They have had their blocks since they joined."""
         for sequence, bounds in rows:
-            feed = min(bounds.gap, step.budget, step.prompts)
-            if bounds.gap > 1 and feed and step.may_place(sequence):
-                step.place(sequence, bounds, feed)
+            if bounds.gap > 1 and step.chunk and step.may_place(sequence):
+                self._place_chunk(step, sequence, bounds)
+
+    def _place_chunk(self, step: Pass, sequence: Sequence, bounds: Bounds) -> None:
+        """The last token is fed when the siblings are there to feed theirs."""
+        most = bounds.gap - bool(sequence.siblings)
+        step.place(sequence, bounds, min(most, step.chunk))
 
     def _admit(self, step: Pass) -> None:
-        while self._waiting and self._free_slots and min(step.budget, step.prompts) and not step.starved:
-            sequence = self._waiting[0]
-            count = self._pool.count_for(min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth))
-            if self._pool.num_free < count + len(self._running):  # each running row may need a block soon
+        while self._waiting and step.chunk and not step.starved:
+            group = self._fitting(first_group(self._waiting))
+            if not group:
                 return
-            self._running.append(self._waiting.popleft())
-            sequence.counters.join(self._clock())
-            may_draft = self.policy.may_draft(sequence.request.params.draft)
-            step.joins.append(sequence.join(self._free_slots.pop(), may_draft))
-            step.place(sequence, sequence.bounds, min(sequence.gap, step.budget, step.prompts))
-            self._grow(sequence, count, step)
+            bind(group[0], group[1:])
+            for sequence in group:
+                self._running.append(self._waiting.popleft())
+                sequence.counters.join(self._clock())
+                sequence.slot = self._free_slots.pop()
+                self._grow(sequence, self._first_blocks(sequence, sequence.leader is not None))
+            self._place_chunk(step, group[0], group[0].bounds)
+
+    def _fitting(self, group: list[Sequence]) -> list[Sequence]:
+        """All of a group or none; only where nobody is there to make room as many as there is room for."""
+        while group:
+            count = sum(self._first_blocks(sequence, i > 0) for i, sequence in enumerate(group))
+            # Each running row may need a block soon.
+            if len(group) <= len(self._free_slots) and count + len(self._running) <= self._pool.num_free:
+                break
+            group = [] if self._running else group[:-1]
+        return group
+
+    def _first_blocks(self, sequence: Sequence, shares: bool) -> int:
+        """Blocks with which it comes in: for its known tokens and its first drafts, but for those it will share."""
+        count = self._pool.count_for(min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth))
+        return count - num_shared(sequence, self.info.block_size) if shares else count
 
     def _deepen(self, step: Pass) -> None:
         """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
@@ -167,7 +209,7 @@ class Scheduler:
         asks = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
         for pick, row, ask in zip(picks, rows, asks):
             assert 0 <= ask.depth <= row.most
-            pick.propose = pick.sequence.depth = self._cover(pick, min(ask.depth, room), step)
+            pick.propose = pick.sequence.depth = self._cover(pick, min(ask.depth, room))
             pick.floor, pick.onward = ask.floor, ask.onward
             room -= pick.propose
         if picks:
@@ -178,18 +220,22 @@ class Scheduler:
         room = pick.sequence.limit - pick.after.most - 1
         return max(0, min(self.max_depth, room))
 
-    def _cover(self, pick: Pick, depth: int, step: Pass) -> int:
+    def _cover(self, pick: Pick, depth: int) -> int:
         """The head writes ahead for drafts 2, 3, ...: the deepest draft that the blocks allow."""
         while depth > 1:
             count = self._pool.count_for(pick.bounds.computed + pick.feed + depth - 1)
             if count - len(pick.sequence.blocks) <= self._pool.num_free:
-                self._grow(pick.sequence, count, step)
+                self._grow(pick.sequence, count)
                 break
             depth -= 1
         return depth
 
+    def _join(self, sequence: Sequence, fork: Fork | None = None) -> RowJoin:
+        return sequence.join(self.policy.may_draft(sequence.request.params.draft), fork)
+
     def _launch(self, step: Pass) -> StepPlan:
-        rows = tuple(pick.step(step.blocks.get(pick.sequence.id, ())) for pick in step.picks)
+        step.joins += [self._join(pick.sequence) for pick in step.picks if not pick.sequence.joined]
+        rows = tuple(pick.step(pick.sequence.tell_blocks()) for pick in step.picks)
         plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows)
         for pick, row in zip(step.picks, rows):
             pick.sequence.in_flight.append(row)
@@ -213,16 +259,15 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._grow(sequence, count, step)
+        self._grow(sequence, count)
         return True
 
-    def _grow(self, sequence: Sequence, count: int, step: Pass) -> None:
-        added = self._pool.allocate(max(0, count - len(sequence.blocks)))
-        sequence.blocks += added
-        step.blocks[sequence.id] = step.blocks.get(sequence.id, ()) + added
+    def _grow(self, sequence: Sequence, count: int) -> None:
+        sequence.blocks += self._pool.allocate(max(0, count - len(sequence.blocks)))
 
     def _preempt(self, victim: Sequence) -> None:
         assert not victim.in_flight
+        assert not victim.siblings, "they are younger"
         self._vacate(victim)
         self._waiting.appendleft(victim)
         victim.counters.num_preemptions += 1
@@ -230,11 +275,16 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence) -> None:
         """Plans run in order, so what is freed here may be given away in the very next plan."""
+        if sequence.joined:
+            assert sequence.slot is not None
+            self._leaves.append(sequence.slot)
         slot, blocks = sequence.leave()
         self._running.remove(sequence)
         self._free_slots.append(slot)
-        self._leaves.append(slot)
         self._pool.release(blocks)
+        heir = part(sequence)
+        if heir is not None:  # there are blocks: those just released
+            self._grow(heir, len(heir.blocks) + num_shared(heir, self.info.block_size))
 
     # Results.
 
@@ -262,8 +312,16 @@ class Scheduler:
             return None
         self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
         self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
-        stats = self._finish(sequence, commit.finish_reason) if commit.finish_reason else None
-        return TokenEvent(sequence.id, commit.tokens, commit.num_accepted, commit.finish_reason, stats, at=now)
+        return TokenEvent(
+            request_id=sequence.id,
+            tokens=commit.tokens,
+            num_accepted=commit.num_accepted,
+            finish_reason=commit.finish_reason,
+            stats=self._finish(sequence, commit.finish_reason) if commit.finish_reason else None,
+            at=now,
+            logprobs=commit.logprobs,
+            prompt_logprobs=commit.prompt_logprobs,
+        )
 
     def _fail(self, sequence: Sequence, fault: str, now: float) -> TokenEvent:
         """It cannot go on; the others do not notice."""
@@ -297,7 +355,7 @@ class Scheduler:
     # Looking in.
 
     def check_integrity(self) -> None:
-        """Every block and slot is free or has one owner. Holds at any time."""
+        """Every slot is free or has one owner, every block as many as the pool knows. Holds at any time."""
         self._pool.check_integrity(block for sequence in self._running for block in sequence.blocks)
         used = {sequence.slot for sequence in self._running}
         assert len(used) + len(set(self._free_slots)) == self._num_slots

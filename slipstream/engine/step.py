@@ -39,9 +39,13 @@ class Pass:
     prompts: int  # of those, tokens of prompts
     picks: list[Pick] = field(default_factory=list)
     joins: list[RowJoin] = field(default_factory=list)
-    blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)  # newly allocated, by request id
     held: set[Sequence] = field(default_factory=set)  # rows that sit this step out
     starved: bool = False  # blocks ran out: nobody new comes in
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that may still be fed."""
+        return min(self.budget, self.prompts)
 
     def may_place(self, sequence: Sequence) -> bool:
         return sequence.slot is not None and sequence not in self.held

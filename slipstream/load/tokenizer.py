@@ -49,6 +49,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._template.sources)
 
+    @property
+    def template_text(self) -> str:
+        """All of the chat template as it is written: it tells what the model was taught to write."""
+        return "\n".join(self._template.sources.values())
+
     def encode(self, text: str, add_special: bool = False, allow_special: bool = True) -> list[int]:
         """`add_special`: what the model wants around a text, such as BOS. `allow_special`: read <|x|> as a token."""
         _check_text(text)

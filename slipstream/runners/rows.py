@@ -36,6 +36,24 @@ class RowSpan:
         return self.num_certain + self.num_drafts
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How many likeliest tokens a row wants told beside each token's own log-probability; None: nothing at all."""
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        return max((top for top in (self.logprobs, self.prompt_logprobs) if top is not None), default=None)
+
+
+def asked_by(join: RowJoin) -> Asked:
+    """A stream that joins with output has been told of its prompt before."""
+    fresh = join.num_prompt == len(join.tokens)
+    return Asked(join.params.logprobs, join.params.prompt_logprobs if fresh else None)
+
+
 @dataclass(frozen=True)  # with slots, making a RowDraw[...] would fail on Python 3.11
 class RowDraw(Generic[P]):
     """How a row draws its tokens."""
@@ -60,6 +78,7 @@ class Row(Generic[P]):
     num_replay: int = 0  # drafts accepted last step: certain by now, but not yet in the recurrent state
     matcher: Matcher | None = None  # what takes tokens out of its choice
     fault: str = ""  # why it cannot go on; it is computed on until it leaves, and tells nothing any more
+    asked: Asked = Asked()
 
     def span(self, feed: int, offset: int = 0) -> RowSpan:
         """What a step that may feed ``feed`` tokens feeds of this row."""
@@ -86,6 +105,12 @@ class Row(Generic[P]):
             self.fault = str(fault)
             return []
 
+    def num_prompt_told(self, span: RowSpan) -> int:
+        """Of how many tokens of the prompt, each behind a fed one, the log-probability is told."""
+        if self.asked.prompt_logprobs is None:
+            return 0
+        return max(0, min(span.start + span.num_fed, self.draw.num_prompt - 1) - span.start)
+
     def commit(self, span: RowSpan, accepted: int, drawn: int | None, drafts: list[int]) -> tuple[int, ...]:
         """Make ``accepted`` drafts and the row's own draw real; returns the new tokens."""
         assert 0 <= accepted <= span.num_drafts
@@ -100,12 +125,19 @@ class Row(Generic[P]):
 
 
 def joined(join: RowJoin, seed: int, vocab_size: int, processors: tuple[P, ...], cuts: tuple[P, ...] = ()) -> Row[P]:
-    """The row of a stream that enters its slot, with an empty cache."""
+    """The row of a stream that enters its slot."""
     params = join.params
     draw = RowDraw(
         params.greedy, params.inverse_temperature, seed, join.p_min, join.num_prompt, join.may_draft, processors, cuts
     )
-    return Row(join.slot, list(join.tokens), draw, matcher=matcher_of(join, vocab_size))
+    return Row(
+        slot=join.slot,
+        tokens=list(join.tokens),
+        draw=draw,
+        cursor=join.fork.cursor if join.fork else 0,
+        matcher=matcher_of(join, vocab_size),
+        asked=asked_by(join),
+    )
 
 
 def matcher_of(join: RowJoin, vocab_size: int) -> Matcher | None:

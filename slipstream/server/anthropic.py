@@ -1,43 +1,136 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`."""
+"""`/v1/messages` and what `/v1/messages/count_tokens` takes. How it is answered: anthropic_writer.py."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.errors import ApiError, as_anthropic
-from slipstream.server.fields import (
-    Body,
-    Count,
-    NoList,
-    Sampled,
-    ShortText,
-    StopText,
-    TextPart,
-    Unit,
-    stop_list,
-    text_of,
-)
-from slipstream.server.generation import Delta, Job
+from slipstream.grammar import JsonSchema, Spec
+from slipstream.sampling import SamplingParams
+from slipstream.server.anthropic_writer import MessagesWriter
+from slipstream.server.body import Body
+from slipstream.server.errors import ApiError
+from slipstream.server.fields import Count, NoList, Sampled, ShortText, StopText, TextPart, Unit, stop_list, text_of
+from slipstream.server.job import Job
 from slipstream.server.prompts import ChatPrompt
-from slipstream.server.protocol import Protocol, Writer, named, new_id
-from slipstream.server.timings import Finish
+from slipstream.server.protocol import Protocol
+from slipstream.server.structured import Name, Schema, only_one
+from slipstream.server.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
+
+CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
+CacheHint = dict[str, Any]  # about billing elsewhere
+
+
+class ToolResult(Body):
+    type: Literal["tool_result"]
+    tool_use_id: ShortText
+    content: str | list[TextPart] | None = None
+    is_error: bool | None = None
+    cache_control: CacheHint | None = None
+
+
+class UsedTool(Body):
+    type: Literal["tool_use"]
+    id: ShortText
+    name: ShortText
+    input: dict[str, Any]
+    cache_control: CacheHint | None = None
+
+
+class ThinkingBlock(Body):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+Block = TextPart | ToolResult | UsedTool | ThinkingBlock
 
 
 class Message(Body):
     role: Literal["user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[Block], Field(min_length=1)]
+
+    def for_template(self, where: str) -> list[dict[str, Any]]:
+        blocks: list[Block] = []
+        blocks += [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        foreign = (UsedTool, ThinkingBlock) if self.role == "user" else (ToolResult,)
+        for i, block in enumerate(blocks):
+            if isinstance(block, foreign):
+                raise ApiError(400, f"{where}.content.{i}: no {block.type} from the {self.role}", param=where)
+        return _user(blocks) if self.role == "user" else [_assistant(blocks)]
+
+
+def _user(blocks: list[Block]) -> list[dict[str, Any]]:
+    """Each result is a message of its own; text between them another."""
+    found: list[dict[str, Any]] = []
+    for block in blocks:
+        if isinstance(block, ToolResult):
+            text = text_of(block.content or "")
+            found.append({"role": "tool", "content": text, "tool_call_id": block.tool_use_id})
+        elif isinstance(block, TextPart):
+            if not found or found[-1]["role"] != "user":
+                found.append({"role": "user", "content": ""})
+            found[-1]["content"] += block.text
+    return found
+
+
+def _assistant(blocks: list[Block]) -> dict[str, Any]:
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+        for block in blocks
+        if isinstance(block, UsedTool)
+    ]
+    thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    told = {"tool_calls": calls, "reasoning_content": thought}
+    text = text_of([block for block in blocks if isinstance(block, TextPart)])
+    return {"role": "assistant", "content": text, **{key: value for key, value in told.items() if value}}
 
 
 class NoThinking(Body):
     type: Literal["disabled"]
 
 
+class SomeThinking(Body):
+    type: Literal["enabled", "adaptive"]
+    budget_tokens: Count | None = None
+
+
+class MessagesTool(Body):
+    """A client's own. Those that a server would run are refused by their type."""
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: Schema
+    strict: bool | None = None
+    cache_control: CacheHint | None = None
+
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.input_schema)
+
+
 class ToolChoice(Body):
-    type: Literal["auto", "none"]
+    type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
+
+
+class NamedToolChoice(Body):
+    type: Literal["tool"]
+    name: Name
+    disable_parallel_tool_use: bool | None = None
+
+
+class SchemaOutput(Body):
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: SchemaOutput | None = None
+    effort: Literal["low", "medium", "high", "max"] | None = None  # a hint that nothing here reads
 
 
 class UserMetadata(Body):
@@ -50,14 +143,38 @@ class Counted(Body):
     model: ShortText | None = None
     messages: Annotated[list[Message], Field(min_length=1)]
     system: str | list[TextPart] | None = None
-    cache_control: dict[str, Any] | None = None  # a hint about billing elsewhere
-    tools: NoList | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: NoThinking | None = None
+    cache_control: CacheHint | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    thinking: Annotated[SomeThinking | NoThinking, Field(discriminator="type")] | None = None
+    output_config: OutputConfig | None = None
 
     def prompt(self) -> ChatPrompt:
-        system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
-        return ChatPrompt([*system, *({"role": m.role, "content": text_of(m.content)} for m in self.messages)])
+        messages = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
+        for i, message in enumerate(self.messages):
+            messages += message.for_template(f"messages.{i}")
+        return ChatPrompt(messages, {"enable_thinking": isinstance(self.thinking, SomeThinking)})
+
+    def tool_use(self) -> ToolUse:
+        choice = self.tool_choice or ToolChoice(type="auto")
+        tools = [tool.tool() for tool in self.tools or ()]
+        named = choice.name if isinstance(choice, NamedToolChoice) else None
+        return tool_use(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
+
+    def job(self, params: SamplingParams, specs: Mapping[str, Spec | None], **more: Any) -> Job:
+        """``specs``: what else says what the answer looks like."""
+        thinking = self.thinking if isinstance(self.thinking, SomeThinking) else None
+        format = self.output_config.format if self.output_config else None
+        own = {} if format is None else {"output_config.format.schema": JsonSchema(format.schema_)}
+        return Job(
+            self.prompt(),
+            params,
+            look=only_one({**own, **specs}),
+            tools=self.tool_use(),
+            thinking_budget=thinking.budget_tokens if thinking else None,
+            must_think=thinking is not None and thinking.type == "enabled",
+            **more,
+        )
 
 
 class MessagesRequest(Counted, Sampled):
@@ -70,54 +187,13 @@ class MessagesRequest(Counted, Sampled):
     mcp_servers: NoList | None = None
 
 
-class MessagesWriter(Writer):
-    keep_alive = named({"type": "ping"})
-
-    def __init__(self, asked: MessagesRequest, model: str) -> None:
-        self._message = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
-
-    def opening(self, num_prompt: int) -> str:
-        usage = {"input_tokens": num_prompt, "output_tokens": 0}
-        start: dict[str, Any] = {
-            **self._message,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return named({"type": "message_start", "message": start}) + named(block)
-
-    def delta(self, delta: Delta) -> str:
-        text = {"type": "text_delta", "text": delta.text}
-        return named({"type": "content_block_delta", "index": 0, "delta": text})
-
-    def closing(self, finish: Finish) -> str:
-        last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage(finish), "timings": finish.timings()}
-        return named({"type": "content_block_stop", "index": 0}) + named(last) + named({"type": "message_stop"})
-
-    def whole(self, delta: Delta, finish: Finish) -> dict[str, Any]:
-        content = [{"type": "text", "text": delta.text}]
-        told = {**self._message, "content": content, **_stop(finish), "usage": _usage(finish)}
-        return {**told, "timings": finish.timings()}
-
-    def failure(self, error: ApiError) -> str:
-        return named(as_anthropic(error))
-
-
-def _stop(finish: Finish) -> dict[str, Any]:
-    if finish.stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-    return {"stop_reason": "end_turn" if finish.reason == "stop" else "max_tokens", "stop_sequence": None}
-
-
-def _usage(finish: Finish) -> dict[str, int]:
-    return {"input_tokens": finish.num_prompt, "output_tokens": finish.num_output}
-
-
 def messages_job(asked: MessagesRequest, engine: EngineConfig) -> Job:
-    params = asked.sampling(engine, asked.max_tokens)
-    return Job(asked.prompt(), params, stop_list(asked.stop_sequences))
+    return asked.job(
+        asked.sampling(engine, asked.max_tokens),
+        asked.structured(),
+        stops=stop_list(asked.stop_sequences),
+        bad_words=tuple(asked.bad_words or ()),
+    )
 
 
 MESSAGES = Protocol(MessagesRequest, messages_job, MessagesWriter)

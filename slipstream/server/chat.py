@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: what may be asked. How it is answered: chat_writer.py."""
 
 from __future__ import annotations
 
@@ -7,157 +7,134 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.fields import (
-    Bias,
-    Body,
-    Count,
-    Metadata,
-    NoDict,
-    NoList,
-    OnlyFalse,
-    OnlyOne,
-    OnlyZero,
-    Penalty,
-    Sampled,
-    ShortText,
-    Stops,
-    TextPart,
-    stop_list,
-    text_of,
+from slipstream.server.body import Body
+from slipstream.server.chat_writer import ChatWriter
+from slipstream.server.errors import ApiError
+from slipstream.server.fields import Count, NoList, ShortText, TextPart, TopLogprobs, text_of
+from slipstream.server.job import Job
+from slipstream.server.openai_fields import (
+    Conversational,
+    Effort,
+    Function,
+    FunctionName,
+    OpenAiSampled,
+    call_for_template,
 )
-from slipstream.server.generation import Delta, Job
 from slipstream.server.prompts import ChatPrompt
-from slipstream.server.protocol import Protocol, Writer, data, new_id, now, openai_usage
-from slipstream.server.timings import Finish
-from slipstream.server.wire import compact
+from slipstream.server.protocol import Protocol
+from slipstream.server.tools import MAX_TOOLS, ToolUse, tool_use
+
+RESERVED = ("messages", "tools", "add_generation_prompt")  # of a template's variables
+
+
+class CalledFunction(Body):
+    name: ShortText
+    arguments: str
+
+
+class ToolCall(Body):
+    id: ShortText
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # what a client keeps of our stream
 
 
 class ChatMessage(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: ShortText | None = None
+    tool_call_id: ShortText | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    reasoning_content: str | None = None
     # What a client sends back when it repeats an answer of ours.
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: NoList | None = None
     annotations: NoList | None = None
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self, where: str) -> dict[str, Any]:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ApiError(400, f"{where}.content is required", param=f"{where}.content")
+        if self.tool_calls and self.role != "assistant":
+            raise ApiError(400, f"{where}.tool_calls: only the assistant calls", param=f"{where}.tool_calls")
+        told = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": [
+                call_for_template(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls.{i}")
+                for i, call in enumerate(self.tool_calls or ())
+            ],
+        }
         role = "system" if self.role == "developer" else self.role
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": text_of(self.content), **named}
+        return {"role": role, "content": text_of(self.content or ""), **{k: v for k, v in told.items() if v}}
 
 
-class StreamOptions(Body):
-    include_usage: bool | None = None
-    include_obfuscation: OnlyFalse | None = None
+def for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    return [message.for_template(f"messages.{i}") for i, message in enumerate(messages)]
 
 
-class TextFormat(Body):
-    type: Literal["text"]
+class ChatTool(Body):
+    type: Literal["function"]
+    function: Function
 
 
-class OpenAiSampled(Sampled):
-    """What chat and legacy completions share."""
-
-    stream_options: StreamOptions | None = None
-    stop: Stops | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Bias | None = None
-    return_origins: bool | None = None
-    n: OnlyOne | None = None
-    user: ShortText | None = None
-
-    def job_params(self, engine: EngineConfig, max_tokens: int | None) -> dict[str, Any]:
-        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
-        params = self.sampling(
-            engine,
-            max_tokens,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=bias or None,
-        )
-        return {"params": params, "stops": stop_list(self.stop)}
-
-    @property
-    def wants_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
 
 
-class ChatRequest(OpenAiSampled):
+class ChatRequest(OpenAiSampled, Conversational):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    # Harmless here.
-    metadata: Metadata | None = None
-    prompt_cache_key: ShortText | None = None
-    prompt_cache_retention: ShortText | None = None
-    prompt_cache_options: Metadata | None = None
-    safety_identifier: ShortText | None = None
-    parallel_tool_calls: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: OnlyFalse | None = None
-    # Not here yet.
-    logprobs: OnlyFalse | None = None
-    top_logprobs: OnlyZero | None = None
-    tools: NoList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: Annotated[dict[ShortText, bool | int | float | str | None], Field(max_length=16)] | None = (
+        None
+    )
+    # Not here.
     functions: NoList | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: TextFormat | None = None
-    reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
     modalities: list[Literal["text"]] | None = None
-    chat_template_kwargs: NoDict | None = None
+
+    def tool_use(self) -> ToolUse:
+        choice = self.tool_choice or "auto"
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        tools = [tool.function.tool() for tool in self.tools or ()]
+        return tool_use(
+            tools, choice if isinstance(choice, str) else "auto", named, self.parallel_tool_calls is not False
+        )
+
+    def variables(self) -> dict[str, Any]:
+        """Of the template: the client's own, and what its wish to think or not is called there."""
+        given = dict(self.chat_template_kwargs or {})
+        if taken := [name for name in given if name in RESERVED]:
+            raise ApiError(400, f"chat_template_kwargs.{taken[0]} is the server's own", param="chat_template_kwargs")
+        return thinking_variables(self.reasoning_effort) | given
+
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class ChatWriter(Writer):
-    def __init__(self, asked: ChatRequest, model: str) -> None:
-        self._origins = bool(asked.return_origins)
-        self._usage = asked.wants_usage
-        self._head = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
-        # A delta of nothing but text is by far the most frequent line: its fixed part is written once.
-        fixed = compact(self._chunk({"content": ""}))
-        self._before, self._after = fixed.split('"content":""')
-        self._before = f'data: {self._before}"content":'
-        self._after += "\n\n"
-
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-
-    def opening(self, num_prompt: int) -> str:
-        return data(self._chunk({"role": "assistant", "content": ""}))
-
-    def delta(self, delta: Delta) -> str:
-        if self._origins:
-            return data(self._chunk({"content": delta.text}, origins=delta.pieces))
-        return f"{self._before}{compact(delta.text)}{self._after}"
-
-    def closing(self, finish: Finish) -> str:
-        last = self._chunk({}, finish.reason) | {"timings": finish.timings()}
-        usage = {"object": "chat.completion.chunk", "choices": [], "usage": openai_usage(finish)}
-        return data(last) + (data({**self._head, **usage}) if self._usage else "") + "data: [DONE]\n\n"
-
-    def whole(self, delta: Delta, finish: Finish) -> dict[str, Any]:
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
-        origins = {"origins": delta.pieces} if self._origins else {}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish.reason, **origins}
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": openai_usage(finish),
-            "timings": finish.timings(),
-        }
+def thinking_variables(effort: Effort | None) -> dict[str, Any]:
+    return {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
 
 
 def chat_job(asked: ChatRequest, engine: EngineConfig) -> Job:
-    prompt = ChatPrompt([message.for_template() for message in asked.messages])
     most = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
-    return Job(prompt, **asked.job_params(engine, most))
+    return Job(
+        ChatPrompt(for_template(asked.messages), asked.variables()),
+        tools=asked.tool_use(),
+        thinking_budget=asked.thinking_budget,
+        **asked.job_fields(engine, most, logprobs=asked.num_logprobs()),
+    )
 
 
 CHAT = Protocol(ChatRequest, chat_job, ChatWriter)

@@ -2,65 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.chat import OpenAiSampled
-from slipstream.server.fields import Count, OnlyFalse, OnlyOne, ShortText, TokenIds
-from slipstream.server.generation import Delta, Job
+from slipstream.server.choice import Answer, Delta
+from slipstream.server.errors import ApiError
+from slipstream.server.fields import Count, TokenIds, TopLogprobs
+from slipstream.server.job import Job
+from slipstream.server.logprobs import legacy_logprobs
+from slipstream.server.openai_fields import Choices, Harmless, OpenAiSampled
+from slipstream.server.parts import Text
+from slipstream.server.pieces import Piece, text_of
 from slipstream.server.prompts import Prompt, TextPrompt, TokenPrompt
-from slipstream.server.protocol import Protocol, Writer, data, new_id, now, openai_usage
+from slipstream.server.protocol import Protocol, Writer, data, fault, new_id, now, openai_usage, origins
 from slipstream.server.timings import Finish
 
 DEFAULT_TOKENS = 16  # the protocol's own
 
 
-class CompletionRequest(OpenAiSampled):
+class CompletionRequest(OpenAiSampled, Harmless):
     prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=1)]
     max_tokens: Count | None = None
-    # Not here yet.
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    best_of: Choices | None = None
+    # Not here.
     suffix: Literal[""] | None = None
-    echo: OnlyFalse | None = None
-    best_of: OnlyOne | None = None
-    logprobs: None = None
-    service_tier: ShortText | None = None
 
 
 class CompletionWriter(Writer):
     def __init__(self, asked: CompletionRequest, model: str) -> None:
-        self._origins = bool(asked.return_origins)
+        self._origins, self._logprobs = bool(asked.return_origins), asked.logprobs is not None
         self._usage = asked.wants_usage
         self._head = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
+        self._offsets = [0] * (asked.n or 1)  # how much text each choice has told
 
-    def _choice(self, text: str, reason: str | None, delta: Delta | None) -> dict[str, Any]:
-        origins = {"origins": delta.pieces} if self._origins and delta is not None else {}
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason, **origins}
+    def _choice(self, index: int, pieces: Sequence[Piece], finish: Finish | None) -> dict[str, Any]:
+        text, offset = text_of(pieces), self._offsets[index]
+        self._offsets[index] += len(text)
+        logprobs = legacy_logprobs(pieces, offset) if self._logprobs and pieces else None
+        reason, faults = (None, {}) if finish is None else (finish.reason, fault(finish))
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **faults}
+        return {**choice, "origins": origins(pieces)} if self._origins and pieces else choice
 
     def opening(self, num_prompt: int) -> str:
         return ""
 
     def delta(self, delta: Delta) -> str:
-        return data({**self._head, "choices": [self._choice(delta.text, None, delta)]})
+        pieces = [piece for part in delta.parts if isinstance(part, Text) for piece in part.pieces]
+        return data({**self._head, "choices": [self._choice(delta.index, pieces, None)]})
 
-    def closing(self, finish: Finish) -> str:
-        last = {**self._head, "choices": [self._choice("", finish.reason, None)], "timings": finish.timings()}
-        usage = {**self._head, "choices": [], "usage": openai_usage(finish)}
-        return data(last) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
+    def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
+        last = {**self._head, "choices": [self._choice(index, (), finish)]}
+        if total is None:
+            return data(last)
+        usage = {**self._head, "choices": [], "usage": openai_usage(total)}
+        return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
 
-    def whole(self, delta: Delta, finish: Finish) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
-            "choices": [self._choice(delta.text, finish.reason, delta)],
-            "usage": openai_usage(finish),
-            "timings": finish.timings(),
+            "choices": [self._choice(i, answer.pieces, answer.finish) for i, answer in enumerate(answers)],
+            "usage": openai_usage(total),
+            "timings": total.timings(),
         }
 
 
 def completion_job(asked: CompletionRequest, engine: EngineConfig) -> Job:
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise ApiError(400, "best_of may only be n: nothing is thrown away here", param="best_of")
     most = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return Job(_prompt(asked.prompt), **asked.job_params(engine, most))
+    echoed = asked.logprobs if asked.echo else None
+    fields = asked.job_fields(engine, most, logprobs=asked.logprobs, prompt_logprobs=echoed)
+    return Job(_prompt(asked.prompt), echo=bool(asked.echo), **fields)
 
 
 def _prompt(given: str | list[int] | list[str]) -> Prompt:

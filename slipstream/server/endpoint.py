@@ -10,11 +10,14 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from slipstream.errors import SlipstreamError
+from slipstream.server.body import parse
+from slipstream.server.choice import Delta
 from slipstream.server.errors import ApiError, ClientLeft, told
-from slipstream.server.fields import Sampled, parse
+from slipstream.server.fields import Sampled
 from slipstream.server.generation import Generation
 from slipstream.server.protocol import Protocol, Writer
 from slipstream.server.service import SMALL_BODY, Service
+from slipstream.server.timings import Finish
 from slipstream.server.wire import (
     EventStream,
     Receive,
@@ -87,9 +90,9 @@ class Generate(Post[R]):
             if asked.stream:
                 await self._stream(generation, writer, EventStream(send))
                 return
-            delta = await generation.whole()
-        assert delta.finish is not None
-        await send_json(send, writer.whole(delta, delta.finish))
+            answers = await generation.whole()
+        assert generation.total is not None
+        await send_json(send, writer.whole(answers, generation.total))
 
     async def _stream(self, generation: Generation, writer: Writer, events: EventStream) -> None:
         """An error before the first event is an HTTP error; later ones can only be told inside the stream."""
@@ -104,18 +107,17 @@ class Generate(Post[R]):
     async def _tell(self, generation: Generation, writer: Writer, events: EventStream) -> None:
         opening = writer.opening(generation.num_prompt)
         with Heartbeat(generation, self.service.config.keep_alive_seconds) as heart:
-            while True:
-                delta = await generation.next()
-                if delta is None:
-                    await events.write(opening + writer.keep_alive)
-                else:
-                    text = writer.delta(delta) if delta.pieces else ""
-                    closing = writer.closing(delta.finish) if delta.finish is not None else ""
-                    await events.write(opening + text + closing)
-                    if delta.finish is not None:
-                        return
+            while generation.total is None:
+                deltas = await generation.next()
+                text = "".join(_told(writer, delta, generation.total, delta is deltas[-1]) for delta in deltas)
+                await events.write(opening + (text if deltas else writer.keep_alive))
                 opening = ""
                 heart.num_writes += 1
+
+
+def _told(writer: Writer, delta: Delta, total: Finish | None, last: bool) -> str:
+    text = writer.delta(delta) if delta.parts else ""
+    return text if delta.finish is None else text + writer.ended(delta.index, delta.finish, total if last else None)
 
 
 class Heartbeat:

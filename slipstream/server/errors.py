@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.errors import ConfigError, EngineDead, PromptTooLong, RequestError, SlipstreamError
+from slipstream.errors import ConfigError, EngineDead, GrammarError, PromptTooLong, RequestError, SlipstreamError
 
 # status -> the type of error, as OpenAI and as Anthropic clients know it
 TYPES = {
@@ -65,6 +65,9 @@ def told(error: SlipstreamError) -> ApiError:
             return error
         case PromptTooLong():
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case GrammarError():
+            where = str(error).partition(":")[0]
+            return ApiError(400, str(error), param=None if " " in where else where, code="invalid_grammar")
         case RequestError() | ConfigError():
             return ApiError(400, str(error))
         case EngineDead():

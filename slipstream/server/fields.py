@@ -1,27 +1,30 @@
-"""Fields that several protocols share, with their bounds, and how a body becomes a checked request.
+"""Fields that several protocols share, with their bounds.
 
-A field we do not have is refused by its name. One that we know but cannot do is listed with the only value that asks
-for nothing (`n: OnlyOne`, an empty list), so that the schema says so too.
+One that we know but cannot do is listed with the only value that asks for nothing (`OnlyFalse`, an empty list), so that
+the schema says so too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from slipstream.config import EngineConfig
 from slipstream.errors import ParamsError
+from slipstream.grammar import Spec
 from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams
+from slipstream.sampling.params import MAX_TOP_LOGPROBS
+from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
-from slipstream.server.wire import check_depth
+from slipstream.server.structured import StructuredOutputs
 
 MOST_TOKENS = 1 << 31
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
-MAX_NAME = 100  # of a field, when it is told to whoever sent it
+MAX_BAD_WORDS = 256
 
 ShortText = Annotated[str, Field(max_length=512)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -46,14 +49,11 @@ def _only_false(value: bool) -> bool:
 
 OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type": "boolean", "const": False})]
 OnlyOne = Annotated[int, Field(ge=1, le=1)]
-OnlyZero = Annotated[int, Field(ge=0, le=0)]
 NoList = Annotated[list[Any], Field(max_length=0)]
 NoDict = Annotated[dict[str, Any], Field(max_length=0)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+BadWords = Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS)]
 Metadata = dict[str, Any]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Speculative(Body):
@@ -90,11 +90,14 @@ class Sampled(Body):
     seed: Seed | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    bad_words: BadWords | None = None
+    structured_outputs: StructuredOutputs | None = None
     speculative: Speculative | None = None
 
     def sampling(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> SamplingParams:
         """``more``: what only some protocols have; None stands for absent everywhere."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos", "min_tokens")
         given = {name: getattr(self, name) for name in names} | more
         spec = self.speculative or Speculative()
         try:
@@ -106,7 +109,10 @@ class Sampled(Body):
                 **{name: value for name, value in given.items() if value is not None},
             )
         except ParamsError as error:
-            raise ApiError(400, str(error)) from error
+            raise ApiError(400, str(error), param=str(error).split()[0]) from error
+
+    def structured(self) -> dict[str, Spec | None]:
+        return {} if self.structured_outputs is None else self.structured_outputs.specs("structured_outputs")
 
 
 def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -128,47 +134,3 @@ class TextPart(Body):
 
 def text_of(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-R = TypeVar("R", bound=BaseModel)
-
-
-def parse(request: type[R], body: bytes, max_depth: int) -> R:
-    check_depth(body, max_depth)
-    try:
-        return request.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)) from None
-
-
-def _refusal(faults: list[ErrorDetails]) -> ApiError:
-    """One sentence about the fault that is most to the point: the deepest, since unions report every branch."""
-    fault = max(faults, key=lambda fault: len(fault["loc"]))
-    name = ".".join(str(part) for part in fault["loc"] if not _names_a_branch(part))[:MAX_NAME]
-    return ApiError(400, _sentence(name, fault), param=name or None, code=_code(fault))
-
-
-def _names_a_branch(part: int | str) -> bool:
-    """Pydantic puts the branch of a union into the path: a type's name, or one with brackets."""
-    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())
-
-
-def _code(fault: ErrorDetails) -> str | None:
-    return "unknown_field" if fault["type"] == "extra_forbidden" else None
-
-
-def _sentence(name: str, fault: ErrorDetails) -> str:
-    match fault["type"]:
-        case "json_invalid":
-            return f"the body is not valid JSON: {fault.get('ctx', {}).get('error', 'malformed')}"
-        case "extra_forbidden":
-            return f"{name} is not a field this server knows"
-        case "missing":
-            return f"{name} is required"
-        case "literal_error":
-            return f"{name} may only be {fault.get('ctx', {}).get('expected')} here, other values are not supported"
-        case "none_required":
-            return f"{name} is not supported: leave it out"
-        case "too_long" if fault.get("ctx", {}).get("max_length") == 0:
-            return f"{name} is not supported: leave it out or empty"
-    return f"{name or 'the body'}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"

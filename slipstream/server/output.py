@@ -1,23 +1,23 @@
-"""Token ids -> the pieces of text a client may see, each with the origin of its token; stop strings end it.
+"""Token ids -> pieces of text, each with the origin and the score of its token; stop strings end it.
 
-The layer where text gets a meaning: what reads tools or thinking out of it will stand here, behind the stops.
+What the text means (thinking, calls of tools) is read behind this: see markup/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from slipstream.load import StreamingDetokenizer, Tokenizer
+from slipstream.server.pieces import Piece, PieceQueue, Score
 from slipstream.server.stops import StopFinder
-
-Piece = tuple[str, int]  # text, and 0 for an own draw or the position of the accepted draft
 
 
 class OutputText:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._finder = StopFinder(stops)
-        self._held: list[Piece] = []  # pieces the finder may still hold back
+        self._held = PieceQueue()  # what the finder may still hold back
+        self._scores: tuple[Score, ...] = ()  # of tokens whose text has not come yet
         self.num_tokens = 0
 
     @property
@@ -25,42 +25,32 @@ class OutputText:
         """The stop string that ended the text."""
         return self._finder.matched
 
-    def push(self, tokens: Iterable[int], origins: Iterable[int]) -> list[Piece]:
-        """What may be told now. Tokens behind the one that completes a stop string do not count."""
-        told: list[Piece] = []
-        for token, origin in zip(tokens, origins):
-            self.num_tokens += 1
-            told += self._tell(self._detokenizer.push((token,)), origin)
-            if self.stop is not None:
-                break
+    def push(self, token: int, origin: int, score: Score | None = None) -> list[Piece]:
+        """What may be told now."""
+        self._count(score)
+        return self._tell(self._detokenizer.push((token,)), origin)
+
+    def finish(self, end: bool = False, score: Score | None = None) -> list[Piece]:
+        """What was held back. ``end``: an end token came, which counts, but has no text."""
+        if end:
+            self._count(score)
+        told = self._tell(self._detokenizer.finish(), 0)
+        if self.stop is None:
+            self._finder.finish()
+            told += self._held.take_all()
+            told += [Piece("", 0, self._scores)] if self._scores else []
         return told
 
-    def count_end(self) -> None:
-        """An end token counts, but has no text."""
+    def _count(self, score: Score | None) -> None:
         self.num_tokens += 1
-
-    def finish(self) -> list[Piece]:
-        if self.stop is not None:
-            return []
-        told = self._tell(self._detokenizer.finish(), 0)
-        return told if self.stop is not None else told + self._release(self._finder.finish())
+        if score is not None:
+            self._scores += (score,)
 
     def _tell(self, text: str, origin: int) -> list[Piece]:
         if not text:
             return []
-        self._held.append((text, origin))
-        return self._release(self._finder.push(text))
-
-    def _release(self, text: str) -> list[Piece]:
-        """The held pieces that make up this text; the last one may be cut."""
-        pieces: list[Piece] = []
-        left = len(text)
-        while left:
-            piece, origin = self._held[0]
-            pieces.append((piece[:left], origin))
-            if len(piece) > left:
-                self._held[0] = (piece[left:], origin)
-                break
-            self._held.pop(0)
-            left -= len(piece)
-        return pieces
+        piece, self._scores = Piece(text, origin, self._scores), ()
+        if not self._finder.stops:
+            return [piece]
+        self._held.push((piece,))
+        return self._held.take(len(self._finder.push(text)))

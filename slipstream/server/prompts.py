@@ -1,17 +1,16 @@
-"""What a client gave as its prompt, and how that becomes token ids. Run in a worker thread: texts may be long."""
+"""What a client gave as its prompt. How that becomes token ids is the work of prepare.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from slipstream.load import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]  # as the model's template takes them
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +25,3 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
-
-
-def encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    match prompt:
-        case ChatPrompt(messages):
-            return tokenizer.chat(messages)
-        case TextPrompt(text, add_special):
-            return tokenizer.encode(text, add_special=add_special)
-        case TokenPrompt(tokens):
-            return list(tokens)

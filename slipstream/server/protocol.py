@@ -8,14 +8,16 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from slipstream.config import EngineConfig
+from slipstream.server.choice import Answer, Delta
 from slipstream.server.errors import ApiError, as_openai
 from slipstream.server.fields import Sampled
-from slipstream.server.generation import Delta, Job
+from slipstream.server.job import Job
+from slipstream.server.pieces import Piece
 from slipstream.server.timings import Finish
 from slipstream.server.wire import compact
 
@@ -23,7 +25,7 @@ R = TypeVar("R", bound=Sampled)
 
 
 class Writer(ABC):
-    """Server-sent events as text: `opening`, some `delta`, `closing`. Or `whole`."""
+    """Server-sent events as text: `opening`, some `delta`, `ended` for each choice. Or `whole`."""
 
     keep_alive = ": keep-alive\n\n"
 
@@ -35,10 +37,11 @@ class Writer(ABC):
     def delta(self, delta: Delta) -> str: ...
 
     @abstractmethod
-    def closing(self, finish: Finish) -> str: ...
+    def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
+        """A choice is over; ``total``: it was the last one, and this is what all of them took."""
 
     @abstractmethod
-    def whole(self, delta: Delta, finish: Finish) -> dict[str, Any]: ...
+    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]: ...
 
     def failure(self, error: ApiError) -> str:
         """In a stream that has begun."""
@@ -69,9 +72,20 @@ def now() -> int:
     return int(time.time())
 
 
-def openai_usage(finish: Finish) -> dict[str, int]:
+def origins(pieces: Iterable[Piece]) -> list[tuple[str, int]]:
+    return [(piece.text, piece.origin) for piece in pieces if piece.text]
+
+
+def fault(finish: Finish) -> dict[str, str]:
+    """Why an answer could not go on, for whoever looks; the protocols have no place for it."""
+    return {"error": finish.error} if finish.error else {}
+
+
+def openai_usage(total: Finish) -> dict[str, Any]:
+    thinking = {"completion_tokens_details": {"reasoning_tokens": total.num_thinking}} if total.num_thinking else {}
     return {
-        "prompt_tokens": finish.num_prompt,
-        "completion_tokens": finish.num_output,
-        "total_tokens": finish.num_prompt + finish.num_output,
+        "prompt_tokens": total.num_prompt,
+        "completion_tokens": total.num_output,
+        "total_tokens": total.num_prompt + total.num_output,
+        **thinking,
     }

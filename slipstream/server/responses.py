@@ -1,31 +1,36 @@
-"""`/v1/responses`, without memory: nothing is stored, so nothing can be referred to later."""
+"""`/v1/responses`: what may be asked. Nothing is stored, so nothing can be referred to later."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.chat import TextFormat
-from slipstream.server.errors import ApiError
+from slipstream.server.body import Body
+from slipstream.server.chat import thinking_variables
 from slipstream.server.fields import (
-    Body,
     Count,
-    Metadata,
     NoDict,
     NoList,
     OnlyFalse,
-    OnlyZero,
     Sampled,
     ShortText,
     TextPart,
+    TopLogprobs,
     text_of,
 )
-from slipstream.server.generation import Delta, Job
+from slipstream.server.job import Job
+from slipstream.server.openai_fields import Conversational, Effort, Function, call_for_template
 from slipstream.server.prompts import ChatPrompt
-from slipstream.server.protocol import Protocol, Writer, named, new_id, now
-from slipstream.server.timings import Finish
+from slipstream.server.protocol import Protocol
+from slipstream.server.responses_writer import ResponsesWriter
+from slipstream.server.structured import FlatFormat, Name, only_one
+from slipstream.server.tools import MAX_TOOLS, ToolUse, tool_use
+
+Status = Literal["in_progress", "completed", "incomplete"]
+LOGPROBS = "message.output_text.logprobs"
 
 
 class InputMessage(Body):
@@ -34,156 +39,140 @@ class InputMessage(Body):
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     # What a client sends back when it repeats an output of ours.
     id: ShortText | None = None
-    status: Literal["completed", "incomplete"] | None = None
+    status: Status | None = None
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self, where: str) -> dict[str, Any]:
         return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(Body):
+    type: Literal["reasoning"]
+    id: ShortText | None = None
+    content: list[ReasoningText] | None = None
+    summary: NoList | None = None
+    encrypted_content: None = None
+    status: Status | None = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        text = "".join(part.text for part in self.content or ())
+        return {"role": "assistant", "content": "", "reasoning_content": text}
+
+
+class InputCall(Body):
+    type: Literal["function_call"]
+    call_id: ShortText
+    name: ShortText
+    arguments: str
+    id: ShortText | None = None
+    status: Status | None = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        call = call_for_template(self.call_id, self.name, self.arguments, where)
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class InputResult(Body):
+    type: Literal["function_call_output"]
+    call_id: ShortText
+    output: str | list[TextPart]
+    id: ShortText | None = None
+    status: Status | None = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        return {"role": "tool", "content": text_of(self.output), "tool_call_id": self.call_id}
+
+
+InputItem = InputMessage | InputReasoning | InputCall | InputResult
+
+
 class TextOptions(Body):
-    format: TextFormat | None = None
+    format: FlatFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class NoReasoning(Body):
-    effort: Literal["none"] | None = None
-    summary: None = None
+class Reasoning(Body):
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    summary: Literal["auto"] | None = None  # there is none: the reasoning itself is told
 
 
-class ResponsesRequest(Sampled):
-    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+class ResponsesTool(Function):
+    type: Literal["function"]
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: Name
+
+
+class ResponsesRequest(Sampled, Conversational):
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    # Harmless here.
-    metadata: Metadata | None = None
-    user: ShortText | None = None
-    prompt_cache_key: ShortText | None = None
-    prompt_cache_retention: ShortText | None = None
-    prompt_cache_options: Metadata | None = None
-    safety_identifier: ShortText | None = None
-    parallel_tool_calls: bool | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    include: NoList | None = None
-    # Not here, or not here yet.
-    store: OnlyFalse | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    # Not here.
     background: OnlyFalse | None = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
     truncation: Literal["disabled"] | None = None
-    text: TextOptions | None = None
-    reasoning: NoReasoning | None = None
-    tools: NoList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    top_logprobs: OnlyZero | None = None
     stream_options: NoDict | None = None
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
 
-class ResponsesWriter(Writer):
-    def __init__(self, asked: ResponsesRequest, model: str) -> None:
-        self._asked = asked
-        self._id, self._item_id = new_id("resp_"), new_id("msg_")
-        self._created, self._model = now(), model
-        self._text: list[str] = []
-        self._num_events = 0
-
-    def opening(self, num_prompt: int) -> str:
-        going = self._response("in_progress", [])
-        return "".join(
-            (
-                self._event("response.created", response=going),
-                self._event("response.in_progress", response=going),
-                self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-                self._content("response.content_part.added", part=_part("")),
-            )
+    def tool_use(self) -> ToolUse:
+        choice = self.tool_choice or "auto"
+        named = choice.name if isinstance(choice, NamedFunction) else None
+        tools = [tool.tool() for tool in self.tools or ()]
+        return tool_use(
+            tools, choice if isinstance(choice, str) else "auto", named, self.parallel_tool_calls is not False
         )
 
-    def delta(self, delta: Delta) -> str:
-        self._text.append(delta.text)
-        return self._content("response.output_text.delta", delta=delta.text, logprobs=[])
-
-    def closing(self, finish: Finish) -> str:
-        text = "".join(self._text)
-        status, item = _status(finish), self._item(_status(finish), [_part(text)])
-        return "".join(
-            (
-                self._content("response.output_text.done", text=text, logprobs=[]),
-                self._content("response.content_part.done", part=_part(text)),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(f"response.{status}", response=self._response(status, [item], finish)),
-            )
-        )
-
-    def whole(self, delta: Delta, finish: Finish) -> dict[str, Any]:
-        status = _status(finish)
-        return self._response(status, [self._item(status, [_part(delta.text)])], finish)
-
-    def failure(self, error: ApiError) -> str:
-        return self._event("error", code=error.code or "server_error", message=error.message, param=error.param)
-
-    def _event(self, kind: str, **fields: Any) -> str:
-        number, self._num_events = self._num_events, self._num_events + 1
-        return named({"type": kind, "sequence_number": number, **fields})
-
-    def _content(self, kind: str, **fields: Any) -> str:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _response(self, status: str, output: list[dict[str, Any]], finish: Finish | None = None) -> dict[str, Any]:
-        asked = self._asked
-        told = {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
-            "model": self._model,
-            "output": output,
-            "parallel_tool_calls": True if asked.parallel_tool_calls is None else asked.parallel_tool_calls,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": [],
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
-            "truncation": "disabled",
-            "usage": None if finish is None else _usage(finish),
-        }
-        return told if finish is None else {**told, "timings": finish.timings()}
+    def messages(self) -> list[dict[str, Any]]:
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*system, {"role": "user", "content": self.input}]
+        return [*system, *_merged(item.for_template(f"input.{i}") for i, item in enumerate(self.input))]
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _status(finish: Finish) -> str:
-    return "completed" if finish.reason == "stop" else "incomplete"
-
-
-def _usage(finish: Finish) -> dict[str, Any]:
-    return {
-        "input_tokens": finish.num_prompt,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": finish.num_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": finish.num_prompt + finish.num_output,
-    }
+def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the assistant thought, said and called in one turn is one message."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        before = found[-1] if found else {"role": None}
+        if not message["role"] == before["role"] == "assistant":
+            found.append(dict(message))
+            continue
+        for key in ("content", "reasoning_content", "tool_calls"):
+            if key in message:
+                before[key] = before[key] + message[key] if key in before else message[key]
+    return found
 
 
 def responses_job(asked: ResponsesRequest, engine: EngineConfig) -> Job:
-    system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    if isinstance(asked.input, str):
-        messages = [{"role": "user", "content": asked.input}]
-    else:
-        messages = [message.for_template() for message in asked.input]
-    return Job(ChatPrompt([*system, *messages]), asked.sampling(engine, asked.max_output_tokens))
+    reasoning = asked.reasoning or Reasoning()
+    format = asked.text.format.specs("text.format") if asked.text and asked.text.format else {}
+    logprobs = (asked.top_logprobs or 0) if asked.wants_logprobs else None
+    return Job(
+        ChatPrompt(asked.messages(), thinking_variables(reasoning.effort)),
+        asked.sampling(engine, asked.max_output_tokens, logprobs=logprobs),
+        bad_words=tuple(asked.bad_words or ()),
+        look=only_one({**format, **asked.structured()}),
+        tools=asked.tool_use(),
+        thinking_budget=reasoning.max_tokens or asked.thinking_budget,
+    )
 
 
 RESPONSES = Protocol(ResponsesRequest, responses_job, ResponsesWriter)

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.engine.async_engine import AsyncEngine
+from slipstream.engine.async_engine import AsyncEngine, TokenStream
 from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
+from slipstream.server.choice import Choice
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
-from slipstream.server.generation import Generation, Job
+from slipstream.server.generation import Generation
+from slipstream.server.job import Job
 from slipstream.server.metrics import Metrics
-from slipstream.server.prompts import Prompt, encode
+from slipstream.server.prepare import Preparation, Prepared
 from slipstream.server.settings import ServerConfig
 from slipstream.server.status import ModelFacts, Watch
 
 PREPARE_THREADS = 2
+GRAMMAR_THREADS = 2
 SMALL_BODY = 1 << 16  # bytes that are parsed where they are: a thread would cost more
 T = TypeVar("T")
 
@@ -48,7 +53,9 @@ class Service:
         self.created = int(time.time())
         self._limit = engine_config.max_streams + config.queue_limit
         self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar")
         self._loaded: Loaded | None = None
+        self._preparation: Preparation | None = None
         self._engine: AsyncEngine | None = None
         self._num_inside = 0
         self._empty = asyncio.Event()
@@ -63,6 +70,7 @@ class Service:
         self._engine = AsyncEngine(loaded.engine)
         self._engine.attach()
         self._loaded = loaded
+        self._preparation = Preparation(loaded.tokenizer)
 
     def ready(self) -> None:
         assert self._loaded is not None
@@ -83,19 +91,19 @@ class Service:
     # Who is inside.
 
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[Loaded]:
-        """A place for one request, from before its prompt is read until its answer is out."""
+    async def admitted(self, num_answers: int = 1) -> AsyncIterator[Loaded]:
+        """A place for each answer to a request, from before its prompt is read until all of them are out."""
         loaded = self.loaded()
         if self.watch.state == "draining":
             raise shutting_down()
-        if self._num_inside >= self._limit:
+        if self._num_inside + num_answers > self._limit:
             raise ApiError(429, "too many requests are waiting", code="queue_full", retry_after=self._retry_after())
-        self._num_inside += 1
+        self._num_inside += num_answers
         self._empty.clear()
         try:
             yield loaded
         finally:
-            self._num_inside -= 1
+            self._num_inside -= num_answers
             if not self._num_inside:
                 self._empty.set()
 
@@ -106,25 +114,47 @@ class Service:
 
     @asynccontextmanager
     async def generation(self, job: Job) -> AsyncIterator[Generation]:
-        """One answer. Leaving early, by whatever way, aborts it."""
-        latencies = self.metrics.latencies()
-        async with self.admitted() as loaded:
-            tokens = await self.encode(job.prompt)
-            assert self._engine is not None
-            async with self._engine.submit(tokens, job.params) as stream:
-                generation = Generation(stream, loaded.tokenizer, len(tokens), job.stops, latencies)
+        """The answers to one job. Leaving early, by whatever way, aborts them."""
+        latencies = [self.metrics.latencies() for _ in range(job.num_choices)]
+        async with self.admitted(job.num_choices) as loaded:
+            prepared = await self._constrain(job, await self.prepare(job))
+            began = time.monotonic()
+            async with AsyncExitStack() as leaving:
+                streams = [await leaving.enter_async_context(each) for each in self._submit(prepared, job.num_choices)]
+                choices = [
+                    Choice(index, stream, loaded.tokenizer, prepared, times)
+                    for index, (stream, times) in enumerate(zip(streams, latencies, strict=True))
+                ]
+                generation = Generation(choices, len(prepared.tokens))
                 self._live.add(generation)
-                began = time.monotonic()
                 try:
                     yield generation
                 finally:
                     self._live.discard(generation)
                     self._request_seconds += 0.1 * (time.monotonic() - began - self._request_seconds)
 
+    def _submit(self, prepared: Prepared, num_choices: int) -> list[TokenStream]:
+        """Each choice with a seed of its own, counted from the first one's."""
+        assert self._engine is not None
+        engine, params = self._engine, prepared.params
+        first = secrets.randbits(63) if params.seed is None else params.seed
+        seeds = [params.seed] if num_choices == 1 else [(first + i) % (1 << 64) for i in range(num_choices)]
+        return [engine.submit(prepared.tokens, replace(params, seed=seed)) for seed in seeds]
+
     # Work that would hold the loop up.
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        return await self.in_thread(lambda: encode(self.loaded().tokenizer, prompt))
+    async def prepare(self, job: Job) -> Prepared:
+        """All but its constraint."""
+        assert self._preparation is not None
+        return await self.in_thread(partial(self._preparation.prepare, job))
+
+    async def _constrain(self, job: Job, prepared: Prepared) -> Prepared:
+        """In a pool of its own: a hard grammar keeps nobody's prompt waiting."""
+        assert self._preparation is not None
+        if not self._preparation.constrains(job, prepared):
+            return prepared
+        work = partial(self._preparation.constrain, job, prepared)
+        return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, work)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -154,7 +184,10 @@ class Service:
         return True
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._grammar_threads):
+            pool.shutdown(wait=False, cancel_futures=True)
+        if self._preparation is not None:
+            self._preparation.close()
         if self._engine is not None and self._engine.engine.alive:
             await self._engine.close()
 

@@ -17,7 +17,7 @@ class ServerConfig:
     names: tuple[str, ...] = ()  # what clients may call the model, beside its own name
     queue_limit: int = 256  # requests that may wait beside those that run
     max_body: int = 4 << 20  # bytes
-    max_json_depth: int = 32
+    max_json_depth: int = 64  # schemas nest
     body_seconds: float = 30.0  # in which a request's body must arrive
     keep_alive_seconds: float = 10.0  # of silence in a stream before a sign of life
     drain_seconds: float = 30.0  # what runs may take so long after SIGTERM

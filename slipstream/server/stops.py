@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream.server.pieces import overlap
+
 
 class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops)
-        self._stops = stops
+        self.stops = stops
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """What is certain to stand before any stop string. After a match nothing comes any more."""
         assert self.matched is None
-        if not self._stops:
-            return text
         self._held += text
         if found := self._first_match():
             start, self.matched = found
             text, self._held = self._held[:start], ""
             return text
-        keep = max(map(self._overlap, self._stops))
+        keep = max((overlap(self._held, stop) for stop in self.stops), default=0)
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text
 
@@ -36,11 +36,6 @@ class StopFinder:
         return text
 
     def _first_match(self) -> tuple[int, str] | None:
-        starts = [(self._held.find(stop), stop) for stop in self._stops]
+        starts = [(self._held.find(stop), stop) for stop in self.stops]
         found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         return min(found)[1:] if found else None
-
-    def _overlap(self, stop: str) -> int:
-        """How many of the last characters are the beginning of this stop string."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 from slipstream.engine.stats import RequestStats
@@ -10,11 +12,13 @@ from slipstream.engine.stats import RequestStats
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    reason: Literal["stop", "length"]
+    reason: Literal["stop", "length", "tool_calls", "error"]
     stop: str | None  # the stop string, if one ended it
     num_prompt: int
     num_output: int  # tokens up to the end; the engine may have drawn a few more behind a stop string
     stats: RequestStats
+    num_thinking: int = 0  # of the output
+    error: str = ""  # why it could not go on
 
     def timings(self) -> dict[str, Any]:
         """Under the names llama.cpp's clients read. ``predicted_ms`` begins with the first token."""
@@ -36,6 +40,32 @@ class Finish:
             "accepted_per_position": list(stats.accepted_per_position),
             "speculation": stats.why_no_draft or stats.depth_reason,
         }
+
+
+def total(finishes: Sequence[Finish]) -> Finish:
+    """Of choices to one prompt: what they wrote and drafted added up, in the time from the first to the last."""
+    first, stats = finishes[0], [finish.stats for finish in finishes]
+    if len(finishes) == 1:
+        return first
+    merged = replace(
+        stats[0],
+        output_tokens=sum(each.output_tokens for each in stats),
+        draft_tokens=sum(each.draft_tokens for each in stats),
+        accepted_tokens=sum(each.accepted_tokens for each in stats),
+        drafted_per_position=_added(each.drafted_per_position for each in stats),
+        accepted_per_position=_added(each.accepted_per_position for each in stats),
+        queue_seconds=min((each.queue_seconds for each in stats if each.queue_seconds is not None), default=None),
+        first_token_seconds=min(
+            (s.first_token_seconds for s in stats if s.first_token_seconds is not None), default=None
+        ),
+        total_seconds=max(each.total_seconds for each in stats),
+    )
+    num_output, num_thinking = sum(f.num_output for f in finishes), sum(f.num_thinking for f in finishes)
+    return replace(first, num_output=num_output, num_thinking=num_thinking, stats=merged)
+
+
+def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(each) for each in zip_longest(*counts, fillvalue=0))
 
 
 def _ms(seconds: float) -> float:

@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from slipstream.sampling import SamplingParams
 from slipstream.server.anthropic import Counted
-from slipstream.server.chat import ChatMessage
+from slipstream.server.body import Body
+from slipstream.server.chat import ChatMessage, for_template
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import Body, ShortText, TokenId
+from slipstream.server.fields import ShortText, TokenId
+from slipstream.server.job import Job
 from slipstream.server.prompts import ChatPrompt, Prompt, TextPrompt
 from slipstream.server.service import Service
 
@@ -28,7 +31,7 @@ class TokenizeRequest(Body):
         if len(given) != 1:
             raise ApiError(400, "give one of prompt, content and messages", param="prompt")
         if self.messages is not None:
-            return ChatPrompt([message.for_template() for message in self.messages])
+            return ChatPrompt(for_template(self.messages))
         return TextPrompt(str(given[0]), bool(self.add_special_tokens))
 
 
@@ -38,8 +41,8 @@ class DetokenizeRequest(Body):
 
 
 async def tokenize(service: Service, asked: TokenizeRequest) -> dict[str, Any]:
-    tokens = await service.encode(asked.as_prompt())
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
+    tokens = (await service.prepare(Job(asked.as_prompt(), SamplingParams()))).tokens
+    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
 
 
 async def detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, Any]:
@@ -49,4 +52,4 @@ async def detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, An
 
 
 async def count_tokens(service: Service, asked: Counted) -> dict[str, Any]:
-    return {"input_tokens": len(await service.encode(asked.prompt()))}
+    return {"input_tokens": len((await service.prepare(asked.job(SamplingParams(), {}))).tokens)}

@@ -89,6 +89,18 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
+def strict_json(text: str) -> Any:
+    """JSON inside a text; ValueError for what is none, which NaN and bottomless nesting are neither."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.depth import DepthPolicy, DraftAsk, DrawRow, Load
-from slipstream.engine.plan import Runner, StepCosts, StepPlan, StepResult
+from slipstream.engine.plan import Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
 from slipstream.engine.policies import make_policy
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
@@ -81,7 +81,15 @@ class Ask:
     prompt: tuple[int, ...]
     params: SamplingParams
     arrival: int = 0  # step before which it is added
-    abort_at: int | None = None  # step before which it is aborted
+    abort_at: int | None = None  # step before which it is aborted; of several answers, this one modulo their number
+    n: int = 1  # answers to the prompt, with the seeds from params.seed on
+
+    @property
+    def each(self) -> list[Ask]:
+        """Its answers as requests of their own."""
+        seed = self.params.seed
+        assert seed is not None
+        return [replace(self, params=replace(self.params, seed=seed + i), n=1) for i in range(self.n)]
 
 
 class LateRunner:
@@ -131,18 +139,25 @@ class Floored(DepthPolicy):
 
 @dataclass
 class Traffic:
-    """Runs asks through a scheduler and a runner, step by step, and keeps what each stream got."""
+    """Runs asks through a scheduler and a runner, step by step, and keeps what each stream got.
+
+    A stream's key is its place among all answers to all asks.
+    """
 
     runner: Runner
     config: EngineConfig
     floors: Sequence[float] = (0.0,)  # given to rows in turn, whatever their depth
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of the prompt, then of the output
+    num_forks: int = 0
     finished: dict[str, TokenEvent] = field(default_factory=dict)
 
     def run(self, asks: Sequence[Ask]) -> list[list[int]]:
         policy = Floored(make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.floors)
         scheduler = Scheduler(self.runner.info, policy, self.config)
-        self.tokens = {str(i): [] for i in range(len(asks))}
+        keys = [str(i) for i in range(sum(ask.n for ask in asks))]
+        self.tokens = {key: [] for key in keys}
+        self.logprobs = {key: [] for key in keys}
         self.finished = {}
         step = 0
         while scheduler.has_work or step <= max(ask.arrival for ask in asks):
@@ -150,6 +165,7 @@ class Traffic:
             plan = scheduler.schedule()
             if plan is not None:
                 self.runner.submit(plan)
+                self.num_forks += sum(join.fork is not None for join in plan.joins)
             if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight > self.runner.info.lag):
                 self._take(scheduler.apply(self.runner.collect()))
             scheduler.check_integrity()
@@ -160,25 +176,36 @@ class Traffic:
         return list(self.tokens.values())
 
     def _arrivals(self, scheduler: Scheduler, asks: Sequence[Ask], step: int) -> None:
-        for i, ask in enumerate(asks):
+        first = 0
+        for ask in asks:
             if ask.arrival == step:
-                seed = ask.params.seed
-                assert seed is not None
-                ends = frozenset(ask.params.stop_token_ids)
-                scheduler.add(Request(str(i), ask.prompt, ask.params, seed, ask.params.p_min or 0.0, ends))
+                scheduler.add(*(_request(str(first + i), one) for i, one in enumerate(ask.each)))
             if ask.abort_at == step:
-                event = scheduler.abort(str(i))
+                event = scheduler.abort(str(first + step % ask.n))
                 self._take([event] if event else [])
+            first += ask.n
 
     def _take(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
             self.tokens[event.request_id] += event.tokens
+            self.logprobs[event.request_id] += event.prompt_logprobs + event.logprobs
             if event.finish_reason is not None:
                 assert event.request_id not in self.finished, "two final events"
                 self.finished[event.request_id] = event
 
 
-def alone(runner: Runner, ask: Ask) -> list[int]:
+def _request(key: str, ask: Ask) -> Request:
+    params = ask.params
+    assert params.seed is not None
+    return Request(key, ask.prompt, params, params.seed, params.p_min or 0.0, frozenset(params.stop_token_ids))
+
+
+def run_alone(runner: Runner, ask: Ask) -> Traffic:
     """The same request by itself, without drafting, never disturbed."""
-    params = replace(ask.params, draft="off")
-    return Traffic(runner, EngineConfig(max_streams=runner.info.num_slots)).run([Ask(ask.prompt, params)])[0]
+    run = Traffic(runner, EngineConfig(max_streams=runner.info.num_slots))
+    run.run([Ask(ask.prompt, replace(ask.params, draft="off"))])
+    return run
+
+
+def alone(runner: Runner, ask: Ask) -> list[int]:
+    return run_alone(runner, ask).tokens["0"]

@@ -57,7 +57,9 @@ def test_streams_equal_plain_decoding(
     # Tight: about 80 tokens for all streams together, so that they are preempted.
     kv_memory = _pool_bytes(folders[kind], backend, 80 if tight else 600)
     runner = _runner(folders[kind], backend, block_size, kv_memory)
-    check(runner, _scripted, traffic, late=late, mode=mode, budget=budget, floors=floors)
+    # A recurrence reads a long prompt in other products than a short one: the last bits differ with the pieces.
+    tolerance = 0.0 if backend == "kernels" and not kind.startswith("qwen3_5") else 1e-4
+    check(runner, _scripted, traffic, late=late, mode=mode, budget=budget, floors=floors, tolerance=tolerance)
 
 
 def _scripted(truth: Mapping[int, Sequence[int]], mode: str) -> ScriptedDrafter:

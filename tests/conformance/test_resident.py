@@ -13,7 +13,8 @@ import pytest
 import tiny
 import torch
 from constrained import NAMES, constraint
-from harness import Ask, Traffic, alone, open_resident, open_runner
+from harness import Ask, Traffic, alone, open_resident, open_runner, run_alone
+from traffic import check_stream
 
 from slipstream.config import EngineConfig
 from slipstream.sampling import SamplingParams
@@ -83,3 +84,23 @@ def test_constrained_rows_equal_the_cpus(tmp_path: Path, kind: str) -> None:
             assert got == (want[: len(got)] if aborted else want), i
         assert "error" in {event.finish_reason for event in run.finished.values()}, "the dead end was not met"
     assert run.snapshot.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_answers_and_log_probabilities(tmp_path: Path, kind: str) -> None:
+    folder = tiny.save(tiny.build(kind), tmp_path, head=True)
+    hot = SamplingParams(temperature=4.0, max_tokens=6, draft=2, seed=20)
+    asks = [
+        # Long enough for a full block to share, and read in pieces.
+        Ask(tuple(range(1, 22)), replace(hot, logprobs=3, prompt_logprobs=2), n=3),
+        Ask((5, 6), replace(hot, seed=30, logprobs=0, presence_penalty=0.5), arrival=2),
+        Ask((7, 8, 9), replace(hot, seed=40), arrival=3, abort_at=6, n=2),
+    ]
+    cpu = open_runner(folder, head=True)
+    config = EngineConfig(max_streams=4, max_step_tokens=14, min_chunk=4, block_size=8)
+    run = Traffic(open_resident(folder), config)
+    run.run(asks)
+    assert run.num_forks >= 2
+    assert run.snapshot.num_accepted_tokens > 0
+    for key, one in enumerate(one for ask in asks for one in ask.each):
+        check_stream(run, str(key), one, run_alone(cpu, one), tolerance=1e-3)

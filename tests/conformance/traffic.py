@@ -8,11 +8,12 @@ from typing import Any
 
 import tiny
 from constrained import NAMES, constraint
-from harness import Ask, LateRunner, Limited, Traffic, alone
+from harness import Ask, LateRunner, Limited, Traffic, run_alone
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.config import EngineConfig
+from slipstream.engine.plan import TokenLogprobs
 from slipstream.sampling import SamplingParams
 
 sampling = st.fixed_dictionaries(
@@ -32,6 +33,8 @@ sampling = st.fixed_dictionaries(
         "constraint": st.sampled_from([None] * 4 + NAMES),
         "draft": st.integers(0, 4),
         "p_min": st.sampled_from([0.0, 0.0, 0.1]),
+        "logprobs": st.sampled_from([None, None, 0, 3]),
+        "prompt_logprobs": st.sampled_from([None, None, 0, 2]),
     }
 )
 
@@ -43,11 +46,12 @@ def params(options: Mapping[str, Any]) -> SamplingParams:
 
 
 asks = st.builds(
-    lambda prompt, options, arrival, abort_at: Ask(tuple(prompt), params(options), arrival, abort_at),
+    lambda prompt, options, *rest: Ask(tuple(prompt), params(options), *rest),
     st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=40),
     sampling,
     st.integers(0, 12),
     st.one_of(st.none(), st.none(), st.none(), st.integers(0, 30)),
+    st.sampled_from([1, 1, 1, 2, 4]),
 )
 any_traffic = given(
     traffic=st.lists(asks, min_size=1, max_size=6),
@@ -73,26 +77,46 @@ def check(
     budget: int,
     floors: tuple[float, ...],
     limits: tuple[int, int] | None = None,
+    tolerance: float = 0.0,
 ) -> None:
-    """``runner`` has an ``info`` and a ``drafter`` that can be exchanged. ``limits``: see ``harness.Limited``."""
-    traffic = [replace(ask, params=replace(ask.params, seed=i)) for i, ask in enumerate(traffic)]
-    expected = [alone(runner, ask) for ask in traffic]
+    """``runner`` has an ``info`` and a ``drafter`` that can be exchanged. ``limits``: see ``harness.Limited``.
+    ``tolerance``: how far apart log-probabilities may be."""
+    traffic = [replace(ask, params=replace(ask.params, seed=10 * i)) for i, ask in enumerate(traffic)]
+    streams = [one for ask in traffic for one in ask.each]
+    expected = [run_alone(runner, one) for one in streams]
     head = runner.drafter
     if mode != "head":
-        truth = {i: [*ask.prompt, *tokens] for i, (ask, tokens) in enumerate(zip(traffic, expected, strict=True))}
+        truth = {
+            one.params.seed: [*one.prompt, *plain.tokens["0"]] for one, plain in zip(streams, expected, strict=True)
+        }
         runner.drafter = make_drafter(truth, mode)
     try:
         seen = Limited(runner, *limits) if limits else runner
         config = EngineConfig(max_streams=4, max_step_tokens=budget, min_chunk=4, block_size=seen.info.block_size)
         run = Traffic(LateRunner(seen) if late else seen, config, floors)
-        outputs = run.run(traffic)
+        run.run(traffic)
     finally:
         runner.drafter = head
-    for i, (ask, got, want) in enumerate(zip(traffic, outputs, expected, strict=True)):
-        if run.finished[str(i)].finish_reason == "abort":
-            assert ask.abort_at is not None
-            assert got == want[: len(got)]
-        else:
-            assert got == want
+    for key, (one, plain) in enumerate(zip(streams, expected, strict=True)):
+        check_stream(run, str(key), one, plain, tolerance)
     if mode == "wrong":
         assert run.snapshot.num_accepted_tokens == 0
+
+
+def check_stream(run: Traffic, key: str, ask: Ask, plain: Traffic, tolerance: float) -> None:
+    """A stream of the traffic got what it gets alone; an aborted one the beginning of it."""
+    got, want = run.tokens[key], plain.tokens["0"]
+    if run.finished[key].finish_reason == "abort":
+        assert ask.abort_at is not None
+        assert got == want[: len(got)]
+    else:
+        assert got == want
+        assert len(run.logprobs[key]) == len(plain.logprobs["0"])
+    for told, known in zip(run.logprobs[key], plain.logprobs["0"], strict=False):
+        same_opinion(told, known, tolerance)
+
+
+def same_opinion(told: TokenLogprobs, known: TokenLogprobs, tolerance: float) -> None:
+    assert abs(told.logprob - known.logprob) <= tolerance
+    assert [token for token, _ in told.top] == [token for token, _ in known.top]
+    assert all(abs(x - y) <= tolerance for (_, x), (_, y) in zip(told.top, known.top, strict=True))

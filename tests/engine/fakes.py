@@ -1,16 +1,18 @@
 """A runner in pure Python that keeps the contract of plan.py to the letter and asserts that the scheduler does too.
 
-Its model: the next token is a hash of the seed and the whole history. Its drafter can be right, wrong, or both.
+Its model: the next token is a hash of the seed and the whole history. Its drafter can be right, wrong, or both. What it
+writes into blocks is a hash of the history alone, so that streams with other seeds can share them.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.engine.plan import (
+    Fork,
     RowJoin,
     RowResult,
     RowStep,
@@ -18,6 +20,7 @@ from slipstream.engine.plan import (
     StepCosts,
     StepPlan,
     StepResult,
+    TokenLogprobs,
 )
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
@@ -30,21 +33,37 @@ def extend(digest: int, token: int) -> int:
     return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
 
 
-def next_token(digest: int, vocab: int) -> int:
+def next_token(digest: int, seed: int, vocab: int) -> int:
+    digest = extend(digest, seed)
     mixed = (digest ^ (digest >> 29)) * 0xBF58476D1CE4E5B9 & MASK
     return (mixed >> 17) % vocab
 
 
 def continuation(prompt: Sequence[int], seed: int, vocab: int, count: int, ends: Iterable[int] = ()) -> tuple[int, ...]:
     """What the model says on its own, one token at a time, its end token included."""
-    digest = seed
+    digest = 0
     for token in prompt:
         digest = extend(digest, token)
     output: list[int] = []
     while len(output) < count and not (output and output[-1] in ends):
-        output.append(next_token(digest, vocab))
+        output.append(next_token(digest, seed, vocab))
         digest = extend(digest, output[-1])
     return tuple(output)
+
+
+def opinion(digest: int, token: int, num_top: int) -> TokenLogprobs:
+    """What the model thinks of a token behind a history: anything, but always the same."""
+    chance = -float(extend(digest, token) % 1009)
+    return TokenLogprobs(chance, tuple((digest % 7 + i, chance - i) for i in range(num_top)))
+
+
+def opinions(tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Of all tokens behind the first."""
+    digest, told = 0, []
+    for token in tokens:
+        told.append(opinion(digest, token, num_top))
+        digest = extend(digest, token)
+    return told[1:]
 
 
 @dataclass
@@ -53,6 +72,10 @@ class Row:
 
     tokens: list[int]
     digests: list[int]  # [len(tokens)] of the history up to and with each token
+    seed: int
+    params: SamplingParams
+    num_prompt: int
+    num_told: int  # of its prompt's tokens, if their log-probabilities are asked for
     cursor: int = 0
     drafts: tuple[int, ...] = ()
     table: list[int] = field(default_factory=list)
@@ -86,9 +109,11 @@ class FakeRunner:
         self._draft = draft
         self._random = random.Random(7)
         self._uncollected: deque[StepResult] = deque()
+        self._held: Counter[int] = Counter()  # how many rows have each block in their table
         self._memory: dict[int, list[int | None]] = {}  # block -> digests written there
         self.rows: dict[int, Row] = {}
         self.plans: list[StepPlan] = []
+        self.num_prompt_computed = 0  # tokens of prompts, each time one is computed
         self.closed = False
 
     @property
@@ -125,18 +150,35 @@ class FakeRunner:
         assert 0 <= join.slot < self._info.num_slots
         assert join.slot not in self.rows
         assert 1 <= join.num_prompt <= len(join.tokens) < self._info.max_context
-        row = Row([], [join.seed])
+        fresh = join.params.prompt_logprobs is not None and join.num_prompt == len(join.tokens)
+        row = Row([], [0], join.seed, join.params, join.num_prompt, join.num_prompt if fresh else 0)
         for token in join.tokens:
             row.push(token)
         del row.digests[0]
+        if join.fork is not None:
+            self._fork(row, join.fork)
         self.rows[join.slot] = row
+
+    def _fork(self, row: Row, fork: Fork) -> None:
+        source = self.rows[fork.slot]
+        assert source.cursor == fork.cursor == len(row.tokens) - 1
+        assert not source.drafts
+        assert source.tokens == row.tokens
+        size = self._info.block_size
+        assert list(fork.shared) == source.table[: fork.cursor // size]
+        assert (fork.copied is None) == (fork.cursor % size == 0)
+        row.cursor, row.table = fork.cursor, list(fork.shared)
+        if fork.copied is not None:
+            block, own = fork.copied
+            assert block == source.table[fork.cursor // size]
+            self._memory[own] = list(self._memory[block])
+            row.table.append(own)
 
     def _check_plan(self, plan: StepPlan) -> None:
         for step in plan.rows:
             self.rows[step.slot].table.extend(step.blocks)
-        held = [block for row in self.rows.values() for block in row.table]
-        assert len(held) == len(set(held)), "a block belongs to two rows"
-        assert all(0 <= block < self._info.num_blocks for block in held)
+        self._held = Counter(block for row in self.rows.values() for block in row.table)
+        assert all(0 <= block < self._info.num_blocks for block in self._held)
         assert len({step.slot for step in plan.rows}) == len(plan.rows)
         if self._max_tokens is not None:
             assert sum(step.feed for step in plan.rows) <= self._max_tokens
@@ -152,19 +194,22 @@ class FakeRunner:
         assert fed >= 1
         drafts, row.drafts = row.drafts[: max(0, row.cursor + fed - known)], ()
         self._write(row, row.cursor, fed, drafts)
+        prompt = _opinions(row, row.cursor, min(row.cursor + fed, row.num_told - 1), row.params.prompt_logprobs)
+        self.num_prompt_computed += max(0, min(row.cursor + fed, row.num_prompt) - row.cursor)
         if row.cursor + fed < known:
             assert step.propose == 0
             row.cursor += fed
-            return RowResult(step.slot, fed, (), ())
+            return RowResult(step.slot, fed, (), (), prompt_logprobs=prompt)
         committed = self._draw(row, drafts)
         row.cursor = len(row.tokens) - 1
         row.drafts, confidences = self._propose(row, step)
-        return RowResult(step.slot, fed, committed, row.drafts, confidences)
+        logprobs = _opinions(row, known - 1, len(row.tokens) - 1, row.params.logprobs)
+        return RowResult(step.slot, fed, committed, row.drafts, confidences, logprobs, prompt)
 
     def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
         committed: list[int] = []
         for draft in (*drafts, None):
-            token = next_token(row.digests[-1], self._info.vocab_size)
+            token = next_token(row.digests[-1], row.seed, self._info.vocab_size)
             committed.append(token)
             row.push(token)
             if token != draft:
@@ -181,7 +226,7 @@ class FakeRunner:
         drafts: list[int] = []
         confidences: list[float] = []
         for _ in range(count):
-            token = next_token(digest, self._info.vocab_size)
+            token = next_token(digest, row.seed, self._info.vocab_size)
             hit = self._random.random() if self._tells else self._hit
             if self._tells and floor:
                 confidences.append(hit)
@@ -201,6 +246,8 @@ class FakeRunner:
 
     def _write(self, row: Row, start: int, count: int, drafts: tuple[int, ...]) -> None:
         self._cover(row, start + count)
+        written = row.table[start // self._info.block_size : -(-(start + count) // self._info.block_size)]
+        assert all(self._held[block] == 1 for block in written), "written into a block that others hold"
         for position in range(start, start + count):
             digest = row.digests[position] if position < len(row.tokens) else -1 - drafts[position - len(row.tokens)]
             self._cell(row, position)[position % self._info.block_size] = digest
@@ -215,6 +262,13 @@ class FakeRunner:
     def _cell(self, row: Row, position: int) -> list[int | None]:
         block = row.table[position // self._info.block_size]
         return self._memory.setdefault(block, [None] * self._info.block_size)
+
+
+def _opinions(row: Row, first: int, end: int, num_top: int | None) -> tuple[TokenLogprobs, ...]:
+    """Of the tokens behind these positions."""
+    if num_top is None:
+        return ()
+    return tuple(opinion(row.digests[i], row.tokens[i + 1], num_top) for i in range(first, end))
 
 
 def make_info(**changes: object) -> RunnerInfo:
@@ -244,12 +298,16 @@ class Harness:
         self.scheduler = scheduler
         self.runner = runner
         self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}  # of the output, and of the prompt
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.finals: dict[str, TokenEvent] = {}
         self.events: list[TokenEvent] = []
 
-    def add(self, request: Request) -> None:
-        self.scheduler.add(request)
-        self.tokens[request.id] = []
+    def add(self, *requests: Request) -> None:
+        self.scheduler.add(*requests)
+        for request in requests:
+            self.tokens[request.id] = []
+            self.logprobs[request.id], self.prompt_logprobs[request.id] = [], []
 
     def abort(self, key: str) -> None:
         self._take(self.scheduler.abort(key))
@@ -281,5 +339,7 @@ class Harness:
         assert event.request_id not in self.finals, "an event after the final one"
         self.events.append(event)
         self.tokens[event.request_id] += event.tokens
+        self.logprobs[event.request_id] += event.logprobs
+        self.prompt_logprobs[event.request_id] += event.prompt_logprobs
         if event.finish_reason:
             self.finals[event.request_id] = event

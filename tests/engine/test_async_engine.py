@@ -47,6 +47,14 @@ async def test_streams_side_by_side(engine: AsyncEngine) -> None:
     assert outputs == [continuation([seed], seed, 97, 15) for seed in range(10)]
 
 
+async def test_leaving_one_answer_leaves_the_others(engine: AsyncEngine) -> None:
+    first, *others = engine.submit_many([1, 2, 3], SamplingParams(seed=5, max_tokens=15), 3)
+    await first.aclose()
+    for i, stream in enumerate(others, start=1):
+        tokens = [token async for event in stream for token in event.tokens]
+        assert tuple(tokens) == continuation([1, 2, 3], 5 + i, 97, 15)
+
+
 async def test_bad_requests_raise_at_once(engine: AsyncEngine) -> None:
     with pytest.raises(RequestError):
         engine.submit([], SamplingParams())

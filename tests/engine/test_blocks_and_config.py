@@ -30,6 +30,21 @@ def test_a_lost_block_is_found() -> None:
         pool.check_integrity(held[:1])
 
 
+def test_a_shared_block_is_free_when_the_last_lets_go() -> None:
+    pool = BlockPool(4, 16)
+    held = pool.allocate(2)
+    pool.share(held[:1])
+    pool.check_integrity([*held, held[0]])
+    with pytest.raises(AssertionError, match="lost or held twice"):
+        pool.check_integrity(held)
+    pool.release(held)
+    assert pool.num_free == 3
+    pool.release(held[:1])
+    pool.check_integrity([])
+    with pytest.raises(AssertionError, match="a free block was shared"):
+        pool.share(held)
+
+
 def test_a_double_free_is_found() -> None:
     pool = BlockPool(2, 16)
     held = pool.allocate(2)

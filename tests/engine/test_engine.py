@@ -86,6 +86,33 @@ def test_streams_get_their_own_tokens(lag: int) -> None:
     assert snapshot.finished == {"length": 9}
 
 
+@pytest.mark.parametrize("seed", [0, 7, -2, (1 << 64) - 2])
+def test_answers_to_one_prompt_are_those_of_the_seeds_behind_each_other(seed: int) -> None:
+    runner = FakeRunner(make_info(), hit=0.7)
+    engine = make_engine(runner)
+    engine.start()
+    together, apart = [Client() for _ in range(4)], [Client() for _ in range(4)]
+    ids = engine.submit_many([1, 2, 3], SamplingParams(seed=seed, max_tokens=9), together)
+    assert len(set(ids)) == 4
+    for i, client in enumerate(apart):
+        engine.submit([1, 2, 3], SamplingParams(seed=(seed + i) % (1 << 64), max_tokens=9), client)
+    for client in (*together, *apart):
+        client.wait()
+    assert [client.tokens for client in together] == [client.tokens for client in apart]
+    assert len({client.tokens for client in together}) == 4
+    assert any(join.fork for plan in runner.plans for join in plan.joins)
+    engine.close()
+
+
+def test_more_answers_than_streams_are_refused() -> None:
+    engine = make_engine()
+    engine.start()
+    for count in (0, 5):
+        with pytest.raises(RequestError, match="at most 4 streams"):
+            engine.submit_many([1, 2], SamplingParams(), [Client() for _ in range(count)])
+    engine.close()
+
+
 def test_end_tokens_come_from_the_model_and_the_request() -> None:
     engine = make_engine(FakeRunner(make_info(vocab_size=9973)), end_token_ids=[continuation([5], 1, 9973, 7)[6]])
     engine.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fakes import FakeRunner, Harness, continuation, make_info
+from fakes import FakeRunner, Harness, continuation, make_info, opinions
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +21,11 @@ VOCAB = 11  # small: stop tokens are met often
 
 @dataclass(frozen=True)
 class Arrival:
+    """Requests for the same prompt."""
+
     at: int
-    request: Request
-    abort_after: int | None
+    requests: tuple[Request, ...]
+    abort_after: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,19 @@ def infos(draw: st.DrawFn) -> RunnerInfo:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, index: int, most: int) -> Arrival:
+def arrivals(draw: st.DrawFn, index: int, most: int, num_slots: int) -> Arrival:
     prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max(1, min(30, most - 1))))
     draft: DraftSetting | None = draw(st.sampled_from([None, None, "off", "solo", "adaptive", 1, 3]))
-    params = SamplingParams(max_tokens=draw(st.none() | st.integers(1, 40)), draft=draft)
+    tops = st.sampled_from([None, None, 0, 2])
+    params = SamplingParams(
+        max_tokens=draw(st.none() | st.integers(1, 40)), draft=draft, logprobs=draw(tops), prompt_logprobs=draw(tops)
+    )
     ends = draw(st.frozensets(st.integers(0, VOCAB - 1), max_size=2))
-    request = Request(f"r{index}", tuple(prompt), params, draw(st.integers(0, 99)), 0.0, ends, 0.0)
-    return Arrival(draw(st.integers(0, 25)), request, draw(st.none() | st.integers(0, 12)))
+    seed, count = draw(st.integers(0, 99)), draw(st.sampled_from([1, 1, 2, 3, 5]))
+    requests = tuple(
+        Request(f"r{index}.{i}", tuple(prompt), params, seed + i, 0.0, ends, 0.0) for i in range(min(count, num_slots))
+    )
+    return Arrival(draw(st.integers(0, 25)), requests, tuple(draw(st.none() | st.integers(0, 12)) for _ in requests))
 
 
 @st.composite
@@ -70,7 +78,8 @@ def cases(draw: st.DrawFn) -> Case:
         min_chunk=min_chunk,
         draft=draw(st.sampled_from(["off", "solo", "adaptive", 1, 2, 4])),
     )
-    requests = [draw(arrivals(index, most)) for index in range(draw(st.integers(1, 6)))]
+    num_slots = min(info.num_slots, config.max_streams)
+    requests = [draw(arrivals(index, most, num_slots)) for index in range(draw(st.integers(1, 6)))]
     hit = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     return Case(info, config, hit, draw(st.booleans()), draw(st.booleans()), requests)
 
@@ -83,9 +92,10 @@ def play(case: Case) -> Harness:
     for turn in range(40):
         for arrival in case.arrivals:
             if arrival.at == turn:
-                harness.add(arrival.request)
-            if arrival.abort_after is not None and arrival.at + arrival.abort_after == turn:
-                harness.abort(arrival.request.id)
+                harness.add(*arrival.requests)
+            for request, after in zip(arrival.requests, arrival.abort_after, strict=True):
+                if after is not None and arrival.at + after == turn:
+                    harness.abort(request.id)
         if harness.scheduler.has_work:
             harness.step()
     harness.run()
@@ -96,8 +106,7 @@ def play(case: Case) -> Harness:
 @given(cases())
 def test_every_stream_is_the_plain_continuation(case: Case) -> None:
     harness = play(case)
-    for arrival in case.arrivals:
-        request = arrival.request
+    for request in (request for arrival in case.arrivals for request in arrival.requests):
         room = length_limit(request, case.info) - len(request.prompt_tokens)
         plain = continuation(request.prompt_tokens, request.seed, VOCAB, room, request.end_token_ids)
         got, final = tuple(harness.tokens[request.id]), harness.finals[request.id]
@@ -108,12 +117,25 @@ def test_every_stream_is_the_plain_continuation(case: Case) -> None:
         else:
             assert got == plain
             assert final.finish_reason == ("stop" if plain[-1] in request.end_token_ids else "length")
+        check_logprobs(harness, request)
     check_end(harness)
+
+
+def check_logprobs(harness: Harness, request: Request) -> None:
+    """Each token's, once; the prompt's with the first tokens."""
+    prompt, got, params = request.prompt_tokens, harness.tokens[request.id], request.params
+    behind = len(prompt) - 1
+    told = [] if params.logprobs is None else opinions((*prompt, *got), params.logprobs)[behind:]
+    assert harness.logprobs[request.id] == told
+    tells_prompt = params.prompt_logprobs is not None and got
+    of_prompt = opinions((*prompt, *got), params.prompt_logprobs or 0)[:behind]
+    assert harness.prompt_logprobs[request.id] == (of_prompt if tells_prompt else [])
 
 
 def check_end(harness: Harness) -> None:
     snapshot = harness.scheduler.snapshot()
     event(f"preempted: {snapshot.num_preemptions > 0}")
+    event(f"forked: {any(join.fork for plan in harness.runner.plans for join in plan.joins)}")
     assert (snapshot.num_used_blocks, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
     assert snapshot.num_output_tokens == sum(len(tokens) for tokens in harness.tokens.values())
     stats = [final.stats for final in harness.finals.values() if final.stats]

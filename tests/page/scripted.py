@@ -98,6 +98,7 @@ class Reply:
     break_after: int | None = None  # the connection is cut there
     fail_after: int | None = None  # an error event comes there
     with_origins: bool = True
+    thinking: str = ""  # before the pieces
     finish: str = "stop"
     speculation: str = "adaptive: 2 drafts a step paid for themselves"
 
@@ -198,6 +199,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         name = f"chatcmpl-{len(self.server.requests)}"
         self.event({"id": name, "choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+        for thought in reply.thinking.split():
+            delta = {"reasoning_content": f"{thought} "}
+            self.event({"id": name, "choices": [{"index": 0, "delta": delta, "origins": [[f"{thought} ", 0]]}]})
         for i, (text, origin) in enumerate(reply.pieces):
             if i == reply.hold_after and not self.wait_for(reply.go):
                 reply.left = True

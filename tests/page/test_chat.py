@@ -34,6 +34,24 @@ def test_an_answer_streams_and_ends_with_its_timings(page: Page, fake: ScriptedS
     expect(page).to_have_title("Hello – Slipstream")
 
 
+def test_thinking_is_folded_away_and_not_sent_back(page: Page, fake: ScriptedServer) -> None:
+    reply = fake.replies["Hello"] = Reply(thinking="first this then <b>that</b>", hold_after=0)
+    ask(page, "Hello")
+    expect(answer(page).locator(".timings")).to_have_text("Thinking…")
+    reply.go.set()
+    done = wait_for_end(page)
+    thinking = done.locator("details.thinking")
+    expect(thinking.locator("p")).to_be_hidden()
+    thinking.locator("summary").click()
+    expect(thinking.locator("p")).to_have_text("first this then <b>that</b> ")
+    expect(done.locator(".prose")).to_have_text("A short answer of a few words.")
+    page.reload()
+    expect(answer(page).locator("details.thinking p")).to_have_text("first this then <b>that</b> ")
+    ask_and_wait(page, "plain")
+    expect(answer(page).locator("details.thinking")).to_be_hidden()
+    assert fake.requests[-1]["messages"][1] == {"role": "assistant", "content": "A short answer of a few words."}
+
+
 def test_the_request_says_what_the_settings_say(page: Page, fake: ScriptedServer) -> None:
     ask_and_wait(page, "plain")
     page.click("#tab-settings")

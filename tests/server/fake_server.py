@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -33,13 +33,18 @@ FACTS = ModelFacts("fake", "hash", "none", "fake", weight_bytes=1, kv_token_byte
 LINES = "\n" + "".join(map(chr, range(32, 127)))  # the characters of the vocabulary, by id
 
 
-def make_tokenizer() -> Tokenizer:
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def make_tokenizer(template: str = TEMPLATE, markers: Sequence[str] = ()) -> Tokenizer:
+    """``markers``: tokens of their own, behind the end token."""
     shown = LINES.replace("\n", "\u010a").replace(" ", "\u0120")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(shown)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>"])
-    return Tokenizer(backend, "byte_level", ChatTemplate({"default": TEMPLATE}, {}), eos_token_ids=(END,))
+    backend.add_tokens(list(markers))
+    return Tokenizer(backend, "byte_level", ChatTemplate({"default": template}, {}), eos_token_ids=(END,))
 
 
 TOKENIZER = make_tokenizer()
@@ -57,7 +62,10 @@ def asked(text: str) -> str:
 
 
 class FakeServer:
-    def __init__(self, runner: Runner | None = None, config: ServerConfig | None = None, **engine: Any) -> None:
+    def __init__(
+        self, runner: Runner | None = None, config: ServerConfig | None = None, tokenizer: Tokenizer = TOKENIZER
+    ) -> None:
+        self.tokenizer = tokenizer
         self.runner = runner or FakeRunner(make_info(), hit=0.7)
         self.config = config or ServerConfig(port=0)
         self.engine_config = ENGINE
@@ -67,7 +75,7 @@ class FakeServer:
 
     def _load(self, on_death: Callable[[Exception], None]) -> Loaded:
         self.engine = Engine(lambda: self.runner, ENGINE, (END,), on_death)
-        return Loaded(self.engine, TOKENIZER, FACTS)
+        return Loaded(self.engine, self.tokenizer, FACTS)
 
     @property
     def port(self) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import anthropic
+import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel, Field
 from real_server import RealServer
 
 PARIS = "What is the capital of France?"
@@ -115,9 +120,14 @@ def test_models(chatgpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
 def test_openai_errors(chatgpt: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'"):
         chatgpt.chat.completions.create(model="gpt-9", messages=HELLO)
-    with pytest.raises(openai.BadRequestError, match="n: input should be less than or equal to 1") as caught:
-        chatgpt.chat.completions.create(model=MODEL, messages=HELLO, n=2)
+    with pytest.raises(openai.BadRequestError, match="n: input should be less than or equal to 16") as caught:
+        chatgpt.chat.completions.create(model=MODEL, messages=HELLO, n=17)
     assert caught.value.param == "n"
+    wrong = {"type": "object", "properties": {"a": {"type": "nothing"}}}
+    look = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong, "strict": True}}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: nothing") as caught:
+        chatgpt.chat.completions.create(model=MODEL, messages=HELLO, response_format=look)
+    assert caught.value.param == "response_format.json_schema.schema.properties.a"
     long = [{"role": "user", "content": "word " * 3000}]
     with pytest.raises(openai.BadRequestError, match=r"prompt has 30\d\d tokens.*at most 1024") as caught:
         chatgpt.chat.completions.create(model=MODEL, messages=long)
@@ -157,9 +167,146 @@ def test_count_tokens(claude: anthropic.Anthropic) -> None:
 
 
 def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="tools is not supported"):
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.type"):
         claude.messages.create(
-            model=MODEL, messages=HELLO, max_tokens=3, tools=[{"name": "f", "input_schema": {"type": "object"}}]
+            model=MODEL, messages=HELLO, max_tokens=3, tools=[{"type": "web_search_20250305", "name": "web_search"}]
         )
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    with pytest.raises(anthropic.BadRequestError, match="this model does not think"):
+        claude.messages.create(model=MODEL, messages=HELLO, max_tokens=2048, thinking=thinking)
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="claude-9", messages=HELLO, max_tokens=3)
+
+
+# Calls that have to come, from a model that was never taught any: the grammar sees to it.
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "unit", "days"],
+    "additionalProperties": False,
+}
+WEATHER = [{"role": "user", "content": "How warm is it in Paris?"}]
+SAMPLED = {"temperature": 1.0, "seed": 7}
+
+
+def is_call(name: str, arguments: object) -> bool:
+    jsonschema.validate(arguments, SCHEMA)
+    return name == "weather"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_chat_required_call(chatgpt: openai.OpenAI, choice: Any, streaming: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
+    asked: dict[str, Any] = {"model": MODEL, "messages": WEATHER, "tools": tools, "tool_choice": choice}
+    asked |= {"parallel_tool_calls": False, "max_tokens": 150, **SAMPLED}
+    if streaming:
+        with chatgpt.chat.completions.stream(**asked) as events:
+            told = events.get_final_completion()
+    else:
+        told = chatgpt.chat.completions.create(**asked)
+    assert told.choices[0].finish_reason == "tool_calls"
+    assert told.choices[0].message.content in (None, "")
+    [call] = told.choices[0].message.tool_calls
+    assert is_call(call.function.name, json.loads(call.function.arguments))
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})],
+    }
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+    then = chatgpt.chat.completions.create(
+        model=MODEL, messages=[*WEATHER, message, result], tools=tools, temperature=0, max_tokens=20
+    )
+    assert then.choices[0].message.content
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_messages_required_call(claude: anthropic.Anthropic, choice: Any, streaming: bool) -> None:
+    choice = {**choice, "disable_parallel_tool_use": True}
+    tools = [{"name": "weather", "input_schema": SCHEMA}]
+    asked: dict[str, Any] = {"model": MODEL, "messages": WEATHER, "tools": tools, "tool_choice": choice}
+    asked |= {"max_tokens": 150, "extra_body": SAMPLED}
+    if streaming:
+        with claude.messages.stream(**asked) as events:
+            told = events.get_final_message()
+    else:
+        told = claude.messages.create(**asked)
+    [block] = told.content
+    assert (told.stop_reason, block.type) == ("tool_use", "tool_use")
+    assert is_call(block.name, block.input)
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "21 degrees"}
+    turns = [
+        {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},
+        {"role": "user", "content": [result]},
+    ]
+    then = claude.messages.create(
+        model=MODEL, messages=[*WEATHER, *turns], tools=tools, max_tokens=20, extra_body=GREEDY
+    )
+    assert then.content[0].text
+
+
+def test_responses_required_call_and_format(chatgpt: openai.OpenAI) -> None:
+    tools = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+    asked: dict[str, Any] = {"model": MODEL, "input": WEATHER, "max_output_tokens": 150, "extra_body": {"seed": 7}}
+    told = chatgpt.responses.create(**asked, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    [item] = told.output
+    assert is_call(item.name, json.loads(item.arguments))
+    look = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}
+    jsonschema.validate(json.loads(chatgpt.responses.create(**asked, text=look).output_text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("more", "pattern"),
+    [
+        ({"guided_regex": "[0-9]{3}-[a-f]{2}"}, r"[0-9]{3}-[a-f]{2}"),
+        ({"guided_choice": ["yes", "no"]}, r"yes|no"),
+        ({"guided_grammar": 'start: "<" /[a-z]{2,5}/ ">"'}, r"<[a-z]{2,5}>"),
+        ({"guided_grammar": 'root ::= "a" [0-9] "b"'}, r"a[0-9]b"),
+        ({"structured_outputs": {"json": {"type": "boolean"}}}, r"true|false"),
+        ({"guided_json": '{"enum": [1, "x"]}'}, r'1|"x"'),
+    ],
+)
+def test_looks(chatgpt: openai.OpenAI, more: dict[str, Any], pattern: str) -> None:
+    told = chatgpt.chat.completions.create(model=MODEL, messages=WEATHER, max_tokens=60, seed=3, extra_body=more)
+    assert re.fullmatch(pattern, told.choices[0].message.content or "")
+    text = chatgpt.completions.create(model=MODEL, prompt="Well,", max_tokens=60, seed=3, extra_body=more)
+    assert re.fullmatch(pattern, text.choices[0].text)
+
+
+class Weather(BaseModel):
+    city: str = Field(max_length=20)
+    unit: Literal["celsius", "fahrenheit"]
+    days: list[int] = Field(max_length=3)
+
+
+def test_the_clients_own_models(chatgpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    """As their users write it: a class in, an object out."""
+    chat = chatgpt.chat.completions.parse(
+        model=MODEL, messages=WEATHER, response_format=Weather, max_tokens=200, seed=5, temperature=0.7
+    )
+    assert isinstance(chat.choices[0].message.parsed, Weather)
+    told = chatgpt.responses.parse(
+        model=MODEL, input=WEATHER, text_format=Weather, max_output_tokens=200, extra_body={"seed": 5}
+    )
+    assert isinstance(told.output_parsed, Weather)
+    message = claude.messages.parse(
+        model=MODEL, messages=WEATHER, output_format=Weather, max_tokens=200, extra_body={"seed": 5}
+    )
+    assert isinstance(message.parsed_output, Weather)
+
+
+def test_bad_words_and_min_tokens(chatgpt: openai.OpenAI) -> None:
+    more = {"bad_words": ["Paris", "capital"], "min_tokens": 30}
+    told = chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=40, extra_body=more)
+    text = told.choices[0].message.content or ""
+    assert "Paris" not in text
+    assert "capital" not in text
+    assert told.usage is not None
+    assert told.usage.completion_tokens >= 30

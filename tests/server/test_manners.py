@@ -103,6 +103,23 @@ def test_not_streaming_and_leaving(gated: FakeServer) -> None:
     until(lambda: gated.finished("abort") == 1)
 
 
+def test_leaving_leaves_every_choice(gated: FakeServer) -> None:
+    connection = raw_post(gated.port, CHAT, LONG | {"n": 3})
+    until(lambda: inside(gated) == 1)
+    connection.close()
+    until(lambda: inside(gated) == 0)
+    gated.runner.fuel.put(None)
+    until(lambda: gated.finished("abort") == 3)
+
+
+def test_every_choice_takes_a_place(gated: FakeServer) -> None:
+    room = ENGINE.max_streams + 2
+    connection = raw_post(gated.port, CHAT, LONG | {"n": 4})
+    until(lambda: inside(gated) == 1)
+    assert gated.post(CHAT, messages=HELLO, n=room - 4 + 1).status_code == 429
+    connection.close()
+
+
 def test_a_stop_string_ends_the_engine_s_work(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
     """Found in the second step, far from the length limit: the runner does not go on."""
     told = threads.submit(gated.post, CHAT, messages=HELLO, seed=5, stop=ANSWER[1])
@@ -298,3 +315,19 @@ def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
         server.server.stop()
         server.thread.join(60)
         assert not server.thread.is_alive()
+
+
+def test_hard_grammars_hold_nobody_up(threads: ThreadPoolExecutor) -> None:
+    """More of them than there are threads for grammars; prompts, plain answers and looks go on."""
+    with FakeServer() as server:
+        patterns = [f"(a{{9000}}){{{9000 - i}}}" for i in range(4)]
+        hard = [threads.submit(server.post, CHAT, messages=HELLO, guided_regex=pattern) for pattern in patterns]
+        for _ in range(5):
+            assert server.post(CHAT, messages=HELLO, max_tokens=5).status_code == 200
+        assert not all(each.done() for each in hard)
+        for each in hard:
+            refused = each.result()
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "guided_regex"
+            assert "too complex" in refused.json()["error"]["message"]
+        assert server.post(CHAT, messages=HELLO, max_tokens=5, guided_regex="a+").status_code == 200

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.server.output import OutputText
+from slipstream.server.pieces import Score, text_of
 from slipstream.server.stops import StopFinder
 
 TEXT = st.text("ab<\n", max_size=40)
@@ -58,19 +59,23 @@ def test_nothing_is_told_that_may_be_taken_back(chunks: list[str], stops: list[s
         assert held < max(map(len, stops), default=1)
 
 
-@given(TEXT, STOPS, st.lists(st.integers(0, 3), min_size=40, max_size=40), st.integers(1, 5))
-def test_pieces_make_up_the_text_and_know_their_origin(text: str, stops: list[str], origins: list[int], n: int) -> None:
+@given(TEXT, STOPS, st.lists(st.integers(0, 3), min_size=40, max_size=40), st.booleans())
+def test_pieces_make_up_the_text_and_know_their_tokens(
+    text: str, stops: list[str], origins: list[int], scored: bool
+) -> None:
     tokens = TOKENIZER.encode(text)
     output, pieces = OutputText(TOKENIZER, stops), []
-    for start in range(0, len(tokens), n):
-        pieces += output.push(tokens[start : start + n], origins[start : start + n])
+    for token, origin in zip(tokens, origins):
+        pieces += output.push(token, origin, Score(bytes([token]), -1.0) if scored else None)
         if output.stop is not None:
             break
     else:
         pieces += output.finish()
     expected, stop = cut(text, stops)
-    assert "".join(piece for piece, _ in pieces) == expected
-    assert [origin for piece, origin in pieces for _ in piece] == origins[: len(expected)]
+    assert text_of(pieces) == expected
+    assert [piece.origin for piece in pieces for _ in piece.text] == origins[: len(expected)]
+    scores = [score.raw[0] for piece in pieces for score in piece.scores]
+    assert scores == (tokens[: len(expected)] if scored else [])
     assert output.stop == stop
     assert output.num_tokens == len(expected) + len(stop or "")  # one token a character
 
@@ -84,8 +89,11 @@ def test_half_a_character_joins_the_next_piece() -> None:
 
     output = OutputText(Bytes(), [])  # type: ignore[arg-type]
     first, second = "é".encode()
-    assert output.push([65, first], [0, 1]) == [("A", 0)]
-    assert output.push([second, 66], [2, 0]) == [("é", 2), ("B", 0)]
-    assert output.push([first], [1]) == []
-    assert output.finish() == [("�", 0)]
-    assert output.num_tokens == 5
+    one, two, end = (Score(bytes([n]), -1.0) for n in (first, second, 0))
+    assert output.push(65, 0) == [("A", 0, ())]
+    assert output.push(first, 1, one) == []
+    assert output.push(second, 2, two) == [("é", 2, (one, two))]
+    assert output.push(66, 0) == [("B", 0, ())]
+    assert output.push(first, 1) == []
+    assert output.finish(end=True, score=end) == [("�", 0, (end,))]
+    assert output.num_tokens == 6

@@ -73,6 +73,18 @@ class KvCache:
         """A row changes its place. The copy of the row is finished before the buffer is written."""
         if self._keys is None or self._values is None or source >= self._keys.shape[0]:
             return  # the row has not been fed yet
+        self._copy(source, target)
+
+    def fork(self, source_slot: int, slot: int, source: int, target: int) -> None:
+        """A row begins as a copy of another. Kept by place, not by slot."""
+        if self._keys is None or self._values is None:
+            return  # a head that need not learn of these rows
+        self._keys, self._values = (self._enlarged(buffer, target + 1, 0) for buffer in self.arrays())
+        self._copy(source, target)
+
+    def _copy(self, source: int, target: int) -> None:
+        assert self._keys is not None
+        assert self._values is not None
         row = mx.array([source])
         keys, values = (mx.take(buffer, row, axis=0) for buffer in (self._keys, self._values))
         mx.eval(keys, values)
@@ -90,15 +102,17 @@ class KvCache:
     def _roomy(self, buffer: mx.array | None, new: mx.array) -> mx.array:
         """The buffer, large enough for this feed."""
         feed = self._holder.feed
-        num_places, reach = max(feed.places) + 1, feed.reach
-        if buffer is not None and num_places <= buffer.shape[0] and reach <= buffer.shape[2]:
+        if buffer is None:
+            buffer = mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
+        return self._enlarged(buffer, max(feed.places) + 1, feed.reach)
+
+    def _enlarged(self, buffer: mx.array, num_places: int, reach: int) -> mx.array:
+        rows = _grown(buffer.shape[0], num_places, 1, self._max_rows)
+        length = _grown(buffer.shape[2], reach, FIRST_LENGTH, self._max_length)
+        if (rows, length) == (buffer.shape[0], buffer.shape[2]):
             return buffer
-        rows, length = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
-        rows = _grown(rows, num_places, 1, self._max_rows)
-        length = _grown(length, reach, FIRST_LENGTH, self._max_length)
-        larger = mx.zeros((rows, new.shape[1], length, new.shape[3]), new.dtype)
-        if buffer is not None:
-            larger[: buffer.shape[0], :, : buffer.shape[2]] = buffer
+        larger = mx.zeros((rows, buffer.shape[1], length, buffer.shape[3]), buffer.dtype)
+        larger[: buffer.shape[0], :, : buffer.shape[2]] = buffer
         return larger
 
 

@@ -34,6 +34,9 @@ class GdnCache:
     def leave(self, slot: int) -> None:
         self.store.leave(slot)
 
+    def fork(self, source_slot: int, slot: int, source: int, target: int) -> None:
+        self.store.fork(source_slot, slot)
+
     def move(self, source: int, target: int) -> None:
         """Kept by slot, not by place."""
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.plan import RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.plan import Fork, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.logprobs import Telling, find_telling, with_logprobs
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.calibrate import measure
 from slipstream.runners.mlx.drafter import Drafter, Ends, Proposal
 from slipstream.runners.mlx.draw import Verdict, verify
 from slipstream.runners.mlx.grid import Grid, group, make_grid
+from slipstream.runners.mlx.logprobs import Table, read, tell, tell_hidden
 from slipstream.runners.mlx.rows import Row, RowTable
 from slipstream.runners.mlx.trunk import Cache, Trunk
 from slipstream.runners.rows import RowSpan, Told, commit
@@ -69,6 +71,8 @@ class MlxRunner:
             self.forget(slot)
         for join in plan.joins:
             self.table.join(join)
+            if join.fork is not None:
+                self._fork(join.fork, join.slot)
         self._done.append(self._step(plan) if plan.rows else StepResult(plan.step, ()))
 
     def collect(self) -> StepResult:
@@ -94,6 +98,11 @@ class MlxRunner:
         for cache in self.caches:
             cache.leave(slot)
 
+    def _fork(self, fork: Fork, slot: int) -> None:
+        places = self.table.place(fork.slot), self.table.place(slot)
+        for cache in self.all_caches:
+            cache.fork(fork.slot, slot, *places)
+
     def _move(self, source: int, target: int) -> None:
         for cache in self.all_caches:
             cache.move(source, target)
@@ -105,18 +114,22 @@ class MlxRunner:
         grids = self._grids(rows, spans)
         hidden = [self.forward(grid) for grid in grids]
         drawing = _drawing(rows, spans, grids)
-        verdict = self._verify(hidden, drawing)
+        telling = find_telling(rows, spans, drawing.index)
+        tables = self._tell_prompts(hidden, rows, spans, grids, telling)
+        verdict, told_draws = self._verify(hidden, drawing, telling)
+        tables += told_draws
         fed = self._feed_head(rows, grids, hidden, drawing, verdict)
         # No name may hold the caches' arrays: what the next write finds held it would copy.
         mx.async_eval(fed, verdict.accepted, verdict.drawn, self.cache_arrays())
         proposal = self._propose(fed, drawing, verdict, plan)
         columns = [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts]
         numbers = mx.concatenate(columns, axis=1)
-        mx.async_eval(numbers, proposal.confidences, self.cache_arrays())
+        mx.async_eval(numbers, proposal.confidences, tables, self.cache_arrays())
         mx.eval(fed, verdict.accepted, verdict.drawn)
         middle = time.perf_counter()
         told = _read(numbers, proposal.confidences)
         results = commit(rows, spans, dict(zip(drawing.index, told, strict=True)))
+        results = with_logprobs(results, [row.asked for row in rows], telling, read(tables))
         return StepResult(plan.step, results, middle - began, time.perf_counter() - middle)
 
     def _grids(self, rows: Sequence[Row], spans: Sequence[RowSpan]) -> list[Grid]:
@@ -127,12 +140,32 @@ class MlxRunner:
             grids.append(make_grid(index, [spans[i] for i in index], places, tokens))
         return grids
 
-    def _verify(self, hidden: Sequence[mx.array], drawing: _Drawing) -> Verdict:
+    def _tell_prompts(
+        self,
+        hidden: Sequence[mx.array],
+        rows: Sequence[Row],
+        spans: Sequence[RowSpan],
+        grids: Sequence[Grid],
+        telling: Telling,
+    ) -> list[Table]:
+        """Of the prompts that are read, where asked for: the one reason to look at logits there."""
+        if not telling.prompt:
+            return []
+        places = mx.array(telling.prompt_places(_firsts(grids)))
+        tokens = mx.array(telling.prompt_tokens(rows, spans), dtype=mx.int32)
+        return tell_hidden(_flat(hidden)[places], self.trunk.unembed, self.info.vocab_size, tokens, telling.num_top)
+
+    def _verify(self, hidden: Sequence[mx.array], drawing: _Drawing, telling: Telling) -> tuple[Verdict, list[Table]]:
+        """The verdict, and what is told of the draws."""
         if not drawing.index:
             nothing = mx.zeros(0, mx.int32)
-            return Verdict(nothing, nothing, nothing)
+            return Verdict(nothing, nothing, nothing), []
         logits = self.trunk.unembed(_flat(hidden)[mx.array(drawing.flat)])
-        return verify(logits, drawing.rows, drawing.spans)
+        verdict = verify(logits, drawing.rows, drawing.spans)
+        if not telling.draws:
+            return verdict, []
+        places = mx.array(telling.places)
+        return verdict, [tell(logits[places], verdict.draws[places], telling.num_top)]
 
     def _feed_head(
         self,
@@ -171,6 +204,16 @@ def _flat(grids: Sequence[mx.array]) -> mx.array:
     """[tokens of all grids, ...], padding included."""
     flat = [grid.flatten(0, 1) for grid in grids]
     return flat[0] if len(flat) == 1 else mx.concatenate(flat)
+
+
+def _firsts(grids: Sequence[Grid]) -> list[int]:
+    """Where each row's first fed token lies among the tokens of all grids; by the row's index in the plan."""
+    firsts, base = {}, 0
+    for grid in grids:
+        for place, i in enumerate(grid.index):
+            firsts[i] = base + place * grid.width
+        base += len(grid.index) * grid.width
+    return [firsts[i] for i in range(len(firsts))]
 
 
 def _drawing(rows: Sequence[Row], spans: Sequence[RowSpan], grids: Sequence[Grid]) -> _Drawing:

@@ -44,6 +44,10 @@ class StateStore:
     def leave(self, slot: int) -> None:
         self._homes.pop(slot, None)
 
+    def fork(self, source: int, slot: int) -> None:
+        """Arrays are replaced, never written: both may begin with the same."""
+        self._homes[slot] = self._homes[source]
+
     def example(self) -> tuple[mx.array, ...] | None:
         """Somebody's arrays, for their shapes."""
         return next((home.arrays for home in self._homes.values()), None)
@@ -89,6 +93,9 @@ class RecurrentCache:
 
     def leave(self, slot: int) -> None:
         self._store.leave(slot)
+
+    def fork(self, source_slot: int, slot: int, source: int, target: int) -> None:
+        self._store.fork(source_slot, slot)
 
     def move(self, source: int, target: int) -> None:
         """Kept by slot, not by place."""

@@ -40,6 +40,10 @@ class PagedKv:
         self.buffer = torch.empty(shape, device=device, dtype=dtype).zero_()
         self.layers = [LayerKv(k=layer[0], v=layer[1]) for layer in self.buffer]
 
+    def copy(self, source: int, target: int) -> None:
+        """One block's content to another, in all layers."""
+        self.buffer[:, :, target] = self.buffer[:, :, source]
+
 
 @dataclass(frozen=True, slots=True)
 class GdnLayerCache:
@@ -51,6 +55,11 @@ class GdnLayerCache:
     def reset(self, slot: int) -> None:
         self.state[slot].zero_()
         self.window[slot].zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """For a slot that has no drafts to replay."""
+        self.state[target] = self.state[source]
+        self.window[target] = self.window[source]
 
 
 class GdnCache:
@@ -72,6 +81,10 @@ class GdnCache:
     def reset(self, slot: int) -> None:
         for layer in self.layers:
             layer.reset(slot)
+
+    def copy(self, source: int, target: int) -> None:
+        for layer in self.layers:
+            layer.copy(source, target)
 
 
 # On a GPU window and tape are one ring of raw inputs by position. Like the KV cache it is written ahead and is
@@ -105,6 +118,12 @@ class GdnRings:
             )
             for _ in range(num_layers)
         ]
+
+    def copy(self, source: int, target: int) -> None:
+        """A slot begins as a copy of another."""
+        for layer in self.layers:
+            layer.state[target] = layer.state[source]
+            layer.ring[target] = layer.ring[source]
 
 
 def ring_bytes(gdn: GdnSpec, num_layers: int, max_depth: int, item: int) -> int:

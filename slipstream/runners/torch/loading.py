@@ -112,7 +112,8 @@ class _Loader:
         shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
         buffers = Buffers(self.memory.num_slots, most, self.max_depth, *shared)
         head = self._head(decoder) if self.max_depth else (None, None)
-        parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers)
+        assert not isinstance(self.gdn, GdnCache)
+        parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn)
         return CudaRunner(*parts, simulated=self.config.simulate_acceptance)
 
     def _gdn(self) -> GdnCache | GdnRings | None:

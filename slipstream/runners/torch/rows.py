@@ -37,15 +37,20 @@ class RowTable:
         seed, cuts = signed64(join.seed), cuts_for(join.params)
         self._rows[join.slot] = rows.joined(join, seed, self._vocab_size, processors, cuts)
         self._num_blocks[join.slot] = 0
+        if join.fork is not None:
+            self._append(join.slot, join.fork.blocks)
 
     def leave(self, slot: int) -> None:
         del self._rows[slot], self._num_blocks[slot]
 
     def grow(self, step: RowStep) -> None:
         """Append the step's new blocks to its row's table."""
-        if not step.blocks:
+        self._append(step.slot, step.blocks)
+
+    def _append(self, slot: int, blocks: tuple[int, ...]) -> None:
+        if not blocks:
             return
-        start = self._num_blocks[step.slot]
-        end = self._num_blocks[step.slot] = start + len(step.blocks)
-        new = torch.tensor(step.blocks, dtype=torch.int32)
-        self.block_table[step.slot, start:end] = new.to(self.block_table.device, non_blocking=True)
+        start = self._num_blocks[slot]
+        end = self._num_blocks[slot] = start + len(blocks)
+        new = torch.tensor(blocks, dtype=torch.int32)
+        self.block_table[slot, start:end] = new.to(self.block_table.device, non_blocking=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.plan import Fork, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.logprobs import Numbers, Telling, find_telling, with_logprobs
 from slipstream.runners.masks import Guide
 from slipstream.runners.rows import RowSpan, Told, commit
 from slipstream.runners.torch.batch import RaggedBatch, make_batch
@@ -22,6 +23,7 @@ from slipstream.runners.torch.calibrate import measure
 from slipstream.runners.torch.clock import step_clock
 from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
 from slipstream.runners.torch.draw import Verdict, verify
+from slipstream.runners.torch.logprobs import log_probabilities, tell, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowTable
@@ -65,15 +67,8 @@ class TorchRunner:
         self._done: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
-        for slot in plan.leaves:
-            self.table.leave(slot)
-        for join in plan.joins:
-            self.table.join(join)
-            if self.gdn is not None:
-                self.gdn.reset(join.slot)
-        for step in plan.rows:
-            self.table.grow(step)
         with torch.inference_mode():
+            self._come_and_go(plan)
             self._done.append(self._step(plan) if plan.rows else StepResult(plan.step, ()))
 
     def collect(self) -> StepResult:
@@ -81,6 +76,25 @@ class TorchRunner:
 
     def close(self) -> None:
         self._done.clear()
+
+    def _come_and_go(self, plan: StepPlan) -> None:
+        for slot in plan.leaves:
+            self.table.leave(slot)
+        for join in plan.joins:
+            self.table.join(join)
+            if join.fork is not None:
+                self._fork(join.fork, join.slot)
+            elif self.gdn is not None:
+                self.gdn.reset(join.slot)
+        for step in plan.rows:
+            self.table.grow(step)
+
+    def _fork(self, fork: Fork, slot: int) -> None:
+        if fork.copied is not None:
+            self.kv.copy(*fork.copied)
+        if self.gdn is not None:
+            assert self.table[fork.slot].num_replay == 0
+            self.gdn.copy(fork.slot, slot)
 
     def _step(self, plan: StepPlan) -> StepResult:
         clock = step_clock(self._ops.device)
@@ -91,16 +105,20 @@ class TorchRunner:
         batch = make_batch(spans, tokens, self.table.block_table)
         hidden = self._forward(batch)
         drawing = self._drawing(rows, spans)
-        verdict = self._verify(hidden, drawing)
+        telling = find_telling(rows, spans, drawing.index)
+        told = self._tell_prompts(hidden, rows, spans, telling)
+        verdict, told_draws = self._verify(hidden, drawing, telling)
         fed = hidden
         if any(row.draw.may_draft for row in rows):
             fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
         clock.mark()
         proposal = self._propose(fed, drawing, verdict, [plan.rows[i] for i in drawing.index])
         clock.mark()
-        told = _read(verdict, proposal)
-        results = commit(rows, spans, dict(zip(drawing.index, told, strict=True)))
-        return StepResult(plan.step, results, *clock.read())
+        verdicts, numbers = _read(verdict, proposal, told + told_draws)
+        results = commit(rows, spans, dict(zip(drawing.index, verdicts, strict=True)))
+        return StepResult(
+            plan.step, with_logprobs(results, [row.asked for row in rows], telling, numbers), *clock.read()
+        )
 
     def _spans(self, rows: Sequence[Row], feeds: Sequence[int]) -> tuple[RowSpan, ...]:
         spans: list[RowSpan] = []
@@ -125,12 +143,29 @@ class TorchRunner:
         parts = packed.split([len(flat), len(lasts), len(ends)])
         return _Drawing(index, [rows[i] for i in index], chosen, *parts)
 
-    def _verify(self, hidden: Tensor, drawing: _Drawing) -> Verdict:
+    def _tell_prompts(
+        self, hidden: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan], telling: Telling
+    ) -> list[Tensor]:
+        """Of the prompts that are read, where asked for: the one reason to look at logits there."""
+        if not telling.prompt:
+            return []
+        places = telling.prompt_places([span.offset for span in spans])
+        packed = torch.tensor([places, telling.prompt_tokens(rows, spans)]).to(self._ops.device, non_blocking=True)
+        told = tell_hidden(hidden[packed[0]], self.decoder.unembed, self.info.vocab_size, packed[1], telling.num_top)
+        return [told]
+
+    def _verify(self, hidden: Tensor, drawing: _Drawing, telling: Telling) -> tuple[Verdict, list[Tensor]]:
+        """The verdict, and what is told of the draws."""
         if not drawing.index:
             nothing = drawing.flat
-            return Verdict(nothing, nothing, nothing)
+            return Verdict(nothing, nothing, nothing), []
         logits = self.decoder.unembed(hidden[drawing.flat])
-        return verify(self._ops, logits, drawing.rows, drawing.spans, self._simulate)
+        if not telling.draws:
+            return verify(self._ops, logits, drawing.rows, drawing.spans, self._simulate), []
+        places = torch.tensor(telling.places).to(self._ops.device, non_blocking=True)
+        chances = log_probabilities(logits[places])
+        verdict = verify(self._ops, logits, drawing.rows, drawing.spans, self._simulate)
+        return verdict, [tell(chances, verdict.draws[places], telling.num_top)]
 
     def _next_tokens(
         self, rows: Sequence[Row], spans: Sequence[RowSpan], drawing: _Drawing, verdict: Verdict
@@ -165,15 +200,28 @@ class TorchRunner:
             return measure(self.decoder, self.drafter, self._ops, self.table, self.info, num_tokens, num_rows)
 
 
-def _read(verdict: Verdict, proposal: Proposal) -> list[Told]:
-    """The step's one host sync."""
+def _read(verdict: Verdict, proposal: Proposal, told: list[Tensor]) -> tuple[list[Told], list[Numbers]]:
+    """The step's one host sync: the verdict of each row, and what is told of tokens."""
     depth = proposal.drafts.shape[1]
     columns = [verdict.accepted[:, None], verdict.drawn[:, None], proposal.lengths[:, None], proposal.drafts]
     if proposal.confidences is not None:
         columns.append((proposal.confidences * FINE).long())
-    told = []
-    for accepted, drawn, length, *rest in torch.cat(columns, dim=1).tolist():
+    rows, numbers = _fetch(torch.cat(columns, dim=1), told)
+    verdicts = []
+    for accepted, drawn, length, *rest in rows:
         # The one behind the last draft is told too, if there was one: it ended them.
         confidences = tuple(part / FINE for part in rest[depth:][: length + 1] if part)
-        told.append((accepted, drawn, rest[:length], confidences))
-    return told
+        verdicts.append((accepted, drawn, rest[:length], confidences))
+    return verdicts, numbers
+
+
+def _fetch(columns: Tensor, told: list[Tensor]) -> tuple[list[list[int]], list[Numbers]]:
+    """Whole numbers and log-probabilities in one piece, where there are both: all of them are exact in float64."""
+    if not told:
+        return columns.tolist(), []
+    numbers = torch.cat(told)
+    flat = torch.cat([columns.double().flatten(), numbers.flatten()]).tolist()
+    num_rows, width = columns.shape
+    rows = [list(map(int, flat[i * width : (i + 1) * width])) for i in range(num_rows)]
+    rest, width = flat[num_rows * width :], numbers.shape[1]
+    return rows, [rest[i : i + width] for i in range(0, len(rest), width)]

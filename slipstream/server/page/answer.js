@@ -18,6 +18,8 @@ export class AnswerView {
     this.actions = actions;
     this.drafts = drafts;
     this.body = drafts ? new DraftsBody() : new MarkdownBody();
+    this.thought = el("p");
+    this.thinking = el("details", { class: "thinking", hidden: true }, el("summary", {}, "Thinking"), this.thought);
     this.share = el("div", { class: "share-box" });
     this.notice = el("p", { class: "notice" });
     this.timings = el("p", { class: "timings" });
@@ -32,6 +34,7 @@ export class AnswerView {
     this.node = el(
       "article",
       { class: "answer", "aria-label": "Answer" },
+      this.thinking,
       this.body.node,
       this.share,
       this.notice,
@@ -43,6 +46,8 @@ export class AnswerView {
 
   update() {
     this.body.update(this.answer);
+    this.thinking.hidden = !this.answer.thinking;
+    setText(this.thought, this.answer.thinking ?? "");
     this.showTimings();
     if (this.state === this.answer.state) return;
     this.state = this.answer.state;
@@ -58,7 +63,7 @@ export class AnswerView {
   }
 
   soFar() {
-    if (this.answer.text === "") return "Waiting for the first token…";
+    if (this.answer.text === "") return this.answer.thinking ? "Thinking…" : "Waiting for the first token…";
     const rate = this.actions.rate();
     return [plural(numPieces(this.answer), "token"), Number.isFinite(rate) ? `${speed(rate)} tok/s` : null]
       .filter(Boolean)

@@ -52,7 +52,9 @@ class Generation {
     this.requestId = chunk.id;
     const choice = chunk.choices?.[0];
     if (!choice) return;
-    append(this.answer, choice.delta?.content ?? "", choice.origins);
+    const { content, reasoning_content: thought } = choice.delta ?? {};
+    if (thought) this.answer.thinking = (this.answer.thinking ?? "") + thought;
+    if (content) append(this.answer, content, choice.origins);
     if (choice.finish_reason) this.answer.finish = choice.finish_reason;
     if (chunk.timings) this.answer.timings = chunk.timings;
     if (this.firstAt === null && this.answer.text) {

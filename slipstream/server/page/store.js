@@ -10,8 +10,8 @@ export const LIMITS = { conversations: 60, charsEach: 400_000, charsInAll: 3_000
 export const LEFT = "The page was closed while this answer came. What had come is kept.";
 const PREFIX = "slipstream.chat.";
 
-/** @typedef {{role: "user"|"assistant", text: string, marks?: number[], state?: string, finish?: string,
- *    notice?: string, retryAfter?: number|null, timings?: object|null, tokens?: number, rate?: number}} Message */
+/** @typedef {{role: "user"|"assistant", text: string, thinking?: string, marks?: number[], state?: string,
+ *    finish?: string, notice?: string, retryAfter?: number|null, timings?: object|null, tokens?: number, rate?: number}} Message */
 /** @typedef {{id: string, title: string, updated: number, system: string, settings: object, unsent: string,
  *    messages: Message[]}} Conversation */
 
@@ -52,6 +52,7 @@ function restore(id, json) {
 function restoreMessage(raw) {
   if (raw.role === "user") return { role: "user", text: text(raw.text) };
   const message = { ...raw, text: text(raw.text), marks: goodMarks(raw.marks, text(raw.text)) };
+  message.thinking = text(raw.thinking);
   if (raw.state === "streaming") {
     message.state = "failed";
     message.notice = LEFT;

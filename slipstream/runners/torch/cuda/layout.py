@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.plan import RowStep
+from slipstream.runners.logprobs import Telling
+from slipstream.runners.rows import Asked
 from slipstream.runners.torch.cuda.batch import DeviceBatch
+from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 ROW_BUCKETS = tuple(1 << i for i in range(11))
 TOKEN_BUCKETS = (
@@ -90,6 +93,8 @@ class Buffers:
         self._rows = torch.zeros(11, self.max_rows, dtype=torch.int32, device=device)
         self.sources = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, hidden, dtype=dtype, device=device)
+        self.tells = torch.zeros(most, dtype=torch.int64, device=device)  # tokens behind which something is told
+        self._told = torch.zeros(most, 1 + 2 * MAX_TOP_LOGPROBS, dtype=torch.float64, device=device)
         # Each row's hidden state for its next draft; the last one is where padding writes.
         self.draft_hidden = torch.zeros(self.max_rows + 1, hidden, dtype=dtype, device=device)
 
@@ -135,6 +140,15 @@ class Buffers:
     def hidden(self, shape: StepShape) -> Tensor:
         """What the trunk made of the step's tokens: handed from one captured half of a step to the other."""
         return self._hidden[: shape.num_tokens]
+
+    def told(self, num_tells: int, vocab_size: int) -> Tensor:
+        """What is told of each, as wide as the vocabulary allows."""
+        return self._told[:num_tells, : 1 + 2 * min(MAX_TOP_LOGPROBS, vocab_size)]
+
+    def tell_sources(self, num_tells: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden state, slot and position of the tokens behind which something is told."""
+        places = self.tells[:num_tells]
+        return self._hidden[places], self._tokens[2, places], self._tokens[1, places]
 
     def draws(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Slot and index of each draw."""
@@ -249,3 +263,23 @@ def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
     out = np.full(size, fill, np.int32)
     out[: len(values)] = values
     return out
+
+
+def find_telling(steps: Sequence[RowStep], gaps: Sequence[int], asked: Sequence[Asked]) -> tuple[Telling, list[int]]:
+    """What a step tells, and the flat places of the tokens before those of prompts. ``gaps``: as in ``lay_out``.
+
+    How many draws of a row will count is not known here: all are told of, and cut when they are read.
+    """
+    telling = Telling({}, {}, [], MAX_TOP_LOGPROBS)
+    before: list[int] = []
+    offset = 0
+    for i, (step, gap, wanted) in enumerate(zip(steps, gaps, asked, strict=True)):
+        num_read, num_draws = min(step.feed, gap - 1), max(0, step.feed - gap + 1)
+        if wanted.prompt_logprobs is not None and num_read:
+            telling.prompt[i] = num_read
+            before += range(offset, offset + num_read)
+        if wanted.logprobs is not None and num_draws:
+            telling.draws[i] = num_draws
+            telling.places.extend(range(offset + num_read, offset + step.feed))
+        offset += step.feed
+    return telling, before

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.runners.rows import Asked, asked_by
 from slipstream.runners.torch.cuda.kernels.step import RowState
 from slipstream.runners.torch.noise import signed64
 from slipstream.sampling.params import MAX_BIAS, SamplingParams
@@ -32,6 +33,7 @@ class DeviceRows:
         self.bias_tokens = torch.zeros(num_slots, MAX_BIAS, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(num_slots, MAX_BIAS, dtype=torch.float32, device=device)
         self.gaps: dict[int, int] = {}  # of each taken slot: known tokens not computed yet, once all plans are done
+        self.asked: dict[int, Asked] = {}
         self._num_blocks: dict[int, int] = {}
         self._plain: dict[int, bool] = {}
         self._may_draft: dict[int, bool] = {}
@@ -58,12 +60,15 @@ class DeviceRows:
         assert 0 <= join.slot < self.num_slots
         assert join.slot not in self.gaps, f"slot {join.slot} is taken"
         params, slot = join.params, join.slot
-        self.gaps[slot] = len(join.tokens)
+        cursor = 0 if join.fork is None else join.fork.cursor
+        self.gaps[slot] = len(join.tokens) - cursor
+        self.asked[slot] = asked_by(join)
         self._num_blocks[slot] = 0
         self._plain[slot] = is_plain(params)
         self._may_draft[slot] = join.may_draft
         self._write(self.tokens[slot], np.array(join.tokens, np.int32))
-        ints = (len(join.tokens), 0, 0, 0, join.num_prompt, params.top_k, len(params.logit_bias), int(params.greedy))
+        drawing = (params.top_k, len(params.logit_bias), int(params.greedy))
+        ints = (len(join.tokens), cursor, 0, 0, join.num_prompt, *drawing)
         self._write_column(self._ints, slot, torch.tensor(ints, dtype=torch.int32))
         floats = (
             params.inverse_temperature,
@@ -81,19 +86,19 @@ class DeviceRows:
             self._write(self.bias_values[slot], np.array(list(params.logit_bias.values()), np.float32))
 
     def leave(self, slot: int) -> None:
-        del self.gaps[slot], self._num_blocks[slot], self._plain[slot], self._may_draft[slot]
+        for known in (self.gaps, self.asked, self._num_blocks, self._plain, self._may_draft):
+            del known[slot]
 
-    def grow(self, steps: Sequence[RowStep]) -> None:
-        """Append each step's new blocks to its row's table, all in one upload."""
+    def grow(self, joins: Sequence[RowJoin], steps: Sequence[RowStep]) -> None:
+        """Append the blocks that forks and steps bring to their rows' tables, all in one upload."""
+        brought = [(join.slot, join.fork.blocks) for join in joins if join.fork is not None]
         places: list[int] = []
         blocks: list[int] = []
-        for step in steps:
-            if step.blocks:
-                count = self._num_blocks[step.slot]
-                first = step.slot * self.block_table.shape[1] + count
-                places += range(first, first + len(step.blocks))
-                blocks += step.blocks
-                self._num_blocks[step.slot] = count + len(step.blocks)
+        for slot, new in [*brought, *((step.slot, step.blocks) for step in steps)]:
+            first = slot * self.block_table.shape[1] + self._num_blocks[slot]
+            places += range(first, first + len(new))
+            blocks += new
+            self._num_blocks[slot] += len(new)
         if blocks:
             packed = self._upload(torch.tensor([places, blocks]))
             self.block_table.view(-1).index_copy_(0, packed[0], packed[1].int())

@@ -15,8 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
-from slipstream.runners.torch.caches import PagedKv
+from slipstream.engine.plan import Fork, RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.logprobs import Telling, with_logprobs
+from slipstream.runners.rows import Asked
+from slipstream.runners.torch.caches import GdnRings, PagedKv
 from slipstream.runners.torch.cuda.calibrate import measure
 from slipstream.runners.torch.cuda.constrained import ConstrainedRows, MaskBuffers
 from slipstream.runners.torch.cuda.graphs import Graphs
@@ -26,12 +28,22 @@ from slipstream.runners.torch.cuda.kernels.masks import apply_masks
 from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
 from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
 from slipstream.runners.torch.cuda.kernels.truncate import truncate
-from slipstream.runners.torch.cuda.layout import Buffers, Layout, StepShape, lay_out
+from slipstream.runners.torch.cuda.layout import (
+    TOKEN_BUCKETS,
+    Buffers,
+    Layout,
+    StepShape,
+    bucket,
+    find_telling,
+    lay_out,
+)
 from slipstream.runners.torch.cuda.rows import DeviceRows
+from slipstream.runners.torch.logprobs import tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear
 from slipstream.runners.torch.simulate import pass_rates
+from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 Marks = tuple[torch.cuda.Event, ...]
 
@@ -44,6 +56,9 @@ class _Flight:
     stays: tuple[int, ...]  # which stay of its slot each row belongs to
     added: tuple[int, ...]  # tokens each row gets at most
     report: Tensor  # int32 [rows, width], on the host once the last mark has passed
+    telling: Telling
+    asked: tuple[Asked, ...]
+    told: Tensor | None  # float64 [tokens told of, ...], likewise
     marks: tuple[torch.cuda.Event, ...]  # on a GPU: start, verified, drafted and reported
     faults: Mapping[int, str]  # rows that cannot go on, and why
     learned: bool = False  # by the constrained rows
@@ -59,6 +74,7 @@ class CudaRunner:
         rows: DeviceRows,
         kv: PagedKv,
         buffers: Buffers,
+        gdn: GdnRings | None = None,
         *,
         graphs: bool = True,
         simulated: Sequence[float] = (),
@@ -66,6 +82,7 @@ class CudaRunner:
         self.info = info
         self.decoder = decoder
         self.kv = kv
+        self.gdn = gdn
         self.rows = rows
         self.buffers = buffers
         self.device = rows.device
@@ -97,8 +114,10 @@ class CudaRunner:
             return StepResult(flight.step, ())
         seconds = _seconds(flight.marks)
         self._learn(flight)
-        told = flight.report.tolist()
-        return StepResult(flight.plan.step, tuple(self._result(i, flight, row) for i, row in enumerate(told)), *seconds)
+        results = tuple(self._result(i, flight, row) for i, row in enumerate(flight.report.tolist()))
+        if flight.told is not None:
+            results = with_logprobs(results, flight.asked, flight.telling, flight.told.tolist())
+        return StepResult(flight.plan.step, results, *seconds)
 
     def close(self) -> None:
         self._flights.clear()
@@ -119,7 +138,15 @@ class CudaRunner:
             self._constrained.join(join)
             self._most[join.slot] = len(join.tokens)
             self._stays[join.slot] = self._stays.get(join.slot, 0) + 1
-        self.rows.grow(plan.rows)
+            if join.fork is not None:
+                self._fork(join.fork, join.slot)
+        self.rows.grow(plan.joins, plan.rows)
+
+    def _fork(self, fork: Fork, slot: int) -> None:
+        if fork.copied is not None:
+            self.kv.copy(*fork.copied)
+        if self.gdn is not None:
+            self.gdn.copy(fork.slot, slot)
 
     def _launch(self, plan: StepPlan) -> _Flight:
         gaps = [self.rows.gaps[step.slot] for step in plan.rows]
@@ -137,13 +164,17 @@ class CudaRunner:
             plain=all(self.rows.plain(step.slot) for step in plan.rows),
             feeds_head=self._head is not None and any(self.rows.may_draft(step.slot) for step in plan.rows),
         )
+        asked = tuple(self.rows.asked[step.slot] for step in plan.rows)
+        telling, before = find_telling(plan.rows, gaps, asked)
         faults: dict[int, str] = {}
         if self._constrained.any_of(plan.rows, layout.first_draws):
             layout = replace(layout, shape=replace(layout.shape, masked=True))
-        start, verified = self.run(layout, lambda: faults.update(self._constrain(plan, gaps, layout)))
-        report, drafted = self._fetch(len(plan.rows)), _mark(self.device)
+        tells = [*before, *telling.places]
+        start, verified = self.run(layout, tells, lambda: faults.update(self._constrain(plan, gaps, layout)))
+        report, told = self._fetch(self._report[: len(plan.rows)]), self._fetch_told(telling)
+        drafted = _mark(self.device)
         stays = tuple(self._stays[step.slot] for step in plan.rows)
-        return _Flight(plan, stays, added, report, (*start, *verified, *drafted), faults)
+        return _Flight(plan, stays, added, report, telling, asked, told, (*start, *verified, *drafted), faults)
 
     def _constrain(self, plan: StepPlan, gaps: Sequence[int], layout: Layout) -> Mapping[int, str]:
         """While the forward runs: hear of the steps before, and say what may follow. The rows that cannot go on."""
@@ -166,16 +197,23 @@ class CudaRunner:
             if self._stays[slot] == flight.stays[i]:
                 self._constrained.learn(slot, *self._told(told))
 
-    def _fetch(self, num_rows: int) -> Tensor:
+    def _fetch(self, report: Tensor) -> Tensor:
         """The report's way to the host, without waiting for it."""
-        report = self._report[:num_rows]
         if self.device.type == "cpu":
             return report.clone()
         return torch.empty(report.shape, dtype=report.dtype, pin_memory=True).copy_(report, non_blocking=True)
 
-    def run(self, layout: Layout, constrain: Callable[[], None] | None = None) -> tuple[Marks, Marks]:
+    def _fetch_told(self, telling: Telling) -> Tensor | None:
+        return self._fetch(self.buffers.told(telling.num_tokens, self.info.vocab_size)) if telling else None
+
+    def run(
+        self, layout: Layout, tells: Sequence[int] = (), constrain: Callable[[], None] | None = None
+    ) -> tuple[Marks, Marks]:
         """Launch all that the device does in a step; marks of its start and of the end of verification.
-        ``constrain`` brings a masked step's masks; it may wait for the steps before."""
+
+        ``tells``: flat places of the tokens behind which a log-probability is told. ``constrain`` brings the masks of a
+        masked step; it may wait for the steps before.
+        """
         upload = torch.from_numpy(layout.upload)
         if self.device.type == "cuda":
             upload = upload.pin_memory()
@@ -187,6 +225,8 @@ class CudaRunner:
         if shape.masked and constrain is not None:
             constrain()
         self.graphs.run(shape, shape.kind, partial(self._verify, shape))
+        if tells:
+            self._launch_tells(tells)
         verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
             key = (ahead, num_rows, shape.context)
@@ -194,6 +234,16 @@ class CudaRunner:
         if self.depth:
             kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
         return start, verified
+
+    def _launch_tells(self, places: Sequence[int]) -> None:
+        """Captured by itself, whatever the step looks like: only steps that tell something pay for it."""
+        num_tells = bucket(TOKEN_BUCKETS, len(places))
+        padded = torch.zeros(num_tells, dtype=torch.int64)
+        padded[: len(places)] = torch.tensor(places)
+        if self.device.type == "cuda":
+            padded = padded.pin_memory()
+        self.buffers.tells[:num_tells].copy_(padded, non_blocking=True)
+        self.graphs.run(("tell", num_tells), ("tell", num_tells), partial(self._tell, num_tells))
 
     def _result(self, row: int, flight: _Flight, told: list[int]) -> RowResult:
         fed, slot = told[0], flight.plan.rows[row].slot
@@ -233,6 +283,14 @@ class CudaRunner:
             kernels.followers(state, batch, followers)
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
             buffers.draft_hidden[: shape.num_rows] = fed.index_select(0, row_last)
+
+    def _tell(self, num_tells: int) -> None:
+        """What the model itself thought of the tokens that follow: a prompt's or, committed by now, the draws."""
+        hidden, slots, positions = self.buffers.tell_sources(num_tells)
+        tokens = self.rows.tokens[slots, positions + 1]
+        vocab_size = self.info.vocab_size
+        told = tell_hidden(hidden, self.decoder.unembed, vocab_size, tokens, MAX_TOP_LOGPROBS)
+        self.buffers.told(num_tells, vocab_size).copy_(told)
 
     def _draws(self, logits: Tensor, shape: StepShape) -> Tensor:
         rows, (slots, index) = self.rows, self.buffers.draws(shape)

@@ -1,0 +1,101 @@
+"""Answers of `/v1/chat/completions`, any number of choices at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.server.choice import Answer, Delta
+from slipstream.server.logprobs import chat_logprobs
+from slipstream.server.parts import Call, Part, Text, Thinking
+from slipstream.server.protocol import Writer, data, fault, new_id, now, openai_usage, origins
+from slipstream.server.timings import Finish
+from slipstream.server.wire import compact
+
+if TYPE_CHECKING:
+    from slipstream.server.chat import ChatRequest
+
+
+class ChatWriter(Writer):
+    def __init__(self, asked: ChatRequest, model: str) -> None:
+        self._origins, self._logprobs = bool(asked.return_origins), bool(asked.logprobs)
+        self._usage = asked.wants_usage
+        self._head = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
+        self._num_calls = [0] * (asked.n or 1)
+        # A delta of nothing but text is by far the most frequent line: its fixed parts are written once.
+        self._fixed = [self._around_content(index) for index in range(asked.n or 1)]
+
+    def _around_content(self, index: int) -> tuple[str, str]:
+        before, after = compact(self._chunk(index, {"content": ""})).split('"content":""')
+        return f'data: {before}"content":', f"{after}\n\n"
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+
+    def opening(self, num_prompt: int) -> str:
+        first = {"role": "assistant", "content": ""}
+        return "".join(data(self._chunk(index, first)) for index in range(len(self._fixed)))
+
+    def delta(self, delta: Delta) -> str:
+        return "".join(self._part(delta.index, part) for part in delta.parts)
+
+    def _part(self, index: int, part: Part) -> str:
+        match part:
+            case Text() if not (self._origins or self._logprobs):
+                before, after = self._fixed[index]
+                return f"{before}{compact(part.text)}{after}"
+            case Text(pieces):
+                logprobs = chat_logprobs(pieces) if self._logprobs else None
+                return data(self._chunk(index, {"content": part.text}, logprobs=logprobs, **self._told_origins(part)))
+            case Thinking():
+                return data(self._chunk(index, {"reasoning_content": part.text}, **self._told_origins(part)))
+            case Call():
+                return data(self._chunk(index, {"tool_calls": [self._call(index, part)]}))
+
+    def _told_origins(self, part: Text | Thinking) -> dict[str, Any]:
+        return {"origins": origins(part.pieces)} if self._origins else {}
+
+    def _call(self, index: int, part: Call) -> dict[str, Any]:
+        if part.name is None:
+            return {"index": self._num_calls[index] - 1, "function": {"arguments": part.arguments}}
+        self._num_calls[index] += 1
+        return {"index": self._num_calls[index] - 1, **_call(part)}
+
+    def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
+        last = self._chunk(index, {}, finish.reason, **fault(finish))
+        if total is None:
+            return data(last)
+        usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(total)}
+        return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
+
+    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": openai_usage(total),
+            "timings": total.timings(),
+        }
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        calls = [_call(call) for call in answer.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.thinking:
+            message["reasoning_content"] = answer.thinking
+        if calls:
+            message |= {"content": answer.text or None, "tool_calls": calls}
+        pieces = answer.pieces
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(pieces) if self._logprobs else None,
+            "finish_reason": answer.finish.reason,
+            **({"origins": origins(pieces)} if self._origins else {}),
+            **fault(answer.finish),
+        }
+
+
+def _call(part: Call) -> dict[str, Any]:
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"id": new_id("call_"), "type": "function", "function": function}

@@ -1,0 +1,138 @@
+"""One stream of the engine on its way to a client: events in, parts of an answer out, an account at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.engine.async_engine import TokenStream
+from slipstream.engine.plan import TokenLogprobs
+from slipstream.engine.request import TokenEvent
+from slipstream.load import Tokenizer
+from slipstream.server.errors import engine_failed, shutting_down
+from slipstream.server.logprobs import score
+from slipstream.server.markup.reader import Reader
+from slipstream.server.metrics import Latencies
+from slipstream.server.output import OutputText
+from slipstream.server.parts import Call, Part, Text, Thinking, joined
+from slipstream.server.pieces import Piece, Score
+from slipstream.server.prepare import Prepared
+from slipstream.server.timings import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What came since the last one: possibly several tokens of several steps."""
+
+    index: int  # of the choice
+    parts: Sequence[Part]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A choice from beginning to end."""
+
+    parts: Sequence[Part]
+    finish: Finish
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Of its text."""
+        return [piece for part in self.parts if isinstance(part, Text) for piece in part.pieces]
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def thinking(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thinking))
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]
+
+
+class Choice:
+    def __init__(
+        self, index: int, stream: TokenStream, tokenizer: Tokenizer, prepared: Prepared, latencies: Latencies
+    ) -> None:
+        self.index, self.stream = index, stream
+        self.finish: Finish | None = None
+        self._tokenizer, self._prepared = tokenizer, prepared
+        self._output = OutputText(tokenizer, prepared.stops)
+        self._reader: Reader = prepared.reader()
+        self._latencies = latencies
+        self._echo: Sequence[Piece] = prepared.echo
+        self._num_thinking = 0
+        self._called = False
+
+    def take(self) -> Delta | None:
+        """None while there is nothing to see: half a character, or what may become a stop string or a marker."""
+        parts: list[Part] = []
+        for event in self.stream.take():
+            self._latencies.see(event)
+            parts += self._read(event)
+            if event.finish_reason is not None:
+                self.finish = self._account(event)
+        parts = joined(parts)
+        return Delta(self.index, parts, self.finish) if parts or self.finish is not None else None
+
+    @property
+    def _over(self) -> bool:
+        """What still comes does not count."""
+        return self._output.stop is not None or self._reader.done
+
+    def _read(self, event: TokenEvent) -> list[Part]:
+        if self._over:
+            return []
+        parts = self._echoed(event)
+        ended = event.finish_reason == "stop" and bool(event.tokens)
+        scores = self._scores(event)
+        for token, origin, each in zip(event.tokens[:-1] if ended else event.tokens, event.origins, scores):
+            self._num_thinking += self._reader.thinking
+            parts += self._reader.push(self._output.push(token, origin, each))
+            if self._over:
+                break
+        if self._over and event.finish_reason is None:
+            self.stream.end("stop")
+        if not self._over and event.finish_reason is not None:
+            parts += self._reader.push(self._output.finish(ended, scores[-1] if ended else None))
+        if self._over or event.finish_reason is not None:
+            parts += self._reader.finish()
+        self._called = self._called or any(isinstance(part, Call) for part in parts)
+        return parts
+
+    def _scores(self, event: TokenEvent) -> Sequence[Score | None]:
+        if not event.logprobs:
+            return (None,) * len(event.tokens)
+        return [score(self._tokenizer, token, told) for token, told in zip(event.tokens, event.logprobs)]
+
+    def _echoed(self, event: TokenEvent) -> list[Part]:
+        """The prompt, with the first event that has tokens: log-probabilities of it come no earlier."""
+        if not self._echo or not (event.tokens or event.finish_reason):
+            return []
+        echo, self._echo = self._echo, ()
+        if self._prepared.params.prompt_logprobs is None:
+            return [Text(list(echo))]
+        told: list[TokenLogprobs | None] = [None, *event.prompt_logprobs]
+        scores = [score(self._tokenizer, *each) for each in zip(self._prepared.tokens, told)]
+        return [Text([Piece(piece.text, 0, (each,)) for piece, each in zip(echo, scores)])]
+
+    def _account(self, event: TokenEvent) -> Finish:
+        if event.stats is None or (event.finish_reason == "abort" and not self._over):
+            raise engine_failed() if event.finish_reason == "error" else shutting_down()
+        reason: Literal["stop", "length", "tool_calls", "error"] = "tool_calls" if self._called else "stop"
+        if event.finish_reason in ("length", "error") and not self._over:
+            reason = event.finish_reason
+        return Finish(
+            reason,
+            self._output.stop,
+            len(self._prepared.tokens),
+            self._output.num_tokens,
+            event.stats,
+            self._num_thinking,
+            event.error if reason == "error" else "",
+        )

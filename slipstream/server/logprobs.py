@@ -1,0 +1,60 @@
+"""Log-probabilities as OpenAI's protocols tell them; and how a token's become a score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from slipstream.engine.plan import TokenLogprobs
+from slipstream.load import Tokenizer
+from slipstream.server.pieces import Piece, Score
+
+LOWEST = -9999.0  # stands for "never": JSON has no infinity
+
+
+def score(tokenizer: Tokenizer, token: int, told: TokenLogprobs | None) -> Score:
+    """``told`` None: nothing stood before this token."""
+    raw = tokenizer.token_bytes(token, skip_special=False)
+    if told is None:
+        return Score(raw, None)
+    top = tuple((tokenizer.token_bytes(t, skip_special=False), max(x, LOWEST)) for t, x in told.top)
+    return Score(raw, max(told.logprob, LOWEST), top)
+
+
+def entries(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """One a token, as chat and responses have them."""
+    return [
+        {**_entry(each.raw, each.logprob), "top_logprobs": [_entry(raw, value) for raw, value in each.top]}
+        for piece in pieces
+        for each in piece.scores
+    ]
+
+
+def chat_logprobs(pieces: Iterable[Piece]) -> dict[str, Any]:
+    return {"content": entries(pieces), "refusal": None}
+
+
+def _entry(raw: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def legacy_logprobs(pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
+    """As the first protocol had them: lists beside each other. ``offset``: where in the text the pieces begin."""
+    told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for piece in pieces:
+        for each in piece.scores:
+            own = {} if each.logprob is None else {_name(each.raw): each.logprob}
+            told["tokens"].append(_name(each.raw))
+            told["token_logprobs"].append(each.logprob)
+            told["top_logprobs"].append({_name(raw): value for raw, value in each.top} | own or None)
+            told["text_offset"].append(offset)
+        offset += len(piece.text)
+    return told
+
+
+def _name(raw: bytes) -> str:
+    """Half a character has no text: its bytes are written out, so that two of them keep their own names."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

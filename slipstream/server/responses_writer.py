@@ -1,0 +1,207 @@
+"""Answers of `/v1/responses`: items of reasoning, messages and function calls, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.server.choice import Answer, Delta
+from slipstream.server.errors import ApiError
+from slipstream.server.logprobs import entries
+from slipstream.server.parts import Call, Part, Text, Thinking, goes_on, joined
+from slipstream.server.protocol import Writer, named, new_id, now
+from slipstream.server.timings import Finish
+
+if TYPE_CHECKING:
+    from slipstream.server.responses import ResponsesRequest
+
+STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "error": "failed"}
+
+
+class Item:
+    """One item of the output, while it grows and when it is complete. Knows its own events."""
+
+    def __init__(self, part: Part) -> None:
+        self.kind = type(part)
+        self._parts = [part]
+        prefix = "msg_" if isinstance(part, Text) else "rs_" if isinstance(part, Thinking) else "fc_"
+        self.id, self._call_id = new_id(prefix), new_id("call_")
+
+    def takes(self, part: Part) -> bool:
+        return goes_on(part, self.kind)
+
+    def add(self, part: Part) -> None:
+        self._parts.append(part)
+
+    @property
+    def part(self) -> Part:
+        """All of it so far."""
+        return joined(self._parts)[0]
+
+    def told(self, status: str, empty: bool = False) -> dict[str, Any]:
+        """``empty``: as it is when it begins."""
+        part = self.part
+        match part:
+            case Text():
+                content = [] if empty else [_text(part)]
+                return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+            case Thinking():
+                content = [] if empty else [_reasoning(part)]
+                return {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
+            case Call(name, arguments):
+                call = {"call_id": self._call_id, "name": name, "arguments": "" if empty else arguments}
+                return {"id": self.id, "type": "function_call", "status": status, **call}
+
+    def begun(self) -> list[dict[str, Any]]:
+        if self.kind is Call:
+            return []
+        empty = _text(Text([])) if self.kind is Text else _reasoning(Thinking([]))
+        return [{"type": "response.content_part.added", "part": empty}]
+
+    def grown(self, part: Part) -> list[dict[str, Any]]:
+        match part:
+            case Text(pieces):
+                return [{"type": "response.output_text.delta", "delta": part.text, "logprobs": entries(pieces)}]
+            case Thinking():
+                return [{"type": "response.reasoning_text.delta", "delta": part.text}]
+            case Call(_, arguments):
+                return [{"type": "response.function_call_arguments.delta", "delta": arguments}] if arguments else []
+
+    def done(self) -> list[dict[str, Any]]:
+        part = self.part
+        match part:
+            case Text(pieces):
+                told = {"type": "response.output_text.done", "text": part.text, "logprobs": entries(pieces)}
+                return [told, {"type": "response.content_part.done", "part": _text(part)}]
+            case Thinking():
+                told = {"type": "response.reasoning_text.done", "text": part.text}
+                return [told, {"type": "response.content_part.done", "part": _reasoning(part)}]
+            case Call(name, arguments):
+                return [{"type": "response.function_call_arguments.done", "name": name, "arguments": arguments}]
+
+
+class ResponsesWriter(Writer):
+    def __init__(self, asked: ResponsesRequest, model: str) -> None:
+        self._asked = asked
+        self._id, self._created, self._model = new_id("resp_"), now(), model
+        self._items: list[Item] = []  # the last one is open
+        self._num_events = 0
+
+    def opening(self, num_prompt: int) -> str:
+        going = self._response("in_progress", [])
+        return self._event("response.created", response=going) + self._event("response.in_progress", response=going)
+
+    def delta(self, delta: Delta) -> str:
+        return "".join(self._part(part) for part in delta.parts)
+
+    def _part(self, part: Part) -> str:
+        if self._items and self._items[-1].takes(part):
+            self._items[-1].add(part)
+            return self._inside(self._items[-1].grown(part))
+        return self._close("completed") + self._open(part)
+
+    def _open(self, part: Part) -> str:
+        item = Item(part)
+        self._items.append(item)
+        added = self._event(
+            "response.output_item.added", output_index=self._index, item=item.told("in_progress", empty=True)
+        )
+        return added + self._inside([*item.begun(), *item.grown(part)])
+
+    def _close(self, status: str) -> str:
+        if not self._items:
+            return ""
+        item = self._items[-1]
+        told = item.told(status)
+        return self._inside(item.done()) + self._event("response.output_item.done", output_index=self._index, item=told)
+
+    @property
+    def _index(self) -> int:
+        return len(self._items) - 1
+
+    def _inside(self, events: Sequence[dict[str, Any]]) -> str:
+        """Events of the open item."""
+        where: dict[str, Any] = {"item_id": self._items[-1].id, "output_index": self._index}
+        if self._items[-1].kind is not Call:
+            where["content_index"] = 0
+        return "".join(self._event(**event, **where) for event in events)
+
+    def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
+        empty = "" if self._items else self._open(Text([]))
+        status = STATUS[finish.reason]
+        closed = empty + self._close(_of_item(status))
+        return closed + self._event(f"response.{status}", response=self._response(status, self._output(status), finish))
+
+    def _output(self, status: str) -> list[dict[str, Any]]:
+        whole, last = self._items[:-1], self._items[-1]
+        return [*(item.told("completed") for item in whole), last.told(_of_item(status))]
+
+    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
+        self._items = [Item(part) for part in answers[0].parts or [Text([])]]
+        status = STATUS[total.reason]
+        return self._response(status, self._output(status), total)
+
+    def failure(self, error: ApiError) -> str:
+        return self._event("error", code=error.code or "server_error", message=error.message, param=error.param)
+
+    def _event(self, type: str, **fields: Any) -> str:
+        number, self._num_events = self._num_events, self._num_events + 1
+        return named({"type": type, "sequence_number": number, **fields})
+
+    def _response(self, status: str, output: list[dict[str, Any]], finish: Finish | None = None) -> dict[str, Any]:
+        failed = {"code": "server_error", "message": finish.error} if finish and finish.error else None
+        told = {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": failed,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self._model,
+            "output": output,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "usage": None if finish is None else _usage(finish),
+            **self._repeated(),
+        }
+        return told if finish is None else {**told, "timings": finish.timings()}
+
+    def _repeated(self) -> dict[str, Any]:
+        """What the client asked for, in the words it used."""
+        asked = self._asked.model_dump(by_alias=True, exclude_none=True)
+        return {
+            "instructions": asked.get("instructions"),
+            "max_output_tokens": asked.get("max_output_tokens"),
+            "metadata": asked.get("metadata", {}),
+            "parallel_tool_calls": asked.get("parallel_tool_calls", True),
+            "reasoning": asked.get("reasoning"),
+            "temperature": asked.get("temperature", 1.0),
+            "text": {"format": {"type": "text"}} | asked.get("text", {}),
+            "tool_choice": asked.get("tool_choice", "auto"),
+            "tools": asked.get("tools", []),
+            "top_logprobs": asked.get("top_logprobs", 0),
+            "top_p": asked.get("top_p", 1.0),
+        }
+
+
+def _of_item(status: str) -> str:
+    return "completed" if status == "completed" else "incomplete"
+
+
+def _text(part: Text) -> dict[str, Any]:
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": entries(part.pieces)}
+
+
+def _reasoning(part: Thinking) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": part.text}
+
+
+def _usage(finish: Finish) -> dict[str, Any]:
+    return {
+        "input_tokens": finish.num_prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": finish.num_output,
+        "output_tokens_details": {"reasoning_tokens": finish.num_thinking},
+        "total_tokens": finish.num_prompt + finish.num_output,
+    }

@@ -1,0 +1,116 @@
+"""What an answer has to look like: the fields people know for it, read into what the grammar room compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from slipstream.grammar import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Spec
+from slipstream.server.body import Body
+from slipstream.server.errors import ApiError
+from slipstream.server.wire import strict_json
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What an answer has to look like, and the field that says so."""
+
+    spec: Spec
+    where: str
+
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Options = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class StructuredOutputs(Body):
+    """One of these."""
+
+    json_schema: Schema | str | None = Field(alias="json", default=None)
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Options | None = None
+    grammar: str | None = None
+
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        schema = self.json_schema
+        return {
+            f"{where}.json": None if schema is None else schema_spec(schema, f"{where}.json"),
+            f"{where}.json_object": JsonObject() if self.json_object else None,
+            f"{where}.regex": None if self.regex is None else Regex(self.regex),
+            f"{where}.choice": None if self.choice is None else Choice(self.choice),
+            f"{where}.grammar": None if self.grammar is None else grammar_spec(self.grammar),
+        }
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return {}
+
+
+class JsonFormat(Body):
+    type: Literal["json_object"]
+
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return {where: JsonObject()}
+
+
+class NamedSchema(Body):
+    name: Name
+    schema_: Schema = Field(alias="schema", default_factory=dict)
+    description: str | None = None
+    strict: bool | None = None  # it is kept to either way; if strict, what cannot be kept to is refused
+
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return {f"{where}.schema": JsonSchema(self.schema_, lenient=not self.strict)}
+
+
+class SchemaFormat(Body):
+    """As chat has it."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    def specs(self, where: str) -> dict[str, Spec | None]:
+        return self.json_schema.specs(f"{where}.json_schema")
+
+
+class FlatSchemaFormat(NamedSchema):
+    """As responses have it."""
+
+    type: Literal["json_schema"]
+
+
+Format = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+FlatFormat = Annotated[TextFormat | JsonFormat | FlatSchemaFormat, Field(discriminator="type")]
+
+
+def schema_spec(given: Schema | str, where: str) -> Spec:
+    """A schema, or the JSON text of one."""
+    try:
+        schema = strict_json(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise ApiError(400, f"{where} is not valid JSON: {error}", param=where) from None
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"{where} must be a JSON schema, an object", param=where)
+    return JsonSchema(schema)
+
+
+def grammar_spec(text: str) -> Spec:
+    """GBNF writes its rules with `::=`, Lark does not."""
+    return Gbnf(text) if "::=" in text else Lark(text)
+
+
+def only_one(given: dict[str, Spec | None]) -> Look | None:
+    """Of the fields that say what the answer looks like at most one may be there."""
+    asked = [(name, spec) for name, spec in given.items() if spec is not None]
+    if len(asked) > 1:
+        names = " and ".join(name for name, _ in asked)
+        raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=asked[1][0])
+    return Look(asked[0][1], asked[0][0]) if asked else None

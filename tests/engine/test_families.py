@@ -1,0 +1,138 @@
+"""Several answers to one prompt: computed once, forked, and from then on each on its own."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeRunner, Harness, continuation, make_info, make_request
+
+from slipstream.config import EngineConfig
+from slipstream.engine.depth import Fixed
+from slipstream.engine.plan import RowJoin
+from slipstream.engine.scheduler import Scheduler
+
+PROMPT = tuple(range(1, 31))
+CONFIG = EngineConfig(max_streams=4, max_step_tokens=16, min_chunk=4)
+
+
+def make_harness(**info: object) -> Harness:
+    runner = FakeRunner(make_info(**info), hit=0.7)
+    return Harness(Scheduler(runner.info, Fixed(2), CONFIG, clock=lambda: 1.0), runner)
+
+
+def add_family(harness: Harness, count: int, prompt: tuple[int, ...] = PROMPT, **params: object) -> None:
+    harness.add(*(make_request(str(i), prompt, seed=i, **params) for i in range(count)))
+
+
+def check(harness: Harness, key: int, prompt: tuple[int, ...] = PROMPT, count: int = 16) -> None:
+    assert tuple(harness.tokens[str(key)]) == continuation(prompt, key, 97, count)
+
+
+def forks(harness: Harness) -> list[RowJoin]:
+    return [join for plan in harness.runner.plans for join in plan.joins if join.fork]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("num_prompt", [2, 4, 5, 30])
+def test_the_prompt_is_computed_once(lag: int, num_prompt: int) -> None:
+    harness = make_harness(lag=lag)
+    add_family(harness, 4, PROMPT[:num_prompt])
+    harness.run()
+    for key in range(4):
+        check(harness, key, PROMPT[:num_prompt])
+    # All but the last token once; the last one is where each draws its first.
+    assert harness.runner.num_prompt_computed == num_prompt - 1 + 4
+    assert len(forks(harness)) == 3
+
+
+def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
+    harness = make_harness()
+    add_family(harness, 3, (5,))
+    harness.run()
+    assert not forks(harness)
+    for key in range(3):
+        check(harness, key, (5,))
+
+
+def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
+    harness = make_harness()
+    add_family(harness, 2)
+    while not forks(harness):
+        harness.step()
+    fork = forks(harness)[0].fork
+    assert fork is not None
+    assert (fork.cursor, len(fork.shared)) == (29, 7)
+    assert fork.copied is not None
+    assert fork.copied[0] not in fork.shared
+    # Two streams of 30 tokens in blocks of 4 would hold 16.
+    assert harness.scheduler.snapshot().num_used_blocks < 14
+    harness.run()
+    assert harness.scheduler.snapshot().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("leaver", range(3))
+@pytest.mark.parametrize("after", range(8))
+def test_whoever_leaves_whenever_the_others_go_on(lag: int, leaver: int, after: int) -> None:
+    harness = make_harness(lag=lag)
+    add_family(harness, 3)
+    for _ in range(after):
+        harness.step()
+    harness.abort(str(leaver))
+    harness.run()
+    for key in range(3):
+        if key != leaver:
+            check(harness, key)
+    assert len(forks(harness)) >= 1
+    assert harness.scheduler.snapshot().num_used_blocks == 0
+
+
+def test_all_of_them_come_in_or_none() -> None:
+    harness = make_harness(num_slots=4)
+    for key in "ab":
+        harness.add(make_request(key, max_tokens=4))
+    add_family(harness, 3)
+    harness.step()
+    assert harness.scheduler.snapshot().num_running == 2
+    harness.run()
+    assert harness.runner.num_prompt_computed == 2 * 3 + 29 + 3
+
+
+def test_while_a_long_prompt_is_shared_others_come_in() -> None:
+    harness = make_harness()
+    add_family(harness, 2)
+    harness.add(make_request("late"))
+    while not forks(harness):
+        assert harness.step() is not None
+    assert any(join.tokens == (1, 2, 3) for plan in harness.runner.plans for join in plan.joins)
+    harness.run()
+    assert tuple(harness.tokens["late"]) == continuation((1, 2, 3), 1, 97, 16)
+
+
+def test_more_than_memory_holds_come_in_parts() -> None:
+    harness = make_harness(num_blocks=14)
+    add_family(harness, 4)
+    harness.run()
+    for key in range(4):
+        check(harness, key)
+    assert harness.scheduler.snapshot().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_preempted_siblings_compute_on_their_own(lag: int) -> None:
+    harness = make_harness(num_blocks=20, lag=lag)
+    add_family(harness, 4, max_tokens=40)
+    harness.run()
+    assert harness.scheduler.snapshot().num_preemptions > 0
+    assert forks(harness)
+    for key in range(4):
+        check(harness, key, count=40)
+
+
+def test_prompt_logprobs_are_told_to_each() -> None:
+    harness = make_harness(lag=1)
+    add_family(harness, 3, prompt_logprobs=1, logprobs=0)
+    harness.run()
+    for key in "012":
+        assert len(harness.prompt_logprobs[key]) == len(PROMPT) - 1
+        assert harness.prompt_logprobs[key] == harness.prompt_logprobs["0"]
+        assert len(harness.logprobs[key]) == 16

@@ -1,0 +1,58 @@
+"""The likeliest tokens in order, ties and all, and what the host reads of a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream.engine.plan import TokenLogprobs
+from slipstream.runners.logprobs import read_logprobs
+from slipstream.runners.torch.logprobs import likeliest, log_probabilities, tell, tell_hidden
+
+
+def chances_with_ties() -> torch.Tensor:
+    """Whole numbers, so that many are equal, with both zeros among them."""
+    chances = torch.randn(5, 97, generator=torch.Generator().manual_seed(0)).round()
+    chances[0, 1], chances[0, 3] = 0.0, -0.0
+    return chances
+
+
+def in_order(chances: torch.Tensor, count: int) -> list[list[int]]:
+    return [[i for _, i in sorted((-x, i) for i, x in enumerate(row))][:count] for row in chances.tolist()]
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 97])
+def test_the_likeliest_come_first_and_of_equals_the_lower_id(count: int) -> None:
+    chances = chances_with_ties()
+    assert likeliest(chances, count).tolist() == in_order(chances, count)
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 97])
+def test_the_same_on_mlx(count: int) -> None:
+    mx = pytest.importorskip("mlx.core")
+    from slipstream.runners.mlx.logprobs import likeliest as mlx_likeliest
+
+    chances = chances_with_ties()
+    assert mlx_likeliest(mx.array(chances.numpy()), count).tolist() == in_order(chances, count)
+
+
+def test_pieces_tell_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(97, 8, generator=torch.Generator().manual_seed(0))
+    hidden, tokens = torch.randn(11, 8), torch.arange(11)
+    whole = tell(log_probabilities(hidden @ weight.T), tokens, 3)
+    shapes: list[int] = []
+
+    def unembed(part: torch.Tensor) -> torch.Tensor:
+        shapes.append(part.shape[0])
+        return part @ weight.T
+
+    monkeypatch.setattr("slipstream.runners.torch.logprobs.PIECE", 97 * 4)
+    torch.testing.assert_close(tell_hidden(hidden, unembed, 97, tokens, 3), whole)
+    assert shapes == [4, 4, 3]
+
+
+def test_each_row_gets_as_many_as_it_asked_for() -> None:
+    numbers = [-1.5, 7.0, 3.0, -0.5, -0.75]
+    assert read_logprobs(numbers, 2) == TokenLogprobs(-1.5, ((7, -0.5), (3, -0.75)))
+    assert read_logprobs(numbers, 1) == TokenLogprobs(-1.5, ((7, -0.5),))
+    assert read_logprobs(numbers, 0) == TokenLogprobs(-1.5)
