@@ -76,6 +76,12 @@ def apply_masks(logits: Tensor, at: Sequence[int], masks: Sequence[bytes]) -> No
     """Take out what the masks do not allow at these rows of the logits, which may know only the first tokens."""
     packed = np.frombuffer(b"".join(masks), np.uint8).reshape(len(masks), -1)
     lost = np.unpackbits(~packed, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        # PyTorch would share so little work among threads, and wait for them where the machine is busy.
+        values = logits.numpy()
+        for place, row in zip(at, lost, strict=True):
+            np.putmask(values[place], row, -np.inf)
+        return
     index = torch.tensor(at).to(logits.device, non_blocking=True)
     chosen = logits.index_select(0, index)
     chosen.masked_fill_(torch.from_numpy(lost).to(logits.device, non_blocking=True), float("-inf"))
