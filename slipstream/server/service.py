@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.engine.async_engine import AsyncEngine, TokenStream
+from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
 from slipstream.server.choice import Choice
@@ -119,8 +118,11 @@ class Service:
         async with self.admitted(job.num_choices) as loaded:
             prepared = await self._constrain(job, await self.prepare(job))
             began = time.monotonic()
+            assert self._engine is not None
+            streams = self._engine.submit_many(prepared.tokens, prepared.params, job.num_choices)
             async with AsyncExitStack() as leaving:
-                streams = [await leaving.enter_async_context(each) for each in self._submit(prepared, job.num_choices)]
+                for stream in streams:
+                    await leaving.enter_async_context(stream)
                 choices = [
                     Choice(index, stream, loaded.tokenizer, prepared, times)
                     for index, (stream, times) in enumerate(zip(streams, latencies, strict=True))
@@ -132,14 +134,6 @@ class Service:
                 finally:
                     self._live.discard(generation)
                     self._request_seconds += 0.1 * (time.monotonic() - began - self._request_seconds)
-
-    def _submit(self, prepared: Prepared, num_choices: int) -> list[TokenStream]:
-        """Each choice with a seed of its own, counted from the first one's."""
-        assert self._engine is not None
-        engine, params = self._engine, prepared.params
-        first = secrets.randbits(63) if params.seed is None else params.seed
-        seeds = [params.seed] if num_choices == 1 else [(first + i) % (1 << 64) for i in range(num_choices)]
-        return [engine.submit(prepared.tokens, replace(params, seed=seed)) for seed in seeds]
 
     # Work that would hold the loop up.
 

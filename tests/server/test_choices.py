@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, asked, said
+from fake_server import ENGINE, FakeServer, asked, said
+from fakes import FakeRunner
 from test_protocols import CHAT, HELLO, stream
 
 PATHS: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, "/v1/completions": {"prompt": asked("hello")}}
@@ -52,3 +53,17 @@ def test_a_stop_string_ends_its_own_choice(fake: FakeServer) -> None:
     assert all(stop not in text for i, text in enumerate(texts) if i != 1)
     told = fake.post(CHAT, messages=HELLO, n=COUNT, seed=SEED, max_tokens=MOST, stop=stop).json()
     assert [text_of(choice) for choice in told["choices"]] == [texts[0], texts[1][:6], texts[2]]
+
+
+def test_the_prompt_is_computed_once(fake: FakeServer) -> None:
+    assert isinstance(fake.runner, FakeRunner)
+    before = fake.runner.num_prompt_computed
+    fake.post(CHAT, messages=HELLO, n=COUNT, max_tokens=4)
+    shared = len(asked("hello")) - 1  # each feeds the last token itself, to draw behind it
+    assert fake.runner.num_prompt_computed - before == shared + COUNT
+
+
+def test_more_choices_than_streams_are_refused(fake: FakeServer) -> None:
+    refused = fake.post(CHAT, messages=HELLO, n=ENGINE.max_streams + 1, max_tokens=4)
+    assert refused.status_code == 400
+    assert str(ENGINE.max_streams) in refused.json()["error"]["message"]
