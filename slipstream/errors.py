@@ -13,6 +13,7 @@ SlipstreamError
 │   ├── PromptTooLong    its prompt does not fit the context
 │   └── GrammarError     a schema, pattern or grammar that cannot be used: says where
 ├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others do not notice
+├── GrammarsUnavailable  the process that tries grammars does not start here: nobody's grammar is at fault
 └── EngineDead           the engine thread ended; carries what ended it
 """
 
@@ -67,6 +68,10 @@ class GrammarError(RequestError):
 
 class ConstraintFault(SlipstreamError):
     """A stream's constraint cannot be followed any further."""
+
+
+class GrammarsUnavailable(SlipstreamError):
+    """The process that tries grammars does not start here."""
 
 
 class EngineDead(SlipstreamError):

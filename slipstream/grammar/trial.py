@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import slipstream
+from slipstream.errors import GrammarsUnavailable
 from slipstream.grammar.specs import Source
 
 START_SECONDS = 120.0
@@ -53,11 +54,14 @@ class Trials:
             stderr=subprocess.DEVNULL,  # what a dying process says helps nobody
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": str(Path(slipstream.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
             start_new_session=True,  # Ctrl-C is for us
         )
         self._end = weakref.finalize(self, _end, self._process)
-        self._ask(self._first, START_SECONDS)
+        try:
+            self._ask(self._first, START_SECONDS)
+        except TrialFailed:
+            raise GrammarsUnavailable("the process that tries grammars does not start") from None
 
     def _ask(self, question: Any, seconds: float) -> dict[str, str]:
         assert self._process is not None
@@ -88,3 +92,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         if pipe is not None:
             with suppress(OSError):  # what was not written yet has nobody to read it
                 pipe.close()
+
+
+def _import_path() -> list[str]:
+    """Ours, so that the process finds what we found; nothing from the folder it happens to be started in."""
+    own = str(Path(slipstream.__file__).parents[1])
+    return [own, *(str(Path(entry).resolve()) for entry in sys.path if entry)]

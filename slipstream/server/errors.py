@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.errors import ConfigError, EngineDead, GrammarError, PromptTooLong, RequestError, SlipstreamError
+from slipstream.errors import (
+    ConfigError,
+    EngineDead,
+    GrammarError,
+    GrammarsUnavailable,
+    PromptTooLong,
+    RequestError,
+    SlipstreamError,
+)
 
 # status -> the type of error, as OpenAI and as Anthropic clients know it
 TYPES = {
@@ -68,6 +76,8 @@ def told(error: SlipstreamError) -> ApiError:
         case GrammarError():
             where = str(error).partition(":")[0]
             return ApiError(400, str(error), param=None if " " in where else where, code="invalid_grammar")
+        case GrammarsUnavailable():
+            return ApiError(500, f"no grammar can be used now: {error}", code="grammars_unavailable")
         case RequestError() | ConfigError():
             return ApiError(400, str(error))
         case EngineDead():

@@ -49,5 +49,5 @@ def test_tokens_equal_the_cpus_with_one_sync_a_step(tmp_path: Path, kind: str) -
     torch.cuda.set_sync_debug_mode("default")
     syncs = Counter(Path(w.filename).name for w in caught if "synchroniz" in str(w.message))
     if "moe" in kind:  # routing to experts still asks the device which ones it needs
-        del syncs["experts.py"]
+        del syncs["experts.py"], syncs["functional.py"]
     assert syncs == {"runner.py": gpu.num_forwards - before}

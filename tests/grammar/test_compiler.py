@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.errors import ConstraintFault, GrammarError
+from slipstream.errors import ConstraintFault, GrammarError, GrammarsUnavailable
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonSchema, Lark, Regex, Spec
 from slipstream.grammar import compiler as compiler_module
 from slipstream.load.tokenizer import Tokenizer
@@ -135,3 +135,15 @@ def test_lenient_schemas_pass_over_what_we_cannot_enforce(compiler: GrammarCompi
     with pytest.raises(GrammarError):
         compiler.compile(JsonSchema(schema))
     assert compiler.compile(JsonSchema(schema, lenient=True))
+
+
+def test_a_process_that_does_not_start_is_nobodys_grammar(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = GrammarCompiler(default_tokenizer)
+    with monkeypatch.context() as broken:
+        broken.setattr("slipstream.grammar.trial.sys.executable", "/bin/false")
+        with pytest.raises(GrammarsUnavailable, match="does not start"):
+            mine.compile(Regex("a+"))
+    mine.compile(Regex("a+"))  # and nothing of it was remembered
+    mine.close()
