@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from slipstream import __version__
 from slipstream.bench.nine import NINE_PROMPTS
+from slipstream.bench.report import shown
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig
 from slipstream.engine.engine import grid
@@ -93,8 +94,10 @@ def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, num_token
     most = len(prompts) * (1 + runner.info.max_depth)
     costs = runner.calibrate(grid(most), grid(len(prompts)))
     depth = min(DEPTH, runner.info.max_depth)
-    different = {kind: _different(runner, prompts, num_tokens, depth, params) for kind, params in KINDS.items()}
-    pairs = [_pair(runner, prompts[:streams], num_tokens, depth) for streams in STREAMS if streams <= len(prompts)]
+    kinds = shown(list(KINDS.items()), "equality")
+    different = {kind: _different(runner, prompts, num_tokens, depth, params) for kind, params in kinds}
+    counts = [streams for streams in STREAMS if streams <= len(prompts)]
+    pairs = [_pair(runner, prompts[:streams], num_tokens, depth) for streams in shown(counts, "speed")]
     info = runner.info
     del runner  # mlx-lm gets the memory
     peers = _peers(model, sized, prompts, num_tokens)
@@ -149,10 +152,9 @@ def _peers(model: OpenedModel, options: ModelOptions, prompts: Prompts, num_toke
 
     peer = Peer(model, options.dtype)
     rates = {}
-    for streams in STREAMS:
-        if streams <= len(prompts):
-            tokens, seconds = peer.generate(prompts[:streams], num_tokens)
-            rates[streams] = sum(map(len, tokens)) / seconds
+    for streams in shown([streams for streams in STREAMS if streams <= len(prompts)], "mlx-lm"):
+        tokens, seconds = peer.generate(prompts[:streams], num_tokens)
+        rates[streams] = sum(map(len, tokens)) / seconds
     return rates
 
 
