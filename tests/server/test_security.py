@@ -123,8 +123,8 @@ def test_bad_bodies_are_400_and_leak_nothing(fake: FakeServer, path: str) -> Non
 
 
 def test_depth_and_size_are_bounded(fake: FakeServer) -> None:
-    deep = fake.post("/v1/chat/completions", messages=[], metadata={"a": json.loads("[" * 31 + "]" * 31)})
-    assert "nested deeper than 32" in deep.json()["error"]["message"]
+    deep = fake.post("/v1/chat/completions", messages=[], metadata={"a": json.loads("[" * 63 + "]" * 63)})
+    assert "nested deeper than 64" in deep.json()["error"]["message"]
     brackets = fake.post("/v1/completions", prompt="[{" * 40 + '\\"[', max_tokens=1)
     assert brackets.status_code == 200, "brackets in a text are no depth"
     large = fake.post("/v1/completions", prompt="x" * (5 << 20))
