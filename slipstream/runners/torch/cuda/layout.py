@@ -148,7 +148,7 @@ class Buffers:
     def tell_sources(self, num_tells: int) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden state, slot and position of the tokens behind which something is told."""
         places = self.tells[:num_tells]
-        return self._hidden[places], self._tokens[2, places], self._tokens[1, places]
+        return self._hidden[places], self._tokens[2, places].long(), self._tokens[1, places].long()
 
     def draws(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Slot and index of each draw."""
