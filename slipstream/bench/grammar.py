@@ -1,7 +1,7 @@
 """`slipstream bench grammar`: what constraints cost, what is accepted under them, and what their neighbours feel.
 
-Half of the streams write JSON under a schema that never ends, the other half is plain; against the same batch all
-plain. All draft at one depth, so that the steps of both batches have the same shape: what differs is the grammar.
+Half of the streams write JSON under a schema that never ends, the other half is plain; against the same batch with the
+same questions, all plain. All draft at one depth, so that steps have the same shape: what differs is the grammar.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ def grammar(options: ModelOptions, settings: GrammarSettings, to: ReportOptions)
 
 def _round(llm: LLM, settings: GrammarSettings, timed: Timed) -> Round:
     half = settings.streams // 2
-    plain = [Ask(prompt, _params(settings, i)) for i, prompt in enumerate(prompts(llm, settings.streams, None))]
+    plain = [Ask(prompt, _params(settings, i)) for i, prompt in enumerate(prompts(llm, half, None))]
     question = llm.chat_tokens([{"role": "user", "content": QUESTION}])
-    constrained = [Ask(question, _params(settings, i, timed)) for i in range(half, settings.streams)]
-    alone = run_together(llm.engine, plain)
+    others = range(half, settings.streams)
+    alone = run_together(llm.engine, [*plain, *(Ask(question, _params(settings, i)) for i in others)])
     timed.seconds = 0.0
-    beside = run_together(llm.engine, [*plain[:half], *constrained])
+    beside = run_together(llm.engine, [*plain, *(Ask(question, _params(settings, i, timed)) for i in others)])
     rows = beside[half:]
     num_steps = sum(log.stats.steps for log in rows)
     return Round(
@@ -135,7 +135,7 @@ def _round(llm: LLM, settings: GrammarSettings, timed: Timed) -> Round:
         round(1e3 * timed.seconds / num_steps, 4),
         round(1e3 * sum(log.end - log.first for log in rows) / num_steps, 3),
         _accepted(rows),
-        _accepted(alone),
+        _accepted(alone[half:]),
     )
 
 

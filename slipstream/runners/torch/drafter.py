@@ -21,6 +21,7 @@ from slipstream.runners.torch.draw import apply_masks, choose
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
 from slipstream.runners.torch.rows import Row
+from slipstream.sampling.masks import is_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class MtpDrafter:
 def _guide(logits: Tensor, guides: Sequence[Guide]) -> None:
     """Take out what may not be drafted, but for rows that could then draft nothing: the head may not know the token."""
     masks = {i: mask for i, guide in enumerate(guides) if (mask := guide.mask()) is not None}
-    known = {i: mask for i, mask in masks.items() if any(mask[: logits.shape[1] // 8])}
+    known = {i: mask for i, mask in masks.items() if not is_empty(mask[: logits.shape[1] // 8])}
     if known:
         apply_masks(logits, list(known), list(known.values()))
 
