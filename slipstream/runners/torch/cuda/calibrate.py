@@ -59,8 +59,7 @@ def _mixed(runner: CudaRunner, max_rows: int) -> list[Layout]:
     for num_rows in range(2, min(max_rows, MOST_MIXED_ROWS) + 1):
         for feed in range(1, runner.depth + 2):
             steps = [RowStep(slot, feed, 0) for slot in range(num_rows - 1)] + [RowStep(num_rows - 1, PIECE, 0)]
-            sizes = (CONTEXT, runner.depth, runner.buffers.max_rows)
-            layout = lay_out(steps, [1] * (num_rows - 1) + [PIECE + 1], *sizes, feeds_head=runner.depth > 0)
+            layout = _laid_out(runner, steps, [1] * (num_rows - 1) + [PIECE + 1])
             found.setdefault(layout.shape, layout)
     return list(found.values())
 
@@ -107,8 +106,13 @@ def _set_rows(runner: CudaRunner, known: int, drafts: int) -> None:
 def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int, plain: bool = True) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
     steps = [RowStep(slot, feed, propose) for slot, feed in enumerate(feeds)]
+    return _laid_out(runner, steps, [1] * num_rows, plain)
+
+
+def _laid_out(runner: CudaRunner, steps: list[RowStep], gaps: list[int], plain: bool = True) -> Layout:
     sizes = (CONTEXT, runner.depth, runner.buffers.max_rows)
-    return lay_out(steps, [1] * num_rows, *sizes, plain=plain, feeds_head=runner.depth > 0)
+    longest = runner.info.max_context + runner.depth
+    return lay_out(steps, gaps, *sizes, longest=longest, plain=plain, feeds_head=runner.depth > 0)
 
 
 def _seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:

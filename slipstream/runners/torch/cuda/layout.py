@@ -197,16 +197,20 @@ def lay_out(
     max_depth: int,
     max_rows: int,
     *,
+    longest: int = PROMPT_CONTEXT,
     plain: bool = True,
     feeds_head: bool = True,
 ) -> Layout:
-    """``gaps``: each row's known tokens that are not computed yet. ``most``: no row has more tokens after this step."""
+    """``gaps``: each row's known tokens that are not computed yet. ``most``: no row has more tokens after this step;
+    ``longest``: nor ever."""
     feed = np.array([step.feed for step in steps], np.int32)
     gap = np.array(gaps, np.int32)
     first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
     num_draws = feed - first_draw
     has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
-    shape = _shape(feed, has_prompts, most, max_depth, plain, feeds_head)
+    if has_prompts:  # few contexts: each new shape is a pause
+        most = max(most, min(longest, PROMPT_CONTEXT))
+    shape = _shape(feed, has_prompts, bucket(CONTEXT_BUCKETS, most), max_depth, plain, feeds_head)
     offsets = np.cumsum(feed) - feed
     draws_before = np.cumsum(num_draws) - num_draws
     first_draws = np.where(num_draws > 0, draws_before, -1)
@@ -229,12 +233,12 @@ def lay_out(
     return Layout(shape, np.concatenate([passes, *parts]), pass_rows, tuple(first_draws.tolist()))
 
 
-def _shape(feed: np.ndarray, has_prompts: bool, most: int, max_depth: int, plain: bool, feeds_head: bool) -> StepShape:
+def _shape(
+    feed: np.ndarray, has_prompts: bool, context: int, max_depth: int, plain: bool, feeds_head: bool
+) -> StepShape:
     num_rows, num_tokens = len(feed), int(feed.sum())
-    context = bucket(CONTEXT_BUCKETS, most)
     tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
-    if has_prompts:  # bounds that hold for any rows of these sizes, and few contexts: each new shape is a pause
-        context = max(context, PROMPT_CONTEXT)
+    if has_prompts:  # bounds that hold for any rows of these sizes
         num_tiles, num_draws = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
         return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, True, plain, feeds_head)
     tile = 1 if int(feed.max()) == 1 else 1 << max_depth.bit_length()

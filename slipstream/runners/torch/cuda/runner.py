@@ -161,6 +161,7 @@ class CudaRunner:
             most,
             self.depth,
             self.buffers.max_rows,
+            longest=self.info.max_context + self.depth,
             plain=all(self.rows.plain(step.slot) for step in plan.rows),
             feeds_head=self._head is not None and any(self.rows.may_draft(step.slot) for step in plan.rows),
         )
