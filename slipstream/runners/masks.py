@@ -13,7 +13,15 @@ from slipstream.runners.rows import Row, RowSpan
 class StepMasks:
     at: list[int]  # of the drawing positions, those that have a mask
     masks: list[bytes]  # theirs
-    most: list[int]  # of each drawing row: how many drafts may be accepted
+    most: list[int]  # of each row: how many drafts may be accepted
+
+    def add(self, first: int, told: Sequence[bytes | None]) -> None:
+        """The next row, which draws from the position ``first`` on, and what its matcher told."""
+        for i, mask in enumerate(told):
+            if mask is not None:
+                self.at.append(first + i)
+                self.masks.append(mask)
+        self.most.append(max(0, len(told) - 1))
 
 
 def step_masks(rows: Sequence[Row[Any]], spans: Sequence[RowSpan]) -> StepMasks | None:
@@ -23,12 +31,7 @@ def step_masks(rows: Sequence[Row[Any]], spans: Sequence[RowSpan]) -> StepMasks 
     found = StepMasks([], [], [])
     first = 0
     for row, span in zip(rows, spans, strict=True):
-        told = row.masks(span.num_drafts)
-        for i, mask in enumerate(told):
-            if mask is not None:
-                found.at.append(first + i)
-                found.masks.append(mask)
-        found.most.append(max(0, len(told) - 1))
+        found.add(first, row.masks(span.num_drafts))
         first += span.num_drafts + 1
     return found
 

@@ -7,6 +7,7 @@ does not wait. A dead engine ends the process with code 1.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -44,7 +45,9 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.bind((config.host, config.port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        taken = "; another --port may be free, and 0 takes any" if error.errno == errno.EADDRINUSE else ""
+        why = f"{error.strerror or error}{taken}"
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {why}") from error
     return listener
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 
 import torch
+from script import Script
 from torch import Tensor
 
 from slipstream.runners.torch.batch import RaggedBatch
@@ -13,14 +13,11 @@ from slipstream.runners.torch.drafter import Ends, Proposal, no_proposal
 
 
 class ScriptedDrafter:
-    """Proposes from each stream's true continuation, found by its seed, changed by ``twist``."""
+    """Proposes from each stream's true continuation, found by its seed."""
 
     def __init__(self, truth: Mapping[int, Sequence[int]], vocab: int, mode: str, max_depth: int = 4) -> None:
         self.max_depth = max_depth
-        self._truth = truth
-        self._vocab = vocab
-        self._mode = mode
-        self._random = random.Random(0)
+        self._script = Script(truth, vocab, mode)
 
     def feed(self, hidden: Tensor, next_tokens: Tensor, batch: RaggedBatch) -> Tensor:
         return hidden
@@ -32,14 +29,5 @@ class ScriptedDrafter:
         drafts = torch.zeros(len(ends.rows), depth, dtype=torch.int64)
         for i, (row, end) in enumerate(zip(ends.rows, ends.cursors.tolist(), strict=True)):
             for j in range(ends.propose[i]):
-                drafts[i, j] = self._token(row.draw.seed, end + 1 + j)
+                drafts[i, j] = self._script.token(row.draw.seed, end + 1 + j)
         return Proposal(drafts, torch.tensor(ends.propose))
-
-    def _token(self, seed: int, index: int) -> int:
-        truth = self._truth[seed]
-        right = truth[index] if index < len(truth) else 0
-        if self._mode == "right":
-            return right
-        if self._mode == "wrong":
-            return (right + 1) % self._vocab
-        return right if self._random.random() < 0.6 else self._random.randrange(self._vocab)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import mlx.nn as nn
 import tiny
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_config, quantize_model
+from script import Script
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load import open_model
@@ -58,9 +58,7 @@ class ScriptedDrafter:
 
     def __init__(self, truth: Mapping[int, Sequence[int]], mode: str, max_depth: int = 4) -> None:
         self.max_depth = max_depth
-        self._truth = truth
-        self._mode = mode
-        self._random = random.Random(0)
+        self._script = Script(truth, tiny.VOCAB, mode)
 
     def feed(self, hidden: mx.array, next_tokens: mx.array, grid: Grid) -> mx.array:
         return hidden
@@ -73,14 +71,5 @@ class ScriptedDrafter:
         for i, (row, span, accepted) in enumerate(zip(ends.rows, ends.spans, ends.accepted.tolist(), strict=True)):
             cursor = span.start + span.num_certain + accepted
             for j in range(ends.propose[i]):
-                drafts[i][j] = self._token(row.draw.seed, cursor + 1 + j)
+                drafts[i][j] = self._script.token(row.draw.seed, cursor + 1 + j)
         return Proposal(mx.array(drafts, dtype=mx.int32), mx.array(ends.propose))
-
-    def _token(self, seed: int, index: int) -> int:
-        truth = self._truth[seed]
-        right = truth[index] if index < len(truth) else 0
-        if self._mode == "right":
-            return right
-        if self._mode == "wrong":
-            return (right + 1) % tiny.VOCAB
-        return right if self._random.random() < 0.6 else self._random.randrange(tiny.VOCAB)

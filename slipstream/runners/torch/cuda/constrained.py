@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.engine.plan import RowJoin, RowStep
 from slipstream.errors import ConstraintFault
+from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import matcher_of
 from slipstream.sampling.constraints import Matcher
 from slipstream.sampling.masks import num_bytes
@@ -27,12 +28,7 @@ class _Followed:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepMasks:
-    index: np.ndarray  # int32 [draws]: which mask each draw has; -1: none
-    masks: list[bytes]
-    most: np.ndarray  # int32 [rows]: how many drafts may be accepted
-    faults: dict[int, str]  # of rows that cannot go on, by their index in the plan
+ALL = 1 << 20  # more drafts than a row can have
 
 
 class MaskBuffers:
@@ -43,9 +39,11 @@ class MaskBuffers:
         self.index = torch.full((num_draws,), -1, dtype=torch.int32, device=device)
         self.most = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
-    def upload(self, step: StepMasks) -> None:
-        _put(self.index, step.index)
-        _put(self.most, step.most)
+    def upload(self, step: StepMasks, num_draws: int) -> None:
+        index = np.full(num_draws, -1, np.int32)  # which mask each draw has; -1: none
+        index[step.at] = np.arange(len(step.at))
+        _put(self.index, index)
+        _put(self.most, np.array(step.most, np.int32))
         if step.masks:
             packed = np.frombuffer(b"".join(step.masks), np.uint8).reshape(len(step.masks), -1)
             _put(self.masks, packed.copy())  # what torch is given has to be writable
@@ -78,22 +76,20 @@ class ConstrainedRows:
             followed.matcher.advance(tokens)
             followed.drafts = drafts
 
-    def step(self, steps: Sequence[RowStep], gaps: Sequence[int], first_draws: Sequence[int], size: int) -> StepMasks:
-        """``first_draws``: of each row among the step's draws, or -1; ``size``: how many draws there are."""
-        found = StepMasks(np.full(size, -1, np.int32), [], np.full(len(steps), 1 << 20, np.int32), {})
+    def step(
+        self, steps: Sequence[RowStep], gaps: Sequence[int], first_draws: Sequence[int]
+    ) -> tuple[StepMasks, dict[int, str]]:
+        """Masks, and the rows that cannot go on. ``first_draws``: of each row among the step's draws, or -1."""
+        found, faults = StepMasks([], [], []), {}
         for row, (step, gap, first) in enumerate(zip(steps, gaps, first_draws, strict=True)):
             followed = self._rows.get(step.slot)
             if followed is None or first < 0:
+                found.most.append(ALL)
                 continue
-            told = _masks(followed, step.feed - gap)
-            found.most[row] = max(0, len(told) - 1)
+            found.add(first, _masks(followed, step.feed - gap))
             if followed.fault:
-                found.faults[row] = followed.fault
-            for i, mask in enumerate(told):
-                if mask is not None:
-                    found.index[first + i] = len(found.masks)
-                    found.masks.append(mask)
-        return found
+                faults[row] = followed.fault
+        return found, faults
 
 
 def _masks(followed: _Followed, num_drafts: int) -> list[bytes | None]:

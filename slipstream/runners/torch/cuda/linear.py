@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,24 +13,16 @@ from torch import Tensor
 from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, skinny_linear, tiling
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
 from slipstream.runners.torch.experts import Beside, Experts
-from slipstream.runners.torch.ops import Linear
+from slipstream.runners.torch.ops import DenseLinear, Linear
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
 
 @dataclass(frozen=True, slots=True)
-class CudaLinear:
-    weight: Tensor  # [out, in], contiguous
-    bias: Tensor | None
-    scratch: Scratch
-    cut: Tiling | None  # None: always the library
+class CudaLinear(DenseLinear):
+    """Its weight is contiguous."""
 
-    @property
-    def num_out(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.numel() * self.weight.element_size()
+    scratch: Scratch = field(kw_only=True)
+    cut: Tiling | None = field(kw_only=True)  # None: always the library
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         if self.cut is not None and x.shape[0] <= MAX_TOKENS:
@@ -51,7 +43,7 @@ class CudaLinear:
 def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
     num_out, width = weight.shape
     suits = bias is None and weight.dtype in (torch.bfloat16, torch.float16)
-    return CudaLinear(weight, bias, scratch, tiling(num_out, width) if suits else None)
+    return CudaLinear(weight, bias, scratch=scratch, cut=tiling(num_out, width) if suits else None)
 
 
 @dataclass(frozen=True, slots=True)

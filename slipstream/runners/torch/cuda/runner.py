@@ -182,9 +182,9 @@ class CudaRunner:
         for flight in self._flights:
             if isinstance(flight, _Flight):
                 self._learn(flight)
-        step = self._constrained.step(plan.rows, gaps, layout.first_draws, layout.shape.num_draws)
-        self._masks.upload(step)
-        return step.faults
+        masks, faults = self._constrained.step(plan.rows, gaps, layout.first_draws)
+        self._masks.upload(masks, layout.shape.num_draws)
+        return faults
 
     def _learn(self, flight: _Flight) -> None:
         """Constrained rows take in what a step told: once, and in order."""
