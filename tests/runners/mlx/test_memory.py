@@ -24,26 +24,20 @@ from slipstream.sampling import SamplingParams
 
 ROWS = 3
 DEPTH = 2
+BANNED = 5  # what the script says next everywhere and a bias has made impossible: every draft is rejected
 PROMPT = 400  # long enough that a buffer is larger than everything else of a step: a copy of one would show
-
-
-class NeverRight(ScriptedDrafter):
-    """Proposes tokens that a bias has made impossible: every row rejects, each in a place of its own."""
-
-    def _token(self, seed: int, index: int) -> int:
-        return 5
 
 
 @pytest.fixture(params=["llama-gqa-tied", "qwen3_5"])
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> MlxRunner:
     runner = open_mlx(tiny.save(tiny.build(request.param), tmp_path, head=True))
-    runner.drafter = NeverRight({}, "wrong", DEPTH)
+    runner.drafter = ScriptedDrafter({i: [BANNED] * 2 * PROMPT for i in range(ROWS)}, "right", DEPTH)
     return runner
 
 
 def started(runner: MlxRunner) -> Iterator[None]:
     """Prompts of different lengths, then steps that each reject every draft, without end."""
-    params = SamplingParams(temperature=0.0, logit_bias={5: -1000.0})
+    params = SamplingParams(temperature=0.0, logit_bias={BANNED: -1000.0})
     joins = tuple(RowJoin(i, (1 + i,) * (PROMPT - 7 * i), PROMPT - 7 * i, params, i, 0.0) for i in range(ROWS))
     runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, PROMPT, DEPTH) for i in range(ROWS))))
     runner.collect()
