@@ -47,7 +47,7 @@ class TokenEvent:
     @property
     def origins(self) -> tuple[int, ...]:
         """For each token: 0 for the target's own draw, i for an accepted draft at position i."""
-        return tuple(i + 1 if i < self.num_accepted else 0 for i in range(len(self.tokens)))
+        return (*range(1, self.num_accepted + 1), *(0,) * (len(self.tokens) - self.num_accepted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ class Generation:
     @property
     def total(self) -> Finish | None:
         """Of all choices, once none is on its way any more."""
-        finishes = [choice.finish for choice in self._choices if choice.finish is not None]
-        return total(finishes) if len(finishes) == len(self._choices) else None
+        if self._open:
+            return None
+        return total([choice.finish for choice in self._choices if choice.finish is not None])
 
     async def next(self) -> list[Delta]:
         """Waits for something to tell; nothing if it was nudged before. The last delta of a choice has a finish."""

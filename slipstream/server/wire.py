@@ -19,6 +19,7 @@ Headers = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -102,7 +103,7 @@ def _no_constant(name: str) -> None:
 
 
 def compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _COMPACT.encode(value)
 
 
 async def send_json(send: Send, value: object, status: int = 200, headers: Headers | None = None) -> None:
