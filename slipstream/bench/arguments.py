@@ -20,7 +20,7 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     simulating = [_streams(add), _step(add), _load(add), _prefill(add)]
     for each in simulating:
         _simulation_argument(each)
-    reporting = [*simulating, _prompts(add), _start(add), _grammar(add)]
+    reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add)]
     for each in reporting:
         _report_arguments(each)
     return [*reporting, _pause(add), _http(add)]
@@ -139,6 +139,14 @@ def _grammar(add: Kinds) -> argparse.ArgumentParser:
     return parser
 
 
+def _hostile(add: Kinds) -> argparse.ArgumentParser:
+    parser = add("hostile", help="a server's streams while others send grammars made to do harm")
+    parser.add_argument("--streams", type=int, default=4, help="default 4")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each stretch, default 20")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are told")
+    return parser
+
+
 def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
     to = ReportOptions(tuple(args.argv), *(getattr(args, name, None) for name in ("out", "save", "plot")))
     match args.what:
@@ -182,4 +190,8 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
 
             asked = GrammarSettings(args.streams, args.depth, args.temperature, args.new, args.repeats)
             return grammar(options, asked, to)
+        case "hostile":
+            from slipstream.bench.hostile import HostileSettings, hostile
+
+            return hostile(options, HostileSettings(args.streams, args.seconds, args.repeats), to)
     raise AssertionError(args.what)

@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from slipstream.bench.nine import NINE_PROMPTS
+from slipstream.bench.served import served
 from slipstream.commands.options import ModelOptions
-from slipstream.commands.serve import Loading
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
-from slipstream.server.lifecycle import Server
 from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
 
 CLIENT = "slipstream.bench.http_client"
 
@@ -39,43 +37,19 @@ class Turn:
 
 
 def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats: int) -> int:
-    ready: threading.Event = threading.Event()
-    found: list[Loaded] = []
-
-    def keep(loaded: Loaded) -> None:
-        found.append(loaded)
-        ready.set()
-
-    server = Server(ServerConfig(port=0), options.engine_config, Loading(options), keep)
-    thread = threading.Thread(target=_run, args=(server, ready))
-    thread.start()
-    ready.wait()
-    try:
-        turns = _measure(server, found, streams, num_tokens, repeats)
-    finally:
-        if found:
-            server.stop()
-        thread.join()
-    if server.error is not None:
-        raise server.error
+    with served(options) as (port, loaded):
+        turns = _measure(port, loaded, streams, num_tokens, repeats)
     _tell(turns, streams)
     return 0
 
 
-def _run(server: Server, ready: threading.Event) -> None:
-    try:
-        server.run()
-    finally:
-        ready.set()
-
-
-def _measure(server: Server, found: list[Loaded], streams: Sequence[int], tokens: int, repeats: int) -> list[Turn]:
+def _measure(port: int, loaded: Loaded, streams: Sequence[int], tokens: int, repeats: int) -> list[Turn]:
     turns: list[Turn] = []
-    for count in streams if found else ():
-        _direct(found[0], count, tokens)  # both ways once, to warm up
-        _through_http(server, count, tokens)
+    for count in streams:
+        _direct(loaded, count, tokens)  # both ways once, to warm up
+        _through_http(port, count, tokens)
         for _ in range(repeats):
-            turns.append(Turn(count, _direct(found[0], count, tokens), _through_http(server, count, tokens)))
+            turns.append(Turn(count, _direct(loaded, count, tokens), _through_http(port, count, tokens)))
             print(f"{count:>3} streams: {_line(turns[-1])}", flush=True)
     return turns
 
@@ -103,10 +77,9 @@ def _direct(loaded: Loaded, count: int, num_tokens: int) -> float:
     return count * num_tokens / (time.perf_counter() - began)
 
 
-def _through_http(server: Server, count: int, num_tokens: int) -> float:
-    port = str(server.listener.getsockname()[1])
+def _through_http(port: int, count: int, num_tokens: int) -> float:
     asked = json.dumps({"prompts": _prompts(count), "max_tokens": num_tokens})
-    command = [sys.executable, "-m", CLIENT, port]
+    command = [sys.executable, "-m", CLIENT, str(port)]
     told = subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout
     seconds, tokens = json.loads(told)
     assert tokens == count * num_tokens, "a token was lost"

@@ -9,8 +9,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 SCALE_RATE = 0.1  # how fast the whole curve follows an observation: most drifts are the machine's, at every size
-POINT_RATE = 0.05  # how fast the points beside it follow, once they have seen enough
-CALIBRATION_WEIGHT = 3.0  # observations that a calibrated point counts for
+POINT_RATE = 0.02  # how fast the points beside it follow, once they have seen enough
+CALIBRATION_WEIGHT = 30.0  # observations that a calibrated point counts for
 SLOWEST = 1.5  # times what was expected; a step that took longer met a hiccup and counts only as this
 FASTEST = 1.0 / 3.0  # hiccups make no step faster, but one wild value must not turn the curve over
 SPACING = 1.5  # an observation further than this factor from every point becomes a point

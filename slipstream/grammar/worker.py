@@ -10,6 +10,8 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from slipstream.grammar.build import Unusable, build
@@ -17,6 +19,7 @@ from slipstream.grammar.specs import Source
 from slipstream.grammar.vocabulary import Vocabulary, by_bytes
 
 MEMORY = 4 << 30
+NICE = 10
 
 
 def main() -> None:
@@ -54,7 +57,10 @@ def _die_after(seconds: float) -> None:
 def _be_modest() -> None:
     """Streams come first; and what a grammar asks for may not take the machine's memory."""
     if hasattr(os, "nice"):
-        os.nice(10)
+        os.nice(NICE)
+    # Linux may weigh whole sessions against each other, and this process has one of its own: that has to give way too.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
     try:
         import resource
     except ImportError:  # not on this system

@@ -2,13 +2,15 @@
 
 Runs the real trunk and head on made-up tokens in places that nobody owns yet. All sizes take turns, and the median
 counts. On Apple chips the cost of verification is a staircase in the number of tokens: the log says what was found.
+Small sizes come first, and no more begin once SECONDS have passed: on a machine where a step takes long, the curve is
+drawn on from what it has.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from slipstream.runners.mlx.runner import MlxRunner
 
 ROUNDS = 5
+SECONDS = 8.0
+LEAST = 2  # sizes of each kind that are timed however long they take: a slope needs two
 CONTEXT = 64  # tokens each made-up row has behind it
 GREEDY = RowDraw(
     greedy=True, inv_temperature=1.0, seed=0, p_min=0.0, num_prompt=0, may_draft=True, processors=()
@@ -36,14 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def measure(runner: MlxRunner, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
-    tasks: dict[tuple[str, int], Task] = {}
-    for n in num_tokens:
-        tasks["verify", n] = partial(_verify_step, runner, _grid(runner, n))
-    for n in num_rows:
-        if runner.drafter.max_depth > 1 and n <= runner.info.num_slots:
-            for depth in (1, 2):
-                tasks[f"depth {depth}", n] = _proposal(runner, n, depth)
-    seconds = _take_turns(tasks)
+    seconds = _take_turns(runner, num_tokens, [n for n in num_rows if n <= runner.info.num_slots])
     for slot in range(runner.info.num_slots):
         runner.forget(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
@@ -101,12 +98,33 @@ def _propose(runner: MlxRunner, fed: mx.array, ends: Ends) -> None:
     mx.eval(proposal.drafts, proposal.lengths, runner.cache_arrays())
 
 
-def _take_turns(tasks: dict[tuple[str, int], Task]) -> dict[tuple[str, int], float]:
-    """Median seconds of each task; the first round only warms up."""
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in tasks}
-    for _ in range(ROUNDS + 1):
+def _take_turns(runner: MlxRunner, num_tokens: Sequence[int], num_rows: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Median seconds of each task there was time for. The first round warms up, and counts if it is all there is."""
+    until = time.perf_counter() + SECONDS
+    tasks: dict[tuple[str, int], Task] = {}
+    times: dict[tuple[str, int], list[float]] = {}
+    sizes = sorted({*num_tokens, *num_rows})
+    for index, n in enumerate(sizes):
+        if index >= LEAST and time.perf_counter() > until:
+            break
+        for key, task in _tasks(runner, n, n in num_tokens, n in num_rows):
+            tasks[key], times[key] = task, [_timed(task)]
+    for _ in range(ROUNDS):
         for key, task in tasks.items():
-            began = time.perf_counter()
-            task()
-            times[key].append(time.perf_counter() - began)
-    return {key: median(taken[1:]) for key, taken in times.items()}
+            if time.perf_counter() < until:
+                times[key].append(_timed(task))
+    return {key: median(taken[1:] or taken) for key, taken in times.items()}
+
+
+def _tasks(runner: MlxRunner, n: int, verifies: bool, drafts: bool) -> Iterator[tuple[tuple[str, int], Task]]:
+    if verifies:
+        yield ("verify", n), partial(_verify_step, runner, _grid(runner, n))
+    if drafts and runner.drafter.max_depth > 1:
+        for depth in (1, 2):
+            yield (f"depth {depth}", n), _proposal(runner, n, depth)
+
+
+def _timed(task: Task) -> float:
+    began = time.perf_counter()
+    task()
+    return time.perf_counter() - began

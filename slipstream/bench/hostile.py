@@ -1,0 +1,188 @@
+"""`slipstream bench hostile`: what a server's streams feel while others send it grammars made to do harm.
+
+Streams decode on a real server, undisturbed and while a client sends every harmful request over HTTP, one behind the
+other, in turns. Tells how each of them ended, what pace the streams kept, and the longest that one of them waited for
+its next token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from slipstream.bench.nine import NINE_PROMPTS
+from slipstream.bench.report import check_writable, shown, tell, title
+from slipstream.bench.served import served
+from slipstream.bench.traffic import Ask, StreamLog, abort, submit
+from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.errors import ConfigError
+from slipstream.sampling import SamplingParams
+from slipstream.server.service import Loaded
+
+QUESTION = [{"role": "user", "content": "Say something."}]
+MOST_TOKENS = 48  # of an answer to a harmful request that is not refused
+CLIENT_SECONDS = 120.0
+
+
+def _nested(depth: int, around: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = around(schema)
+    return schema
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def _chain(salt: int) -> str:
+    return "\n".join(["root ::= r0", *(f'r{i} ::= r{i + 1} "a"' for i in range(2000)), f'r2000 ::= "b{salt}"'])
+
+
+def harmful(salt: int) -> dict[str, dict[str, Any]]:
+    """Fields of requests, by what is harmful in them. Others for every salt: a server remembers what it refused."""
+    itself = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a", "title": str(salt)}}}
+    return {
+        "a text of 300,000 letters": _schema({"enum": [str(salt) + "x" * 300_000]}),
+        "20,000 alternatives": _schema({"enum": list(range(salt, salt + 20_000))}),
+        "a schema of 2^12 leaves": _schema(
+            {"title": str(salt), **_nested(12, lambda inner: {"anyOf": [inner, inner]})}
+        ),
+        "a million repeats": {"guided_regex": f"{salt}a{{1000000}}"},
+        "repeats of repeats": {"guided_regex": f"{salt}(a{{9000}}){{9000}}"},
+        "repeats of ranges": {"guided_regex": f"{salt}((a{{1,100}}){{1,100}}){{1,100}}"},
+        "50,000 parentheses": {"guided_regex": str(salt) + "(" * 50_000 + "a" + ")" * 50_000},
+        "a chain of 2,000 rules": {"guided_grammar": _chain(salt)},
+        "endless ambiguity": {"guided_grammar": f'start: x\nx: x x x | "" | "a" | "b{salt}"'},
+        "a schema that needs itself": _schema(itself),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class HostileSettings:
+    streams: int = 4
+    seconds: float = 20.0  # undisturbed; disturbed it lasts as long as the harmful requests do, at least this
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if min(self.streams, self.repeats) < 1 or self.seconds <= 0.0:
+            raise ConfigError("streams, seconds and repeats must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of all streams over one stretch of time."""
+
+    tok_s: float
+    longest_ms: float  # that a stream waited for its next token
+
+    @staticmethod
+    def of(logs: Sequence[StreamLog], after: float, until: float) -> Pace:
+        tokens = sum(log.tokens_within(after, until) for log in logs)
+        gaps = [gap for log in logs for gap in log.gaps(after, until)]
+        return Pace(round(tokens / (until - after), 1), round(1e3 * max(gaps, default=until - after), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Of one harmful request."""
+
+    name: str
+    how: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    alone: Pace
+    beside: Pace
+    endings: list[Ending]
+
+    @property
+    def kept(self) -> float:
+        return self.beside.tok_s / self.alone.tok_s
+
+
+def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions) -> int:
+    check_writable(to)
+    # One place more than the streams take: harmful answers run beside them, not behind them.
+    with served(replace(options, max_streams=settings.streams + 1)) as (port, loaded):
+        print(title(options, f"{settings.streams} streams beside harmful grammars"))
+        rounds = [_round(port, loaded, settings, salt) for salt in shown(range(settings.repeats), "rounds")]
+    kept = median(each.kept for each in rounds)
+    for ending in rounds[-1].endings:
+        print(f"{ending.name:28} {ending.seconds:6.2f} s  {ending.how}")
+    for each in rounds:
+        print(
+            f"tok/s alone {each.alone.tok_s:7.1f}, beside {each.beside.tok_s:7.1f}, kept {each.kept:.3f}; "
+            f"longest wait for a token {each.alone.longest_ms:.0f} and {each.beside.longest_ms:.0f} ms"
+        )
+    print(f"kept, median of {len(rounds)}: {kept:.3f}")
+    told = {"settings": asdict(settings), "kept": round(kept, 3), "rounds": [asdict(each) for each in rounds]}
+    tell("hostile", options, to, told)
+    return 0
+
+
+def _round(port: int, loaded: Loaded, settings: HostileSettings, salt: int) -> Round:
+    room = loaded.engine.info.max_context
+    texts = list(NINE_PROMPTS.values())
+    chats = [[{"role": "user", "content": texts[i % len(texts)]}] for i in range(settings.streams)]
+    prompts = [loaded.tokenizer.chat(chat) for chat in chats]
+    endings: list[Ending] = []
+    logs = [submit(loaded.engine, Ask(prompt, _endless(room - len(prompt)))) for prompt in prompts]
+    try:
+        for log in logs:
+            log.wait_begun()
+        before = _stay(settings.seconds / 2)
+        during = time.perf_counter()
+        for name, fields in harmful(salt).items():
+            endings.append(_send(port, name, fields))
+        _stay(settings.seconds - (time.perf_counter() - during))
+        after = time.perf_counter()
+        _stay(settings.seconds / 2)
+        end = time.perf_counter()
+    finally:
+        abort(loaded.engine, logs)
+    if any(len(log.tokens) + log.num_prompt >= room for log in logs):
+        raise ConfigError("the streams reached the end of their context: give a larger --max-context or fewer seconds")
+    quiet = [Pace.of(logs, before, during), Pace.of(logs, after, end)]
+    alone = Pace(round(sum(pace.tok_s for pace in quiet) / len(quiet), 1), max(pace.longest_ms for pace in quiet))
+    return Round(alone, Pace.of(logs, during, after), endings)
+
+
+def _endless(num_tokens: int) -> SamplingParams:
+    """As long as the context lasts."""
+    return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
+
+
+def _stay(seconds: float) -> float:
+    """When it began."""
+    now = time.perf_counter()
+    time.sleep(max(0.0, seconds))
+    return now
+
+
+def _send(port: int, name: str, fields: dict[str, Any]) -> Ending:
+    body = json.dumps({"messages": QUESTION, "max_tokens": MOST_TOKENS, **fields})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CLIENT_SECONDS)
+    began = time.perf_counter()
+    try:
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    finally:
+        connection.close()
+    return Ending(name, _how(response.status, answer), round(time.perf_counter() - began, 2))
+
+
+def _how(status: int, answer: dict[str, Any]) -> str:
+    if status != 200:
+        return f"refused, {status}: {answer['error']['message'][:80]}"
+    [choice] = answer["choices"]
+    fault = f", {choice['error'][:60]}" if choice.get("error") else ""
+    return f"answered, {choice['finish_reason']}{fault}"
