@@ -1,11 +1,13 @@
 """Specs -> constraints, for any thread: bounded, tried in a process of its own first, and kept.
 
-A hostile spec costs its caller the time of the trial and nobody else anything. What was refused is remembered too.
+A hostile spec costs its caller the time of the trial, and streams no more than a small share of their pace: behind a
+trial that took long comes a rest. What was refused is remembered too.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from slipstream.load.tokenizer import Tokenizer
 
 
+LONG_SECONDS = 0.3  # what hardly any honest spec takes
+REST = 4.0  # times as long as a long trial took, nothing is tried behind it
+
+
 class GrammarCompiler:
     def __init__(
         self, tokenizer: Tokenizer, *, seconds: float = 10.0, wait_seconds: float = 60.0, num_kept: int = 64
@@ -35,6 +41,8 @@ class GrammarCompiler:
         self._kept: OrderedDict[Source, Grammar | Unusable] = OrderedDict()
         self._gate = threading.Lock()  # of what is kept; never held for long
         self._turn = threading.Lock()  # one trial at a time
+        self._rest_until = 0.0  # belongs to whose turn it is
+        self._closing = threading.Event()
         self._trials: Trials | None = None
         self._compiled: llguidance.LLTokenizer | None = None
 
@@ -48,6 +56,7 @@ class GrammarCompiler:
         return result
 
     def close(self) -> None:
+        self._closing.set()
         with self._turn:
             if self._trials is not None:
                 self._trials.close()
@@ -62,7 +71,7 @@ class GrammarCompiler:
         if not self._turn.acquire(timeout=self._wait_seconds):
             raise GrammarError("too many grammars are being compiled; try again later")
         try:
-            result = self._look(source) or self._compile(source)
+            result = self._look(source) or self._compile_rested(source)
         finally:
             self._turn.release()
         with self._gate:
@@ -71,11 +80,22 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return result
 
-    def _compile(self, source: Source) -> Grammar | Unusable:
-        if self._trials is None or self._compiled is None:
+    def _compile_rested(self, source: Source) -> Grammar | Unusable:
+        """Even where cores are few, whoever sends one hard spec after the other takes a fifth of one at most."""
+        self._closing.wait(max(0.0, self._rest_until - time.monotonic()))
+        if self._trials is None:
             vocabulary = vocabulary_of(self._tokenizer)
             self._compiled = vocabulary.compiled()
             self._trials = Trials(vocabulary.tokens, vocabulary.special_token_ids)
+        try:
+            return self._compile(source)
+        finally:
+            if self._trials.seconds > LONG_SECONDS:
+                self._rest_until = time.monotonic() + REST * self._trials.seconds
+
+    def _compile(self, source: Source) -> Grammar | Unusable:
+        assert self._trials is not None
+        assert self._compiled is not None
         try:
             answer = self._trials.run(source, self._seconds)
             if "error" in answer:

@@ -34,12 +34,16 @@ class Trials:
         self._first = {"tokens": [token.decode("latin-1") for token in tokens], "special": list(special)}
         self._process: subprocess.Popen[str] | None = None
         self._end: weakref.finalize[..., Any] | None = None
+        self.seconds = 0.0  # of processor time that the last trial took; all it was given if it did not end
 
-    def run(self, source: Source, seconds: float) -> dict[str, str]:
+    def run(self, source: Source, seconds: float) -> dict[str, Any]:
         """``{"grammar": text}`` or ``{"error": why, "path": where}``."""
         if self._process is None:
             self._start()
-        return self._ask({"source": list(source), "seconds": seconds}, seconds)
+        self.seconds = seconds
+        answer = self._ask({"source": list(source), "seconds": seconds}, seconds)
+        self.seconds = answer["took"]
+        return answer
 
     def close(self) -> None:
         if self._end is not None:
@@ -63,7 +67,7 @@ class Trials:
         except TrialFailed:
             raise GrammarsUnavailable("the process that tries grammars does not start") from None
 
-    def _ask(self, question: Any, seconds: float) -> dict[str, str]:
+    def _ask(self, question: Any, seconds: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -81,7 +85,7 @@ class Trials:
         if not answer:
             self.close()
             raise TrialFailed
-        result: dict[str, str] = json.loads(answer)
+        result: dict[str, Any] = json.loads(answer)
         return result
 
 

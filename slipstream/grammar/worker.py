@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         _die_after(asked["seconds"])
-        _say(_answer(tokenizer, Source(*asked["source"])))
+        began = time.process_time()
+        answer = _answer(tokenizer, Source(*asked["source"]))
+        _say({**answer, "took": time.process_time() - began})
         _die_after(0)
 
 

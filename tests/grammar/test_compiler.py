@@ -147,3 +147,20 @@ def test_a_process_that_does_not_start_is_nobodys_grammar(
             mine.compile(Regex("a+"))
     mine.compile(Regex("a+"))  # and nothing of it was remembered
     mine.close()
+
+
+def test_a_long_trial_is_followed_by_a_rest(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is known already does not wait; who is new does; and closing waits for nobody's rest."""
+    monkeypatch.setattr("slipstream.grammar.compiler.LONG_SECONDS", 0.0)
+    monkeypatch.setattr("slipstream.grammar.compiler.REST", 1e6)
+    compiler = GrammarCompiler(default_tokenizer)
+    ready = compiler.compile(Choice(["a", "b"]))
+    waiting = threading.Thread(target=lambda: compiler.compile(Choice(["c", "d"])))
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    assert compiler.compile(Choice(["a", "b"])) is ready
+    compiler.close()
+    waiting.join(60.0)
+    assert not waiting.is_alive()
+    compiler.close()
