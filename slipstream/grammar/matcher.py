@@ -11,10 +11,10 @@ import llguidance
 from slipstream.errors import ConstraintFault
 from slipstream.sampling.masks import is_empty, num_bytes, only
 
-# What a stream's masks may take of the engine's time: a thousand times what most need, so that only a grammar made to
+# What a stream's masks may take of the engine's time: hundreds of times what most need, so that only a grammar made to
 # be slow runs out of it. It grows with the output.
-FIRST_SECONDS = 1.0
-TOKEN_SECONDS = 0.005
+FIRST_SECONDS = 0.4
+TOKEN_SECONDS = 0.002
 
 
 @dataclass(frozen=True, eq=False)
