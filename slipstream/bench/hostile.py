@@ -1,8 +1,8 @@
 """`slipstream bench hostile`: what a server's streams feel while others send it grammars made to do harm.
 
-Streams decode on a real server, undisturbed and while a client sends every harmful request over HTTP, one behind the
-other, in turns. Tells how each of them ended, what pace the streams kept, and the longest that one of them waited for
-its next token.
+Streams decode on a real server: undisturbed, while a client sends every harmful request over HTTP, one behind the
+other, and undisturbed again. Tells how each of them ended, what pace the streams kept, and the longest that one of them
+waited for its next token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ MOST_TOKENS = 48  # of an answer to a harmful request that is not refused
 CLIENT_SECONDS = 120.0
 
 
-def _nested(depth: int, around: Any) -> dict[str, Any]:
+def _nested(depth: int, around: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(depth):
         schema = around(schema)

@@ -30,11 +30,9 @@ def served(options: ModelOptions) -> Iterator[tuple[int, Loaded]]:
     try:
         if found:
             yield server.listener.getsockname()[1], found[0]
-            server.stop()
-    except BaseException:
-        server.stop()
-        raise
     finally:
+        if found:
+            server.stop()
         thread.join()
     if server.error is not None:
         raise server.error

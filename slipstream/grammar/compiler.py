@@ -1,7 +1,7 @@
 """Specs -> constraints, for any thread: bounded, tried in a process of its own first, and kept.
 
-A hostile spec costs its caller the time of the trial, and streams no more than a small share of their pace: behind a
-trial that took long comes a rest. What was refused is remembered too.
+A hostile spec costs its caller the time of the trial. Streams feel it where cores are few, so behind a trial that took
+long comes a rest, in which only specs that are known already are served. What was refused is remembered too.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class Trials:
 
     def run(self, source: Source, seconds: float) -> dict[str, Any]:
         """``{"grammar": text}`` or ``{"error": why, "path": where}``."""
+        self.seconds = 0.0
         if self._process is None:
             self._start()
         self.seconds = seconds

@@ -32,8 +32,9 @@ def found(options: ModelOptions) -> Findings:
 def test_it_finds_equal_tokens_and_costs(options: ModelOptions, found: Findings) -> None:
     assert found.good
     assert set(found.different) == {"greedy", "seeded", "penalties"}
+    sizes = [n for n, _ in found.costs.verify]
     # MLX stops timing larger sizes when its time is up, however slow the machine.
-    assert [n for n, _ in found.costs.verify][-1] == 4 * 5 or options.runner == "mlx"
+    assert sizes[-1] == 4 * 5 or (options.runner == "mlx" and len(sizes) >= 2)
     assert all(seconds > 0 for _, seconds in (*found.costs.verify, *found.costs.draft))
     assert [speed.streams for speed in found.speeds] == [1, 4]
     for speed in found.speeds:

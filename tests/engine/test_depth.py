@@ -271,3 +271,12 @@ def test_curve_follows_what_it_sees() -> None:
     assert curve.at(64) == pytest.approx(20.0, rel=0.05)
     curve.observe(8, 1000.0)
     assert curve.at(8) < 6.0
+
+
+def test_a_machine_that_slows_down_moves_the_whole_curve() -> None:
+    """Only one size is seen while it does; the others must not look cheap for it."""
+    curve = CostCurve([(8, 0.010), (16, 0.020)])
+    for _ in range(400):
+        curve.observe(8, 0.018)
+    assert curve.at(8) == pytest.approx(0.018, rel=0.05)
+    assert curve.at(16) > 1.6 * curve.at(8)
