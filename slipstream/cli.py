@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", type=num_bytes, help="free bytes of a device that need not be here, e.g. 139G")
     bench = commands.add_parser("bench", help="measure")
     check = commands.add_parser("selfcheck", help="check tokens and speed on this machine; prints a report to share")
-    check.add_argument("--tokens", type=int, default=48, help="that each stream is asked for")
+    check.add_argument("--tokens", type=int, help="that each stream is asked for; default: 48, on a slow machine 8")
     for command in (serve, generate, chat, plan, check, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):

@@ -28,8 +28,10 @@ from slipstream.sampling import SamplingParams
 STREAMS = (1, 4, 8)
 DEPTH = 2
 MOST_PROMPT = 24  # tokens: decoding is what is looked at
-SLOW_SECONDS = 0.05  # of a step of one token, from which on prompts are cut shorter still
+NUM_TOKENS = 48  # each stream is asked for, unless told
+SLOW_SECONDS = 0.05  # of a step of one token, from which on prompts and answers are cut shorter still
 SLOW_PROMPT = 6
+SLOW_TOKENS = 8
 KINDS = {
     "greedy": SamplingParams(temperature=0.0, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True),
@@ -73,6 +75,7 @@ class Findings:
     drafts: str  # "" or why not
     different: dict[str, list[int]]  # by kind, the streams whose tokens were not their own
     num_streams: int
+    num_tokens: int  # of each
     costs: StepCosts
     speeds: list[Speed]
 
@@ -81,7 +84,8 @@ class Findings:
         return not any(self.different.values())
 
 
-def selfcheck(options: ModelOptions, num_tokens: int) -> int:
+def selfcheck(options: ModelOptions, num_tokens: int | None) -> int:
+    """``num_tokens``: that each stream is asked for; None: as many as this machine answers in minutes."""
     model = options.open()
     prompts = [model.tokenizer.encode(prompt)[:MOST_PROMPT] for prompt in NINE_PROMPTS.values()]
     found = check(model, replace(options, max_streams=len(prompts)), prompts, num_tokens)
@@ -89,14 +93,16 @@ def selfcheck(options: ModelOptions, num_tokens: int) -> int:
     return 0 if found.good else 1
 
 
-def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, num_tokens: int) -> Findings:
-    longest = max(map(len, prompts)) + num_tokens + 32
+def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, asked: int | None) -> Findings:
+    longest = max(map(len, prompts)) + (asked or NUM_TOKENS) + 32
     sized = replace(options, max_context=options.max_context or longest)
     runner = load_runner(model, sized.engine_config, sized.runner_config, sized.runner)
     most = len(prompts) * (1 + runner.info.max_depth)
     costs = runner.calibrate(grid(most), grid(len(prompts)))
-    if costs.verify and costs.verify[0][1] > SLOW_SECONDS:
+    slow = bool(costs.verify) and costs.verify[0][1] > SLOW_SECONDS
+    if slow:
         prompts = [prompt[:SLOW_PROMPT] for prompt in prompts]
+    num_tokens = asked or (SLOW_TOKENS if slow else NUM_TOKENS)
     depth = min(DEPTH, runner.info.max_depth)
     kinds = shown(list(KINDS.items()), "equality")
     different = {kind: _different(runner, prompts, num_tokens, depth, params) for kind, params in kinds}
@@ -106,7 +112,7 @@ def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, num_token
     del runner  # mlx-lm gets the memory
     peers = _peers(model, sized, prompts, num_tokens)
     speeds = [Speed(len(plain.tokens), plain, drafting, peers.get(len(plain.tokens))) for plain, drafting in pairs]
-    return Findings(info.note, info.why_no_draft, different, len(prompts), costs, speeds)
+    return Findings(info.note, info.why_no_draft, different, len(prompts), num_tokens, costs, speeds)
 
 
 def run(runner: Runner, prompts: Prompts, params: SamplingParams) -> Run:
@@ -170,7 +176,7 @@ def report(name: str, found: Findings) -> str:
         f"- slipstream {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         f"- {name} on {found.note}; {'drafts with its head' if not found.drafts else found.drafts}",
         "",
-        f"Together and drafting against alone and plain, {found.num_streams} streams each:",
+        f"Together and drafting against alone and plain, {found.num_streams} streams of {found.num_tokens} tokens:",
         "",
         *[f"- {kind}: {_equality(found.num_streams, streams)}" for kind, streams in found.different.items()],
         "",

@@ -15,7 +15,8 @@ HEAVIEST = ["head entry 27B", "rope 27B, 2048", "attend 27B, 1 row of 4", "atten
 
 def test_the_heaviest_launches_compile_without_spilling(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(SCRIPT.parents[3])}
+    paths = [str(SCRIPT.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *HEAVIEST], env=environment, capture_output=True, text=True, check=False
     )

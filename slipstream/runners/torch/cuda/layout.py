@@ -18,6 +18,7 @@ from slipstream.engine.plan import RowStep
 from slipstream.runners.logprobs import Telling
 from slipstream.runners.rows import Asked
 from slipstream.runners.torch.cuda.batch import DeviceBatch
+from slipstream.runners.torch.cuda.kernels.linear import padded
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 ROW_BUCKETS = tuple(1 << i for i in range(11))
@@ -59,8 +60,7 @@ class StepShape:
         """Steps of a kind use the same kernels. One that reads prompts is worth a capture when it comes again."""
         if self.has_prompts:
             return self
-        few = self.num_tokens <= TOKEN_BUCKETS[0]
-        return few, self.tile_size, self.context, self.plain, self.feeds_head, self.masked
+        return padded(self.num_tokens), self.tile_size, self.context, self.plain, self.feeds_head, self.masked
 
     @property
     def parts(self) -> list[int]:

@@ -8,9 +8,18 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, skinny_linear, tiling
+from slipstream.runners.torch.cuda.kernels.linear import (
+    FEW_TOKENS,
+    MAX_TOKENS,
+    Scratch,
+    Tiling,
+    fitted,
+    skinny_linear,
+    tiling,
+)
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
 from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear
@@ -22,11 +31,14 @@ class CudaLinear(DenseLinear):
     """Its weight is contiguous."""
 
     scratch: Scratch = field(kw_only=True)
-    cut: Tiling | None = field(kw_only=True)  # None: always the library
+    few: Tiling | None = field(kw_only=True)  # for up to FEW_TOKENS; None: the library
+    some: Tiling | None = field(kw_only=True)  # for up to MAX_TOKENS; None: the library
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        if self.cut is not None and x.shape[0] <= MAX_TOKENS:
-            return skinny_linear(x, self.weight, self.cut, self.scratch, add)
+        num_tokens = x.shape[0]
+        cut = self.few if num_tokens <= FEW_TOKENS else self.some if num_tokens <= MAX_TOKENS else None
+        if cut is not None:
+            return skinny_linear(x, self.weight, cut, self.scratch, add)
         if add is None or self.bias is not None:
             y = torch.nn.functional.linear(x, self.weight, self.bias)
             return y if add is None else y + add
@@ -41,9 +53,19 @@ class CudaLinear(DenseLinear):
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
+    few, some = (_cut(weight, bias, num_tokens) for num_tokens in (FEW_TOKENS, MAX_TOKENS))
+    return CudaLinear(weight, bias, scratch=scratch, few=few, some=some)
+
+
+def _cut(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tiling | None:
+    if bias is not None or weight.dtype not in (torch.bfloat16, torch.float16):
+        return None
     num_out, width = weight.shape
-    suits = bias is None and weight.dtype in (torch.bfloat16, torch.float16)
-    return CudaLinear(weight, bias, scratch=scratch, cut=tiling(num_out, width) if suits else None)
+    cut = tiling(num_out, width, num_tokens)
+    if cut is None or weight.device.type == "cpu":
+        return cut
+    properties = triton.runtime.driver.active.utils.get_device_properties(weight.device.index or 0)
+    return fitted(cut, num_tokens, weight.itemsize, properties["max_shared_mem"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.cuda.kernels.product import product
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 from slipstream.runners.torch.cuda.kernels.views import TiledRows
 from slipstream.runners.torch.ops import HeadShape
 
@@ -86,6 +87,7 @@ def _attend_kernel(
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
+    take_turn()
     tile = tl.program_id(0)
     head = tl.program_id(1) % NUM_KV
     part = tl.program_id(1) // NUM_KV  # of the tile's (token, query head) pairs
@@ -184,6 +186,7 @@ def _merge_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """One query head of one token: its parts by weight, then the gate. Zeros for padding."""
+    take_turn()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK_D)
@@ -269,6 +272,7 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
         SPLIT=split,
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
+        **IN_TURN,
     )
     if scales is not None:
         _merge(target, scales, gate, heads, batch, plan, out)
@@ -298,6 +302,7 @@ def _merge(
         CHUNK=8,
         BLOCK_D=plan.block_d,
         num_warps=2,
+        **IN_TURN,
     )
 
 

@@ -7,9 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
 
 @triton.jit
 def _silu_mul_kernel(gate_up, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    take_turn()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < WIDTH
@@ -27,6 +30,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     # Few tokens: small blocks, so that many processors share the row.
     block, num_warps = (256, 1) if num_tokens <= 16 else (1024, 4)
     _silu_mul_kernel[(num_tokens, triton.cdiv(width, block))](
-        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, num_warps=num_warps
+        gate_up,
+        out,
+        gate_up.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=num_warps,
+        **IN_TURN,
     )
     return out

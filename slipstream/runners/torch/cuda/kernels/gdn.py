@@ -18,21 +18,19 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 from slipstream.runners.torch.cuda.kernels.gdn_chunks import is_long, recur_in_chunks
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 FEW_ROWS = 8
-CONV_HEADS = 4  # a program's
+CONV_HEADS = 2  # a program's
 
 
 @triton.jit
 def _tap(mixed, rings, position, start, offset, mixed_stride, ring_size, ring_width, channel, along, size):
     """A raw input of the row: fed in this step, from the ring, or zero before the row's beginning."""
-    is_fed = position >= start
-    at_fed = tl.maximum(offset + position - start, 0).to(tl.int64) * mixed_stride
-    at_ring = (tl.maximum(position, 0) % ring_size) * ring_width
-    fed = tl.load(mixed + at_fed + channel, mask=along < tl.where(is_fed, size, 0), other=0.0)
-    in_ring = (position >= 0) & (position < start)
-    old = tl.load(rings + at_ring + channel, mask=along < tl.where(in_ring, size, 0), other=0.0)
-    return fed.to(tl.float32) + old.to(tl.float32)
+    at_fed = mixed + tl.maximum(offset + position - start, 0).to(tl.int64) * mixed_stride
+    at_ring = rings + (tl.maximum(position, 0) % ring_size) * ring_width
+    source = tl.where(position >= start, at_fed, at_ring)
+    return tl.load(source + channel, mask=along < tl.where(position >= 0, size, 0), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -43,6 +41,7 @@ def _conv(
     DEPTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
 ):  # fmt: skip
     """Conv, SiLU, unit q and k, gates, for H heads of one token. Fed tokens come first, then each row's replays."""
+    take_turn()
     entry = tl.program_id(0)
     if entry < num_tokens:
         position = tl.load(positions + entry)
@@ -112,6 +111,7 @@ def _recur(
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr,
 ):  # fmt: skip
+    take_turn()
     block = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
@@ -170,6 +170,7 @@ def _gated_norm(
     y, mixed, out, norm, positions, first_z, mixed_stride, num_heads, v_dim, eps, V: tl.constexpr, H: tl.constexpr
 ):
     """RMSNorm of each head, times silu(z). Zeros for padding, of which nobody wrote a value."""
+    take_turn()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * H + tl.arange(0, H)
     along = tl.arange(0, V)
@@ -228,6 +229,7 @@ def gdn_mix(
     batch: DeviceBatch,
 ) -> Tensor:
     """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last certain token."""
+    assert ring.dtype == mixed.dtype
     num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
     depth = max(1, batch.max_replay)
     entries = num_tokens + num_rows * depth
@@ -239,14 +241,14 @@ def gdn_mix(
         mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
         batch.positions, batch.token_rows, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_replay,
         num_tokens, mixed.stride(0), ring.shape[1], *heads, gdn.k_dim**-0.5,
-        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1,
+        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1, **IN_TURN,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
     columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
         batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1, **IN_TURN,
     )  # fmt: skip
     if batch.has_prompts:
         recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)
@@ -260,6 +262,6 @@ def gdn_mix(
     together = 8
     _gated_norm[(num_tokens, triton.cdiv(gdn.num_v_heads, together))](
         y, mixed, out, norm, batch.positions, gdn.conv_channels, mixed.stride(0), gdn.num_v_heads, gdn.v_dim, eps,
-        V=wide_v, H=together, num_warps=4,
+        V=wide_v, H=together, num_warps=4, **IN_TURN,
     )  # fmt: skip
     return out

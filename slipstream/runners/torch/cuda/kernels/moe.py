@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.runners.torch.cuda.kernels.moe_groups import first_and_rows, group
 from slipstream.runners.torch.cuda.kernels.product import product
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 _FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
 
@@ -39,6 +40,7 @@ def _route_kernel(
     WIDE_EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    take_turn()
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, WIDE_EXPERTS)
     inside = experts < EXPERTS
@@ -103,6 +105,7 @@ def _gate_up_kernel(
     DEPTH: tl.constexpr,
 ):
     """silu(gate) * up of a block of pairs, COLS columns. out: [pairs, inner]"""
+    take_turn()
     own, pairs = _block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
@@ -144,6 +147,7 @@ def _down_kernel(
     DEPTH: tl.constexpr,
 ):
     """The second matrix of a block of pairs, COLS columns. inner: [pairs, inner], out: [pairs, hidden]"""
+    take_turn()
     own, pairs = _block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
@@ -179,6 +183,7 @@ def _combine_kernel(
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    take_turn()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < HIDDEN
@@ -214,6 +219,7 @@ def route(scores: Tensor, num_active: int) -> tuple[Tensor, Tensor]:
         WIDE_EXPERTS=triton.next_power_of_2(num_experts),
         WIDE=triton.next_power_of_2(num_active),
         num_warps=1,
+        **IN_TURN,
     )
     return expert, share
 
@@ -248,11 +254,26 @@ def expert_pairs(
     }
     activated = torch.empty((num_tokens * num_active, inner), dtype=x.dtype, device=x.device)
     _gate_up_kernel[(num_blocks, triton.cdiv(inner, tiles.up_cols))](
-        x, gate_up, activated, *work, x.stride(0), **sizes, COLS=tiles.up_cols, DEPTH=_depth(tiles, hidden, x)
+        x,
+        gate_up,
+        activated,
+        *work,
+        x.stride(0),
+        **sizes,
+        COLS=tiles.up_cols,
+        DEPTH=_depth(tiles, hidden, x),
+        **IN_TURN,
     )
     out = torch.empty((num_tokens, num_active, hidden), dtype=x.dtype, device=x.device)
     _down_kernel[(num_blocks, triton.cdiv(hidden, tiles.down_cols))](
-        activated, down, out, *work, **sizes, COLS=tiles.down_cols, DEPTH=_depth(tiles, inner, x)
+        activated,
+        down,
+        out,
+        *work,
+        **sizes,
+        COLS=tiles.down_cols,
+        DEPTH=_depth(tiles, inner, x),
+        **IN_TURN,
     )
     return out
 
@@ -301,6 +322,7 @@ def _combine(
         SHARED=add is not None,
         BLOCK=block,
         num_warps=num_warps,
+        **IN_TURN,
     )
     return out
 

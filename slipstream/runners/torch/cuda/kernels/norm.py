@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
 
 @triton.jit
 def _normalised(x, weight, eps, cols, mask, WIDTH: tl.constexpr):
@@ -29,6 +31,7 @@ def _rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    take_turn()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     inside = cols < WIDTH
@@ -55,6 +58,7 @@ def _concat_norm_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a token and side. With ids, a is a table and each token reads its own row of it."""
+    take_turn()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < WIDTH
@@ -96,6 +100,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ROWS=rows_each,
         BLOCK=block,
         num_warps=_num_warps(rows_each * block),
+        **IN_TURN,
     )
     return out
 
@@ -141,6 +146,7 @@ def _concat_norm(a: Tensor, ids: Tensor | None, weight_a: Tensor, b: Tensor, wei
         WIDTH=width,
         BLOCK=block,
         num_warps=_num_warps(block),
+        **IN_TURN,
     )
     return out
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.torch.caches import LayerKv
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 from slipstream.runners.torch.cuda.kernels.views import TokenPlaces
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
@@ -58,6 +59,7 @@ def _rope_store_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program for one head (of q, then k, then v) of some tokens."""
+    take_turn()
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -133,5 +135,6 @@ def rope_store(
         TOKENS=tokens_each,
         BLOCK=block,
         num_warps=min(4, max(1, tokens_each * block // 256)),
+        **IN_TURN,
     )
     return q
