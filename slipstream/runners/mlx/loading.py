@@ -19,7 +19,7 @@ from slipstream.runners.mlx.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.mlx.grid import make_grid
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.memory import MemoryPlan, StreamCost, plan_memory, stream_cost
-from slipstream.runners.mlx.models import DTYPES, load_lazily
+from slipstream.runners.mlx.models import load_lazily
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.runner import MlxRunner
 from slipstream.runners.mlx.states import RecurrentCache
@@ -57,7 +57,7 @@ class _Loader:
     def __init__(self, model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> None:
         self._opened, self._engine, self._config = model, engine, config
         self._family = model.spec.family
-        self._model = load_lazily(model, self._dtype())
+        self._model = load_lazily(model, config.dtype)
         self._trunk: Trunk = OpaqueTrunk(self._model) if self._family == "other" else OpenTrunk(self._model)
         self._head, self._why_no_draft = self._find_head()
         self._max_depth = engine.max_depth if self._head is not None else 0
@@ -75,16 +75,6 @@ class _Loader:
             mx.eval(array)
             progress(array.nbytes)
         return self._runner(memory)
-
-    def _dtype(self) -> mx.Dtype | None:
-        name = self._config.dtype
-        if name == "auto":
-            on_gpu = mx.default_device().type == mx.DeviceType.gpu
-            # A GGUF's scales are float16; only a GPU computes faster with them than with float32.
-            return None if self._opened.path.is_dir() or on_gpu else mx.float32
-        if name not in DTYPES:
-            raise ConfigError(f"on MLX, dtype is auto or one of {', '.join(DTYPES)}, not {name!r}")
-        return DTYPES[name]
 
     def _find_head(self) -> tuple[MtpHead | None, str]:
         """The head, or why there is none: one that does not fit never stops the model."""

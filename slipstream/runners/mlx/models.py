@@ -16,7 +16,7 @@ from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.utils import _get_classes as get_classes
 from mlx_lm.utils import infer_quant_config, load_config, load_model
 
-from slipstream.errors import UnknownModel
+from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.mlx.gguf_weights import parameters
@@ -24,12 +24,24 @@ from slipstream.runners.mlx.gguf_weights import parameters
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
-def load_lazily(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
-    """``dtype``: of everything that is not packed; None: as it is in the files."""
+def load_lazily(model: OpenedModel, dtype_name: str) -> Any:
+    """``dtype_name``: of everything that is not packed, as in RunnerConfig."""
+    dtype = _dtype(model, dtype_name)
     loaded = _from_folder(model.path) if model.path.is_dir() else _from_gguf(model, dtype)
     if dtype is not None:
         loaded.set_dtype(dtype)
     return loaded
+
+
+def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
+    """None: as it is in the files."""
+    if name == "auto":
+        on_gpu = mx.default_device().type == mx.DeviceType.gpu
+        # A GGUF's scales are float16; only a GPU computes faster with them than with float32.
+        return None if model.path.is_dir() or on_gpu else mx.float32
+    if name not in DTYPES:
+        raise ConfigError(f"on MLX, dtype is auto or one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
 
 
 def _from_folder(folder: Path) -> Any:

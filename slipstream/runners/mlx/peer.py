@@ -9,13 +9,13 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from slipstream.load import OpenedModel
-from slipstream.runners.mlx.models import DTYPES, load_lazily
+from slipstream.runners.mlx.models import load_lazily
 
 
 class Peer:
     def __init__(self, model: OpenedModel, dtype: str) -> None:
         """``dtype``: as in RunnerConfig."""
-        self._model = load_lazily(model, DTYPES.get(dtype))
+        self._model = load_lazily(model, dtype)
         mx.eval(self._model.parameters())
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], float]:

@@ -27,7 +27,7 @@ def opened() -> OpenedModel:
 
 def test_packed_weights_are_the_ggufs(opened: OpenedModel) -> None:
     """Q8_0 (the embedding) and Q4_1 (the rest): MLX unpacks the numbers that the gguf package unpacks."""
-    model = load_lazily(opened, mx.float32)
+    model = load_lazily(opened, "float32")
     layer = model.model.layers[3]
     packed = {
         "model.embed_tokens.weight": (model.model.embed_tokens, 8),
