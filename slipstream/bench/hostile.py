@@ -1,8 +1,9 @@
 """`slipstream bench hostile`: what a server's streams feel while others send it grammars made to do harm.
 
-Streams decode on a real server: undisturbed, while a client sends every harmful request over HTTP, one behind the
-other, and undisturbed again. Tells how each of them ended, what pace the streams kept, and the longest that one of them
-waited for its next token.
+Streams decode on a real server, fresh ones each time: undisturbed; while a client sends every harmful request over
+HTTP, one behind the other; and beside plain requests in place of those that were answered, at the same times and as
+long, for an answer shares the batch with the streams, harmful or not. Tells how each harmful request ended, what pace
+the streams kept in either company, and the longest that one of them waited for its next token.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def harmful(salt: int) -> dict[str, dict[str, Any]]:
 @dataclass(frozen=True, slots=True)
 class HostileSettings:
     streams: int = 4
-    seconds: float = 20.0  # undisturbed; disturbed it lasts as long as the harmful requests do, at least this
+    seconds: float = 20.0  # of each stretch; with harmful requests at least
     repeats: int = 3
 
     def __post_init__(self) -> None:
@@ -94,18 +95,25 @@ class Ending:
 
     name: str
     how: str
+    began: float  # seconds after the first of them
     seconds: float
+    num_tokens: int  # that it was answered with
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     alone: Pace
     beside: Pace
+    beside_plain: Pace
     endings: list[Ending]
 
     @property
     def kept(self) -> float:
         return self.beside.tok_s / self.alone.tok_s
+
+    @property
+    def kept_beside_plain(self) -> float:
+        return self.beside_plain.tok_s / self.alone.tok_s
 
 
 def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions) -> int:
@@ -114,45 +122,63 @@ def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions)
     with served(replace(options, max_streams=settings.streams + 1)) as (port, loaded):
         print(title(options, f"{settings.streams} streams beside harmful grammars"))
         rounds = [_round(port, loaded, settings, salt) for salt in shown(range(settings.repeats), "rounds")]
-    kept = median(each.kept for each in rounds)
     for ending in rounds[-1].endings:
         print(f"{ending.name:28} {ending.seconds:6.2f} s  {ending.how}")
     for each in rounds:
         print(
-            f"tok/s alone {each.alone.tok_s:7.1f}, beside {each.beside.tok_s:7.1f}, kept {each.kept:.3f}; "
+            f"tok/s alone {each.alone.tok_s:7.1f}, beside harmful {each.beside.tok_s:7.1f} ({each.kept:.3f}), "
+            f"beside plain {each.beside_plain.tok_s:7.1f} ({each.kept_beside_plain:.3f}); "
             f"longest wait for a token {each.alone.longest_ms:.0f} and {each.beside.longest_ms:.0f} ms"
         )
-    print(f"kept, median of {len(rounds)}: {kept:.3f}")
-    told = {"settings": asdict(settings), "kept": round(kept, 3), "rounds": [asdict(each) for each in rounds]}
-    tell("hostile", options, to, told)
+    kept = median(each.kept for each in rounds)
+    plain = median(each.kept_beside_plain for each in rounds)
+    print(f"kept, median of {len(rounds)}: {kept:.3f} beside harmful requests, {plain:.3f} beside plain ones")
+    told = {"kept": round(kept, 3), "kept_beside_plain": round(plain, 3), "rounds": [asdict(each) for each in rounds]}
+    tell("hostile", options, to, {"settings": asdict(settings), **told})
     return 0
 
 
 def _round(port: int, loaded: Loaded, settings: HostileSettings, salt: int) -> Round:
+    endings: list[Ending] = []
+    alone = _beside(loaded, settings, lambda: None)
+    harmed = _beside(loaded, settings, lambda: endings.extend(_harm(port, salt)))
+    asked = _beside(loaded, settings, lambda: _ask_instead(port, endings))
+    return Round(alone, harmed, asked, endings)
+
+
+def _beside(loaded: Loaded, settings: HostileSettings, happens: Callable[[], None]) -> Pace:
+    """The pace of fresh streams while it happens, and until their time is over."""
     room = loaded.engine.info.max_context
     texts = list(NINE_PROMPTS.values())
     chats = [[{"role": "user", "content": texts[i % len(texts)]}] for i in range(settings.streams)]
     prompts = [loaded.tokenizer.chat(chat) for chat in chats]
-    endings: list[Ending] = []
     logs = [submit(loaded.engine, Ask(prompt, _endless(room - len(prompt)))) for prompt in prompts]
     try:
         for log in logs:
             log.wait_begun()
-        before = _stay(settings.seconds / 2)
-        during = time.perf_counter()
-        for name, fields in harmful(salt).items():
-            endings.append(_send(port, name, fields))
-        _stay(settings.seconds - (time.perf_counter() - during))
-        after = time.perf_counter()
-        _stay(settings.seconds / 2)
-        end = time.perf_counter()
+        began = time.perf_counter()
+        happens()
+        time.sleep(max(0.0, began + settings.seconds - time.perf_counter()))
+        ended = time.perf_counter()
     finally:
         abort(loaded.engine, logs)
     if any(len(log.tokens) + log.num_prompt >= room for log in logs):
         raise ConfigError("the streams reached the end of their context: give a larger --max-context or fewer seconds")
-    quiet = [Pace.of(logs, before, during), Pace.of(logs, after, end)]
-    alone = Pace(round(sum(pace.tok_s for pace in quiet) / len(quiet), 1), max(pace.longest_ms for pace in quiet))
-    return Round(alone, Pace.of(logs, during, after), endings)
+    return Pace.of(logs, began, ended)
+
+
+def _harm(port: int, salt: int) -> list[Ending]:
+    began = time.perf_counter()
+    return [_send(port, name, fields, began) for name, fields in harmful(salt).items()]
+
+
+def _ask_instead(port: int, endings: Sequence[Ending]) -> None:
+    """Plain requests for those that were answered, at their times and as long."""
+    began = time.perf_counter()
+    for ending in endings:
+        if ending.num_tokens:
+            time.sleep(max(0.0, began + ending.began - time.perf_counter()))
+            _send(port, "plain", {"max_tokens": ending.num_tokens, "ignore_eos": True}, began)
 
 
 def _endless(num_tokens: int) -> SamplingParams:
@@ -160,14 +186,7 @@ def _endless(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
 
 
-def _stay(seconds: float) -> float:
-    """When it began."""
-    now = time.perf_counter()
-    time.sleep(max(0.0, seconds))
-    return now
-
-
-def _send(port: int, name: str, fields: dict[str, Any]) -> Ending:
+def _send(port: int, name: str, fields: dict[str, Any], first: float) -> Ending:
     body = json.dumps({"messages": QUESTION, "max_tokens": MOST_TOKENS, **fields})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CLIENT_SECONDS)
     began = time.perf_counter()
@@ -175,9 +194,13 @@ def _send(port: int, name: str, fields: dict[str, Any]) -> Ending:
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         answer = json.loads(response.read())
+    except TimeoutError:
+        raise ConfigError(f"no answer in {CLIENT_SECONDS:g} s: give more --kv-memory or fewer seconds") from None
     finally:
         connection.close()
-    return Ending(name, _how(response.status, answer), round(time.perf_counter() - began, 2))
+    num_tokens = answer["usage"]["completion_tokens"] if response.status == 200 else 0
+    took = time.perf_counter() - began
+    return Ending(name, _how(response.status, answer), round(began - first, 2), round(took, 2), num_tokens)
 
 
 def _how(status: int, answer: dict[str, Any]) -> str:

@@ -21,3 +21,4 @@ def test_every_harmful_request_ends(capsys: pytest.CaptureFixture[str], monkeypa
     assert [ending["name"] for ending in turn["endings"]] == names
     assert all(ending["how"].startswith(("refused, 400", "answered")) for ending in turn["endings"])
     assert turn["beside"]["tok_s"] > 0
+    assert turn["beside_plain"]["tok_s"] > 0
