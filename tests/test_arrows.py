@@ -18,7 +18,7 @@ ALLOWED = {
     "config": {"errors", "sampling"},
     "plan": {"sampling"},
     "load": {"errors"},
-    "grammar": {"errors", "sampling", "load"},
+    "grammar": {"errors", "sampling", "load", "host"},
     "runners": VOCABULARY | {"load"},
     "engine": VOCABULARY,
     "llm": VOCABULARY | {"engine", "runners", "load", "grammar"},

@@ -109,7 +109,7 @@ class RowResult:
 class StepResult:
     step: int
     rows: tuple[RowResult, ...]
-    verify_seconds: float = 0.0  # forward, draw, commit, and feeding the head
+    verify_seconds: float = 0.0  # forward, draw, commit, and whatever drafting costs a step that does not draft
     draft_seconds: float = 0.0  # the draft passes behind it
 
 

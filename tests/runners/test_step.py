@@ -12,6 +12,7 @@ from harness import Ask, Traffic, alone, open_runner
 
 from slipstream.config import EngineConfig
 from slipstream.engine.plan import RowJoin, RowStep, StepPlan, StepResult
+from slipstream.runners.torch import feeding
 from slipstream.runners.torch.drafter import MtpDrafter
 from slipstream.runners.torch.processors import History
 from slipstream.runners.torch.runner import TorchRunner
@@ -61,6 +62,33 @@ def test_one_trunk_forward_a_step_whatever_the_depths(folders: dict[str, Path], 
         held = steps.run([RowStep(slot, 1 + depth, depth) for slot, depth in enumerate([0, 1, 3])])
         assert runner.num_forwards == before + 1
         assert [row.num_fed for row in held.rows] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("most", [3, 256])
+@pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
+def test_a_head_that_is_fed_late_drafts_the_same(
+    folders: dict[str, Path], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row always drafts and is fed at once, one only now and then; both feed one token a step. Beside a third."""
+    monkeypatch.setattr(feeding, "MOST", most)
+    runner = open_runner(folders[kind], head=True, kernels=True)
+    steps = Steps(runner)
+    blocks = iter(range(runner.info.num_blocks))
+    rows = [RowStep(slot, 9, 2, tuple(next(blocks) for _ in range(8))) for slot in range(3)]
+    steps.run(rows, joins=(join(0), join(1), join(2, PROMPT[::-1])))
+    now_and_then = [0, 0, 2, 2, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 2]
+    waited = False
+    for depth in now_and_then:
+        always, sometimes, _ = steps.run([RowStep(0, 1, 2), RowStep(1, 1, depth), RowStep(2, 4, 3)]).rows
+        assert sometimes.tokens == always.tokens
+        assert sometimes.drafts == always.drafts[:depth]
+        assert not (depth and runner.feeding.waits(1))
+        waited |= runner.feeding.waits(1)
+        assert not runner.feeding.waits(0)
+        assert not runner.feeding.waits(2)
+    assert waited
+    steps.run([RowStep(0, 1, 2)], leaves=(1, 2))
+    assert not runner.feeding.waits(1)
 
 
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])

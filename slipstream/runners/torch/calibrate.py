@@ -1,5 +1,7 @@
 """Times verification by tokens and a draft pass by rows on this machine, for the depth policy.
 
+The head is fed for the sake of drafts, so feeding counts as part of the first pass.
+
 Runs the real decoder and head on made-up tokens in caches that nobody owns yet. All sizes take turns, and the median
 counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them alike.
 """
@@ -40,7 +42,7 @@ def measure(
     start = min(CONTEXT, info.max_context // 2)
     tasks: dict[tuple[str, int], Task] = {}
     for n in num_tokens:
-        tasks["verify", n] = partial(_verify_step, decoder, drafter, ops, _batch(table, info, n, start))
+        tasks["verify", n] = partial(_verify_step, decoder, ops, _batch(table, info, n, start))
     for n in num_rows:
         if drafter.max_depth > 1 and n <= info.num_slots:
             for depth in (1, 2):
@@ -67,10 +69,8 @@ def _batch(table: RowTable, info: RunnerInfo, num_tokens: int, start: int) -> Ra
     return make_batch(tuple(rows), [1] * offset, table.block_table)
 
 
-def _verify_step(decoder: Decoder, drafter: Drafter, ops: Ops, batch: RaggedBatch) -> None:
-    hidden = decoder.forward(batch)
-    draws = ops.argmax(decoder.unembed(hidden))
-    drafter.feed(hidden, draws, batch)
+def _verify_step(decoder: Decoder, ops: Ops, batch: RaggedBatch) -> None:
+    ops.argmax(decoder.unembed(decoder.forward(batch)))
 
 
 def _proposal(
@@ -78,12 +78,12 @@ def _proposal(
 ) -> Task:
     spans = tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows))
     batch = make_batch(spans, [1] * num_rows, table.block_table)
-    fed = drafter.feed(decoder.forward(batch), batch.tokens, batch)
+    hidden = decoder.forward(batch).clone()
     greedy = RowDraw(True, 1.0, 0, 0.0, 0, True, ())
     rows = [Row(span.slot, [1] * start, greedy) for span in spans]
     last = torch.arange(num_rows, device=ops.device)
     ends = Ends(rows, spans, [depth] * num_rows, last, batch.positions.long() + 1)
-    return partial(drafter.propose, fed, ends)
+    return lambda: drafter.propose(drafter.feed(hidden, batch.tokens, batch), ends)
 
 
 def _take_turns(tasks: dict[tuple[str, int], Task], ops: Ops) -> dict[tuple[str, int], float]:

@@ -1,7 +1,7 @@
 """PyTorch behind the runner protocol: one ragged forward a step for all rows, one host sync, then the commit.
 
-gather rows -> forward -> verify -> propose -> read the verdict -> commit. Nothing on the host changes before the
-verdict is read, so a step that dies commits nothing.
+gather rows -> forward -> verify -> feed the head -> propose -> read the verdict -> commit. Nothing on the host changes
+before the verdict is read, so a step that dies commits nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from slipstream.runners.torch.calibrate import measure
 from slipstream.runners.torch.clock import step_clock
 from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
 from slipstream.runners.torch.draw import Verdict, verify
+from slipstream.runners.torch.feeding import Feeding, Share
 from slipstream.runners.torch.logprobs import log_probabilities, tell, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
@@ -59,6 +60,7 @@ class TorchRunner:
         self.kv = kv
         self.gdn = gdn
         self.drafter = drafter
+        self.feeding = Feeding(table.block_table)
         self.num_forwards = 0
         self.decoder = decoder
         self._ops = ops
@@ -80,6 +82,7 @@ class TorchRunner:
     def _come_and_go(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
             self.table.leave(slot)
+            self.feeding.forget(slot)
         for join in plan.joins:
             self.table.join(join)
             if join.fork is not None:
@@ -90,6 +93,7 @@ class TorchRunner:
             self.table.grow(step)
 
     def _fork(self, fork: Fork, slot: int) -> None:
+        assert not self.feeding.waits(fork.slot)
         if fork.copied is not None:
             self.kv.copy(*fork.copied)
         if self.gdn is not None:
@@ -108,13 +112,21 @@ class TorchRunner:
         telling = find_telling(rows, spans, drawing.index)
         told = self._tell_prompts(hidden, rows, spans, telling)
         verdict, told_draws = self._verify(hidden, drawing, telling)
-        fed = hidden
-        if any(row.draw.may_draft for row in rows):
-            fed = self.drafter.feed(hidden, self._next_tokens(rows, spans, drawing, verdict), batch)
         clock.mark()
-        proposal = self._propose(fed, drawing, verdict, [plan.rows[i] for i in drawing.index])
+        steps = [plan.rows[i] for i in drawing.index]
+        fed, last = hidden, drawing.last_certain + verdict.accepted
+        if any(row.draw.may_draft for row in rows):
+            next_tokens = self._next_tokens(rows, spans, drawing, verdict)
+            if self._ops.device.type == "cpu":
+                shares = self._shares(rows, spans, drawing, verdict, steps)
+                fed, places = self.feeding.feed(self.drafter, hidden, next_tokens, batch, shares)
+                last = torch.tensor([places[i] for i in drawing.index], dtype=torch.int64)
+            else:
+                fed = self.drafter.feed(hidden, next_tokens, batch)
+        proposal = self._propose(fed, last, drawing, verdict, steps)
         clock.mark()
         verdicts, numbers = _read(verdict, proposal, told + told_draws)
+        self.feeding.settle()
         results = commit(rows, spans, dict(zip(drawing.index, verdicts, strict=True)))
         return StepResult(
             plan.step, with_logprobs(results, [row.asked for row in rows], telling, numbers), *clock.read()
@@ -179,8 +191,31 @@ class TorchRunner:
         tokens[drawing.flat] = verdict.draws
         return tokens
 
-    def _propose(self, fed: Tensor, drawing: _Drawing, verdict: Verdict, steps: list[RowStep]) -> Proposal:
-        last = drawing.last_certain + verdict.accepted
+    def _shares(
+        self,
+        rows: Sequence[Row],
+        spans: Sequence[RowSpan],
+        drawing: _Drawing,
+        verdict: Verdict,
+        steps: Sequence[RowStep],
+    ) -> list[Share]:
+        """On the CPU a look at the verdict costs nothing, so the head learns what was kept, and when it matters."""
+        accepted = dict(zip(drawing.index, verdict.accepted.tolist(), strict=True))
+        drafts = dict(zip(drawing.index, (step.propose > 0 for step in steps), strict=True))
+        return [
+            Share(
+                span,
+                span.num_certain + accepted.get(i, 0),
+                at_once=span.num_certain > 1 or drafts.get(i, True),
+                at_all=row.draw.may_draft,
+            )
+            for i, (row, span) in enumerate(zip(rows, spans, strict=True))
+        ]
+
+    def _propose(
+        self, fed: Tensor, last: Tensor, drawing: _Drawing, verdict: Verdict, steps: list[RowStep]
+    ) -> Proposal:
+        """``last``: of each row, where its last kept token lies in what was fed."""
         cursors = drawing.cursor_certain + verdict.accepted
         allowed = [min(step.propose, self.drafter.max_depth) for step in steps]
         bounds = [(step.floor, step.onward) for step in steps]
