@@ -1,7 +1,8 @@
 """`slipstream bench prompts`: nine prompts at temperature 0, draft policies side by side in one run.
 
-All policies run on one loaded engine, in turns, so that what else the machine does hits them alike; ratios are between
-the fastest round of each. The tokens are the same for every policy, and that is checked.
+All policies run on one loaded engine, in turns, so that what else the machine does hits them alike: prompt by prompt
+where one stream runs at a time, all prompts together otherwise. The fastest round of each policy is shown; ratios are
+medians over the turns. The tokens are the same for every policy, and that is checked.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.peer import Peer, open_peer
+from slipstream.bench.peer import Answer, Peer, open_peer
 from slipstream.bench.report import check_writable, shown, tell
-from slipstream.bench.rounds import Round, differences, fastest, peer_round, print_table, report, summarise
+from slipstream.bench.rounds import Round, differences, peer_round, print_table, report, summarise
 from slipstream.commands.options import ModelOptions, ReportOptions, load_llm
 from slipstream.errors import ConfigError
-from slipstream.llm import LLM
+from slipstream.llm import LLM, Output
 from slipstream.sampling import DraftSetting, SamplingParams
 
 PEER = "llama.cpp"
@@ -51,14 +52,14 @@ def prompts(
     if num_tokens < 1 or repeats < 1:
         raise ConfigError(f"tokens and repeats must be at least 1, not {num_tokens} and {repeats}")
     check_writable(to)
-    best: list[Round] = []
+    results: list[dict[str, object]] = []
     wrong: list[str] = []
     for count in streams:
         rounds = _at(replace(options, max_streams=count), policies, count, num_tokens, repeats, peer)
-        best += fastest(rounds)
+        results += report(rounds)
         wrong += differences(rounds)
     told: dict[str, object] = {"tokens": num_tokens, "repeats": repeats}
-    tell("prompts", options, to, {**told, "same_tokens": not wrong, "results": report(best)})
+    tell("prompts", options, to, {**told, "same_tokens": not wrong, "results": results})
     for sentence in dict.fromkeys(wrong):
         print(sentence, file=sys.stderr)
     return 1 if wrong else 0
@@ -77,9 +78,13 @@ def _at(
         asked = questions(llm, count, num_tokens)
         with open_peer(llm.model.path, count, with_peer, asked.longest) as peer:
             _warm_up(llm, peer, asked, policies)
-            turns = [*policies, *([PEER] if peer else [])] * repeats
-            rounds = [_turn(llm, peer, asked, policy) for policy in shown(turns, f"{count} streams")]
-            print_table(fastest(rounds), llm.speculation)
+            every = [*map(str, policies), *([PEER] if peer else [])]
+            rounds = [
+                each
+                for turn in shown(range(repeats), f"{count} streams")
+                for each in _turn(llm, peer, asked, every, turn)
+            ]
+            print_table(rounds, llm.speculation)
             if peer is not None:
                 print(f"{PEER}: {peer.note}", flush=True)
     return rounds
@@ -100,20 +105,31 @@ def _warm_up(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[Draft
         peer.generate(asked.prompts[:1], num_tokens)
 
 
-def _turn(llm: LLM, peer: Peer | None, asked: Asked, policy: DraftSetting | str) -> Round:
-    if policy == PEER:
-        assert peer is not None
-        return _peer_turn(peer, asked)
-    params = SamplingParams(temperature=0.0, max_tokens=asked.num_tokens, draft=policy)  # type: ignore[arg-type]
-    began = time.perf_counter()
-    if asked.count == 1:
-        outputs = [llm.generate([tokens], params)[0] for tokens in asked.prompts]
-    else:
-        outputs = llm.generate(asked.prompts, params)
-    return summarise(str(policy), asked.count, time.perf_counter() - began, asked.names, outputs)
+def _turn(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[str], turn: int) -> list[Round]:
+    """A round of each policy. Who goes first changes."""
+    pieces = range(len(asked.prompts)) if asked.count == 1 else [slice(None)]
+    walls = dict.fromkeys(policies, 0.0)
+    outputs: dict[str, list[Output]] = {policy: [] for policy in policies}
+    answers: list[Answer] = []
+    for i, piece in enumerate(pieces):
+        some = [asked.prompts[piece]] if isinstance(piece, int) else list(asked.prompts)
+        first = (turn + i) % len(policies)
+        for policy in (*policies[first:], *policies[:first]):
+            began = time.perf_counter()
+            if policy == PEER:
+                assert peer is not None
+                answers += peer.generate(some, asked.num_tokens)
+            else:
+                outputs[policy] += llm.generate(some, _params(policy, asked.num_tokens))
+            walls[policy] += time.perf_counter() - began
+    return [
+        peer_round(policy, asked.count, walls[policy], answers)
+        if policy == PEER
+        else summarise(policy, asked.count, walls[policy], asked.names, outputs[policy])
+        for policy in policies
+    ]
 
 
-def _peer_turn(peer: Peer, asked: Asked) -> Round:
-    began = time.perf_counter()
-    answers = peer.generate(asked.prompts, asked.num_tokens)
-    return peer_round(PEER, asked.count, time.perf_counter() - began, answers)
+def _params(policy: str, num_tokens: int) -> SamplingParams:
+    draft: DraftSetting = int(policy) if policy.isdigit() else policy  # type: ignore[assignment]
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, draft=draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 from slipstream.bench.peer import Answer
 from slipstream.commands.text import percent
@@ -112,15 +113,16 @@ def _difference(base: Round, other: Round) -> str:
     )
 
 
-def print_table(best: Sequence[Round], reason: str) -> None:
-    """``best``: one round of each policy, all with the same number of streams."""
+def print_table(rounds: Sequence[Round], reason: str) -> None:
+    """``rounds``: all with the same number of streams."""
+    best = fastest(rounds)
     count = best[0].streams
     for drafting in (r for r in best if r.total_draft and count == 1):
         _print_prompts(drafting)
     print(f"\n{best[0].n_requests} prompts, {count} at a time")
     print(f"{'policy':<12}{'tokens':>8}{'tok/s':>8}{'/ off':>8}{'decode':>8}{'accepted':>10}  by position")
     for each in best:
-        print(_line(each, against_off(each, best)))
+        print(_line(each, against_off(each.policy, rounds)))
     print(f"decode: tokens a second of one stream after its first token\nspeculation: {reason}", flush=True)
 
 
@@ -140,13 +142,15 @@ def _line(each: Round, ratio: float | None) -> str:
     return f"{line}  {positions}".rstrip()
 
 
-def against_off(each: Round, best: Sequence[Round]) -> float | None:
-    base = next((r for r in best if r.streams == each.streams and r.policy == "off"), None)
-    return each.tok_s / base.tok_s if base else None
+def against_off(policy: str, rounds: Sequence[Round]) -> float | None:
+    """The median over the turns of its pace over that of "off" in the same turn: a slow minute hits both."""
+    ours, plain = ([r.tok_s for r in rounds if r.policy == name] for name in (policy, "off"))
+    return median(a / b for a, b in zip(ours, plain)) if plain else None
 
 
-def report(best: Sequence[Round]) -> list[dict[str, object]]:
-    return [_told(each, against_off(each, best)) for each in best]
+def report(rounds: Sequence[Round]) -> list[dict[str, object]]:
+    """The fastest round of each policy. ``rounds``: all with the same number of streams."""
+    return [_told(each, against_off(each.policy, rounds)) for each in fastest(rounds)]
 
 
 def _told(each: Round, ratio: float | None) -> dict[str, object]:

@@ -70,5 +70,11 @@ def test_every_round_needs_the_tokens_of_off() -> None:
 def test_the_fastest_round_of_each_counts() -> None:
     best = fastest([a_round("off", 3.0), a_round("adaptive", 1.0), a_round("off", 2.0)])
     assert [(each.policy, each.wall_s_total) for each in best] == [("off", 2.0), ("adaptive", 1.0)]
-    assert against_off(best[1], best) == 2.0
-    assert against_off(best[1], best[1:]) is None
+
+
+def test_ratios_are_between_rounds_of_the_same_turn() -> None:
+    off, adaptive = [3.0, 2.0, 8.0], [2.0, 1.0, 8.0]
+    rounds = [a_round(policy, wall) for pair in zip(off, adaptive) for policy, wall in zip(("off", "adaptive"), pair)]
+    assert against_off("adaptive", rounds) == 1.5
+    assert against_off("off", rounds) == 1.0
+    assert against_off("adaptive", rounds[1::2]) is None

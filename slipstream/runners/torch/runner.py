@@ -21,6 +21,7 @@ from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
 from slipstream.runners.torch.calibrate import measure
 from slipstream.runners.torch.clock import step_clock
+from slipstream.runners.torch.cpu.threads import keep_to_this_thread
 from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
 from slipstream.runners.torch.draw import Verdict, verify
 from slipstream.runners.torch.feeding import Feeding, Share
@@ -55,7 +56,10 @@ class TorchRunner:
         kv: PagedKv,
         gdn: GdnCache | None,
         simulate_acceptance: Sequence[float] = (),
+        *,
+        fused: bool = False,
     ) -> None:
+        """``fused``: layers are computed by kernels alone, on threads of their own."""
         self.info = info
         self.kv = kv
         self.gdn = gdn
@@ -66,9 +70,12 @@ class TorchRunner:
         self._ops = ops
         self.table = table
         self._simulate = simulate_acceptance
+        self._fused = fused
         self._done: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
+        if self._fused:
+            keep_to_this_thread()
         with torch.inference_mode():
             self._come_and_go(plan)
             self._done.append(self._step(plan) if plan.rows else StepResult(plan.step, ()))
@@ -231,6 +238,8 @@ class TorchRunner:
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert len(self.table) == 0, "calibration needs an idle runner"
+        if self._fused:
+            keep_to_this_thread()
         with torch.inference_mode():
             return measure(self.decoder, self.drafter, self._ops, self.table, self.info, num_tokens, num_rows)
 
