@@ -22,7 +22,9 @@ BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
 PROBE_SHARE = 0.005  # of the time since the last probe, what the next one may cost
 MARGIN = 1.01  # drafting must promise this much: less than the estimates' own error is no gain
+PROBING = ", probing"  # at the end of a reason
 OTHER_RATE = 0.05  # how fast the estimate of the time outside the runner follows
+IDLE_STEPS = 8  # that go by without a draft before the choice is looked at again
 PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step costs must not be hearsay
 
 # One draft that may be made: (-chance that it is proposed and accepted with all before it, depth, row, chance that it
@@ -60,6 +62,8 @@ class Adaptive(DepthPolicy):
         self._num_steps = 0  # since the last probe
         self._seconds = 0.0  # since the last probe
         self._num_probes = 0
+        self._idle = 0  # steps for which the last choice, no drafts, still stands
+        self._idle_rows = 0  # with so many rows
 
     @property
     def reason(self) -> str:
@@ -98,13 +102,25 @@ class Adaptive(DepthPolicy):
             return []
         if not self._verify.known or not self._draft.known:
             return self._blind(rows)
+        self._num_steps += 1
+        if self._rests(len(rows), load):
+            self._seconds += self._verify.at(len(rows))
+            self._reason = self._reason.removesuffix(PROBING)
+            return [NOTHING] * len(rows)
         bounds = self._bounds(rows, load)
         choice = self._best(rows, bounds, load)
-        self._num_steps += 1
         self._seconds += choice.seconds
+        self._idle, self._idle_rows = 0 if any(choice.depths) else IDLE_STEPS, len(rows)
         self._reason = _explain(choice, bounds if self._chains.known else [])
         asks = [DraftAsk(depth, *bound) if depth else NOTHING for depth, bound in zip(choice.depths, bounds)]
         return self._probe(rows, load, choice, asks) if self._num_steps >= PROBE_STEPS else asks
+
+    def _rests(self, num_rows: int, load: Load) -> bool:
+        """Whether nothing has changed since drafting was found not to pay: looking takes time, too."""
+        if not self._idle or num_rows != self._idle_rows or load.num_other_tokens or self._num_steps >= PROBE_STEPS:
+            return False
+        self._idle -= 1
+        return True
 
     def _blind(self, rows: Sequence[DrawRow]) -> list[DraftAsk]:
         self._reason = f"adaptive: depth {min(BLIND_DEPTH, self._max_depth)} until steps have been timed"
@@ -117,7 +133,7 @@ class Adaptive(DepthPolicy):
         start = len(rows) + load.num_other_tokens
         num_drafts = max(1, round(self._share * len(rows)))
         plain, *_, full = self._verify.span(start, num_drafts + 1)
-        rate = self._gain * len(rows) / (plain + self._beside(len(rows)))
+        rate = self._gain * len(rows) / (self._verify.at(len(rows)) + self._beside(len(rows)))
         verifying = rate * (full - plain) / num_drafts
         drafting = rate * self._draft.at(len(rows)) / len(rows)
         return [self._bound(row.key, verifying, drafting) for row in rows]
@@ -130,11 +146,15 @@ class Adaptive(DepthPolicy):
         return floor, max(floor, self._chains.floor(key, (verifying + drafting) / self._chains.first()))
 
     def _best(self, rows: Sequence[DrawRow], bounds: Sequence[Bound], load: Load) -> Choice:
-        """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait."""
+        """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait.
+
+        The time that prompts take is spent in any case: beside them drafts cost what they cost there, but time is
+        worth what the rows alone make of it.
+        """
         slots = self._slots(rows, bounds)[: load.room]
-        start = len(rows) + load.num_other_tokens
-        beside = self._beside(len(rows))
-        verify = [seconds + beside for seconds in self._verify.span(start, len(slots) + 1)]
+        costs = self._verify.span(len(rows) + load.num_other_tokens, len(slots) + 1)
+        beside = self._beside(len(rows)) + self._verify.at(len(rows)) - costs[0]
+        verify = [seconds + beside for seconds in costs]
         draft = [0.0, *self._draft.span(1, len(rows))]
         best = plain = Choice([0] * len(rows), float(len(rows)), 0.0, verify[0], verify[0])
         deepest = max((row.most for row in rows), default=0)
@@ -177,7 +197,7 @@ class Adaptive(DepthPolicy):
             return asks
         self._num_steps, self._seconds = 0, 0.0
         self._num_probes += 1
-        self._reason += ", probing"
+        self._reason += PROBING
         return probe
 
     def _probe_plain(self, choice: Choice) -> list[DraftAsk] | None:

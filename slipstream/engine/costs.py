@@ -11,6 +11,7 @@ from collections.abc import Iterable
 SCALE_RATE = 0.1  # how fast the whole curve follows an observation: most drifts are the machine's, at every size
 POINT_RATE = 0.02  # how fast the points beside it follow, once they have seen enough
 CALIBRATION_WEIGHT = 30.0  # observations that a calibrated point counts for
+SETTLING = 64  # observations in which a calibrated curve only finds its height: real rows are longer than made-up ones
 SLOWEST = 1.5  # times what was expected; a step that took longer met a hiccup and counts only as this
 FASTEST = 1.0 / 3.0  # hiccups make no step faster, but one wild value must not turn the curve over
 SPACING = 1.5  # an observation further than this factor from every point becomes a point
@@ -23,6 +24,7 @@ class CostCurve:
         self._ys = [seconds for _, seconds in good]
         self._weights = [CALIBRATION_WEIGHT] * len(good)  # observations behind each point
         self._scale = 1.0
+        self._settling = SETTLING if good else 0
         self._smooth: list[float] | None = None
 
     @property
@@ -48,12 +50,18 @@ class CostCurve:
             return
         expected = self.at(x)
         error = min(max(seconds / expected, FASTEST), SLOWEST) - 1.0
+        if self._settling:
+            self._settling -= 1
+        else:
+            self._bend(x, expected, error)
+        self._scale *= 1.0 + SCALE_RATE * error
+        self._smooth = None
+
+    def _bend(self, x: int, expected: float, error: float) -> None:
         self._insert(x, expected)
         for index, weight in self._neighbours(x):
             self._weights[index] += weight
             self._ys[index] *= 1.0 + max(POINT_RATE, 1.0 / self._weights[index]) * weight * error
-        self._scale *= 1.0 + SCALE_RATE * error
-        self._smooth = None
 
     def _segment(self, start: int, stop: int) -> list[float]:
         """The values from start on that lie on one straight line."""

@@ -1,8 +1,8 @@
-"""When the head is fed: at once what it drafts behind and what is read of prompts, the rest when its row drafts next.
+"""When the head is fed: as soon as its row drafts, and not before.
 
-A row that decodes without drafts leaves its tokens and the trunk's hidden states here, up to a limit. Fed together
-later they give the head the keys and values that it would have had: there are no holes, only a delay. Nothing changes
-before ``settle``, so a step that dies leaves no trace.
+A row that reads or decodes without drafts leaves its tokens and the trunk's hidden states here, up to a limit. Fed
+together later they give the head the keys and values that it would have had: there are no holes, only a delay. Nothing
+changes before ``settle``, so a step that dies leaves no trace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Share:
 
     span: RowSpan
     num_kept: int  # of its fed tokens: not the rejected drafts
-    at_once: bool
+    at_once: bool  # it drafts behind this step
     at_all: bool = True  # False: it never drafts
 
     @property
@@ -54,6 +54,11 @@ class Feeding:
 
     def waits(self, slot: int) -> bool:
         return slot in self._waiting
+
+    def fork(self, source: int, slot: int) -> None:
+        """The keys and values that both will write are the same."""
+        if source in self._waiting:
+            self._waiting[slot] = self._waiting[source]
 
     def forget(self, slot: int) -> None:
         self._waiting.pop(slot, None)

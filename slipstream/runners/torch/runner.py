@@ -100,7 +100,7 @@ class TorchRunner:
             self.table.grow(step)
 
     def _fork(self, fork: Fork, slot: int) -> None:
-        assert not self.feeding.waits(fork.slot)
+        self.feeding.fork(fork.slot, slot)
         if fork.copied is not None:
             self.kv.copy(*fork.copied)
         if self.gdn is not None:
@@ -213,7 +213,7 @@ class TorchRunner:
             Share(
                 span,
                 span.num_certain + accepted.get(i, 0),
-                at_once=span.num_certain > 1 or drafts.get(i, True),
+                at_once=drafts.get(i, False),
                 at_all=row.draw.may_draft,
             )
             for i, (row, span) in enumerate(zip(rows, spans, strict=True))
