@@ -279,4 +279,30 @@ def test_a_machine_that_slows_down_moves_the_whole_curve() -> None:
     for _ in range(400):
         curve.observe(8, 0.018)
     assert curve.at(8) == pytest.approx(0.018, rel=0.05)
-    assert curve.at(16) > 1.6 * curve.at(8)
+    assert curve.at(16) > 1.9 * curve.at(8)
+
+
+def test_beside_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
+    """The step is long in any case: what a draft adds must beat what the rows alone make of that time."""
+    costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16, 64, 128)], [(1, 0.001), (8, 0.002)])
+    policy = Adaptive(4, costs)
+    rows = [DrawRow(str(i), 4) for i in range(8)]
+    for i in range(800):
+        policy.observe_row(str(i % 8), 1, int(i % 10 < 3))
+    assert [ask.depth for ask in policy.decide(rows, Load(8))] == [0] * 8
+    assert [ask.depth for ask in policy.decide(rows, Load(8, num_other_tokens=64))] == [0] * 8
+
+
+def test_a_choice_not_to_draft_stands_for_some_steps_and_not_for_others() -> None:
+    costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16)], [(1, 0.001), (8, 0.002)])
+    policy = Adaptive(4, costs)
+    rows = [DrawRow(str(i), 4) for i in range(8)]
+    for i in range(800):
+        policy.observe_row(str(i % 8), 1, 0)
+    assert not any(ask.depth for ask in policy.decide(rows, Load(8)))
+    for i in range(800):
+        policy.observe_row(str(i % 8), 4, 4)
+    stood = 0
+    while not any(ask.depth for ask in policy.decide(rows, Load(8))):
+        stood += 1
+    assert 0 < stood <= 8

@@ -1,8 +1,8 @@
-"""Who proposes the next step's drafts. Two calls a step: ``feed`` what was computed, ``propose`` behind it.
+"""Who proposes the next step's drafts. Two calls: ``feed`` what was computed, ``propose`` behind it.
 
-The MTP head is fed every committed token with the trunk's hidden state of the position before, also when nobody
-drafts: its KV has no holes. Rows cut short by ``p_min`` or their floor are cut on the device. What is accepted is not
-a drafter's decision.
+The MTP head is fed every committed token with the trunk's hidden state of the position before, at once or before its
+row drafts next (feeding.py): its KV has no holes. Rows cut short by ``p_min`` or their floor are cut on the device.
+What is accepted is not a drafter's decision.
 """
 
 from __future__ import annotations

@@ -1,0 +1,21 @@
+"""Beside our kernels' threads PyTorch has none of its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from slipstream.runners.torch.cpu.threads import keep_to_this_thread
+
+
+def test_the_thread_that_computes_keeps_pytorch_to_itself() -> None:
+    before = torch.get_num_threads()
+
+    def computes() -> int:
+        keep_to_this_thread()
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(computes).result() == 1
+    assert torch.get_num_threads() == before, "whoever has computed before keeps what it had"
