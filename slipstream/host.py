@@ -13,7 +13,9 @@ MODEST = 10  # the niceness of what streams come before
 def give_way() -> None:
     """The thread that calls it lets others go first from now on, where the system knows threads by number."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), MODEST)
+        thread = threading.get_native_id()
+        # Who is more modest already stays so: to ask for less niceness takes a privilege.
+        os.setpriority(os.PRIO_PROCESS, thread, max(MODEST, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def resident_bytes() -> int:

@@ -21,3 +21,14 @@ def test_a_thread_gives_way_alone() -> None:
     with ThreadPoolExecutor(1, initializer=give_way) as threads:
         assert threads.submit(niceness).result() == max(before, MODEST)
     assert niceness() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows threads by number")
+def test_nobody_becomes_less_modest() -> None:
+    def twice() -> int:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        give_way()
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(twice).result() == 15

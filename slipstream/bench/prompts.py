@@ -22,6 +22,7 @@ from slipstream.llm import LLM, Output
 from slipstream.sampling import DraftSetting, SamplingParams
 
 PEER = "llama.cpp"
+Policy = DraftSetting | str  # PEER among them
 WARM_TOKENS = 32
 
 
@@ -78,7 +79,7 @@ def _at(
         asked = questions(llm, count, num_tokens)
         with open_peer(llm.model.path, count, with_peer, asked.longest) as peer:
             _warm_up(llm, peer, asked, policies)
-            every = [*map(str, policies), *([PEER] if peer else [])]
+            every = [*policies, *([PEER] if peer else [])]
             rounds = [
                 each
                 for turn in shown(range(repeats), f"{count} streams")
@@ -105,31 +106,26 @@ def _warm_up(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[Draft
         peer.generate(asked.prompts[:1], num_tokens)
 
 
-def _turn(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[str], turn: int) -> list[Round]:
+def _turn(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[Policy], turn: int) -> list[Round]:
     """A round of each policy. Who goes first changes."""
-    pieces = range(len(asked.prompts)) if asked.count == 1 else [slice(None)]
+    together = [[prompt] for prompt in asked.prompts] if asked.count == 1 else [list(asked.prompts)]
     walls = dict.fromkeys(policies, 0.0)
-    outputs: dict[str, list[Output]] = {policy: [] for policy in policies}
+    outputs: dict[Policy, list[Output]] = {policy: [] for policy in policies}
     answers: list[Answer] = []
-    for i, piece in enumerate(pieces):
-        some = [asked.prompts[piece]] if isinstance(piece, int) else list(asked.prompts)
-        first = (turn + i) % len(policies)
+    for i, prompts in enumerate(together, turn):
+        first = i % len(policies)
         for policy in (*policies[first:], *policies[:first]):
             began = time.perf_counter()
             if policy == PEER:
                 assert peer is not None
-                answers += peer.generate(some, asked.num_tokens)
+                answers += peer.generate(prompts, asked.num_tokens)
             else:
-                outputs[policy] += llm.generate(some, _params(policy, asked.num_tokens))
+                params = SamplingParams(temperature=0.0, max_tokens=asked.num_tokens, draft=policy)  # type: ignore[arg-type]
+                outputs[policy] += llm.generate(prompts, params)
             walls[policy] += time.perf_counter() - began
     return [
-        peer_round(policy, asked.count, walls[policy], answers)
+        peer_round(PEER, asked.count, walls[policy], answers)
         if policy == PEER
-        else summarise(policy, asked.count, walls[policy], asked.names, outputs[policy])
+        else summarise(str(policy), asked.count, walls[policy], asked.names, outputs[policy])
         for policy in policies
     ]
-
-
-def _params(policy: str, num_tokens: int) -> SamplingParams:
-    draft: DraftSetting = int(policy) if policy.isdigit() else policy  # type: ignore[assignment]
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, draft=draft)

@@ -270,8 +270,8 @@ def _explain(choice: Choice, bounds: Sequence[Bound]) -> str:
     low, high = min(choice.depths), max(choice.depths)
     depth = f"depth {low}" if low == high else f"depths {low} to {high}"
     if high and bounds:
-        least = min(floor for depth, (floor, _) in zip(choice.depths, bounds) if depth)
-        depth += f" while {100 * least:.0f} % sure"
+        least = round(100 * min(floor for depth, (floor, _) in zip(choice.depths, bounds) if depth))
+        depth += f" while {least} % sure" if least else ""
     plain = f"{num_rows} in {1000 * choice.plain_seconds:.1f} ms"
     if high == 0:
         return f"adaptive: {depth} — no draft beats {plain}"

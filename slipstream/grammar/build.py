@@ -16,6 +16,7 @@ from slipstream.grammar.vocabulary import LIMITS
 # Models that lose their thread repeat white space for ever; no indentation needs more.
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
+TOO_COMPLEX = "too complex"
 TRIAL_TOKENS = 32
 TRIAL_SECONDS = 0.64  # of computing, for the masks of so many tokens: thousands of times what most need
 
@@ -81,9 +82,10 @@ def _try(matcher: llguidance.LLMatcher, vocab_size: int) -> None:
     for i in range(TRIAL_TOKENS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little") & ((1 << vocab_size - 1) - 1)  # without END
         if matcher.is_error():
-            raise Unusable(_plain(matcher.get_error()) if i else "no text fits it")
+            told = _plain(matcher.get_error())
+            raise Unusable(told if i or told.startswith(TOO_COMPLEX) else "no text fits it")
         if time.process_time() - began > TRIAL_SECONDS:
-            raise Unusable("too complex: what may follow takes too long to compute")
+            raise Unusable(f"{TOO_COMPLEX}: what may follow takes too long to compute")
         if not mask:
             return
         first = chance.randrange(mask.bit_length())
@@ -118,5 +120,6 @@ def _fails(tokenizer: llguidance.LLTokenizer, node: Any, shared: dict[str, Any],
 
 
 def _plain(message: str) -> str:
-    """llguidance's message without its traces."""
-    return message.partition("<non-verbose/>")[0].partition("<backtrace>")[0].strip()
+    """llguidance's message without its traces; where it met a limit, with what that means for the grammar."""
+    told = message.partition("<non-verbose/>")[0].partition("<backtrace>")[0].strip()
+    return f"{TOO_COMPLEX}: {told}" if "too many" in told else told

@@ -9,10 +9,12 @@ import tiny
 import torch
 from drafters import ScriptedDrafter
 from harness import Ask, Traffic, alone, open_runner
+from torch import Tensor
 
 from slipstream.config import EngineConfig
 from slipstream.engine.plan import RowJoin, RowStep, StepPlan, StepResult
 from slipstream.runners.torch import feeding
+from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.drafter import MtpDrafter
 from slipstream.runners.torch.processors import History
 from slipstream.runners.torch.runner import TorchRunner
@@ -72,23 +74,32 @@ def test_a_head_that_is_fed_late_drafts_the_same(
     """One row always drafts and is fed at once, one only now and then; both feed one token a step. Beside a third."""
     monkeypatch.setattr(feeding, "MOST", most)
     runner = open_runner(folders[kind], head=True, kernels=True)
+    fed = []
+    feed = MtpDrafter.feed
+
+    def watched(self: MtpDrafter, hidden: Tensor, next_tokens: Tensor, batch: RaggedBatch) -> Tensor:
+        fed.append({span.slot: span.num_fed for span in batch.rows})
+        return feed(self, hidden, next_tokens, batch)
+
+    monkeypatch.setattr(MtpDrafter, "feed", watched)
     steps = Steps(runner)
     blocks = iter(range(runner.info.num_blocks))
     rows = [RowStep(slot, 9, 2, tuple(next(blocks) for _ in range(8))) for slot in range(3)]
     steps.run(rows, joins=(join(0), join(1), join(2, PROMPT[::-1])))
-    now_and_then = [0, 0, 2, 2, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 2]
-    waited = False
-    for depth in now_and_then:
+    waiting = 0
+    for depth in [0, 0, 2, 2, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 2]:
         always, sometimes, _ = steps.run([RowStep(0, 1, 2), RowStep(1, 1, depth), RowStep(2, 4, 3)]).rows
         assert sometimes.tokens == always.tokens
         assert sometimes.drafts == always.drafts[:depth]
-        assert not (depth and runner.feeding.waits(1))
-        waited |= runner.feeding.waits(1)
-        assert not runner.feeding.waits(0)
-        assert not runner.feeding.waits(2)
-    assert waited
-    steps.run([RowStep(0, 1, 2)], leaves=(1, 2))
-    assert not runner.feeding.waits(1)
+        waiting += 1
+        assert fed[-1].keys() == ({0, 1, 2} if depth or waiting > most else {0, 2})
+        if 1 in fed[-1]:
+            assert fed[-1][1] == waiting
+            waiting = 0
+    # Whoever comes into the slot of one that left with tokens waiting starts from nothing.
+    steps.run([RowStep(1, 1, 0)])
+    steps.run([RowStep(1, 9, 2, tuple(next(blocks) for _ in range(8)))], joins=(join(1),), leaves=(1,))
+    assert fed[-1] == {1: len(PROMPT)}
 
 
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])

@@ -52,9 +52,6 @@ class Feeding:
         self._waiting: dict[int, _Unfed] = {}  # by slot
         self._after: dict[int, _Unfed] = {}  # this step
 
-    def waits(self, slot: int) -> bool:
-        return slot in self._waiting
-
     def fork(self, source: int, slot: int) -> None:
         """The keys and values that both will write are the same."""
         if source in self._waiting:

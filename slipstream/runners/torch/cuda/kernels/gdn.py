@@ -34,6 +34,29 @@ def _tap(mixed, rings, position, start, offset, mixed_stride, ring_size, ring_wi
 
 
 @triton.jit
+def _store_gates(
+    fed, tape, gates, decay_scale, dt_bias, entry, value, num_v_heads, is_fed, STORE_RING: tl.constexpr
+):  # fmt: skip
+    """Decay and beta of some value heads, from b and a: fed in this step, and kept, or from the ring."""
+    is_value = (value >= 0) & (value < num_v_heads)
+    if is_fed:
+        b = tl.load(fed + value, mask=is_value, other=0.0).to(tl.float32)
+        a = tl.load(fed + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
+        if STORE_RING:
+            tl.store(tape + value, b.to(tape.dtype.element_ty), mask=is_value)
+            tl.store(tape + num_v_heads + value, a.to(tape.dtype.element_ty), mask=is_value)
+    else:
+        b = tl.load(tape + value, mask=is_value, other=0.0).to(tl.float32)
+        a = tl.load(tape + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
+    rate = a + tl.load(dt_bias + value, mask=is_value, other=0.0)
+    rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
+    decay = tl.load(decay_scale + value, mask=is_value, other=0.0) * rate
+    at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
+    tl.store(at_gates, decay, mask=is_value)
+    tl.store(at_gates + num_v_heads, tl.sigmoid(b), mask=is_value)
+
+
+@triton.jit
 def _conv(
     mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
     positions, token_rows, row_slots, row_offsets, row_starts, row_replay,
@@ -83,25 +106,10 @@ def _conv(
     place = rings + (position % ring_size) * ring_width
     if STORE_RING and entry < num_tokens:
         tl.store(place + channel, x0.to(ring.dtype.element_ty), mask=inside)
-    # The gates of value heads.
     value = tl.program_id(1) * H + tl.arange(0, H) - 2 * num_k_heads
-    is_value = (value >= 0) & (value < num_v_heads)
-    if entry < num_tokens:
-        token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
-        b = tl.load(token + value, mask=is_value, other=0.0).to(tl.float32)
-        a = tl.load(token + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
-        if STORE_RING:
-            tl.store(place + channels + value, b.to(ring.dtype.element_ty), mask=is_value)
-            tl.store(place + channels + num_v_heads + value, a.to(ring.dtype.element_ty), mask=is_value)
-    else:
-        b = tl.load(place + channels + value, mask=is_value, other=0.0).to(tl.float32)
-        a = tl.load(place + channels + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
-    rate = a + tl.load(dt_bias + value, mask=is_value, other=0.0)
-    rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-    decay = tl.load(decay_scale + value, mask=is_value, other=0.0) * rate
-    at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
-    tl.store(at_gates, decay, mask=is_value)
-    tl.store(at_gates + num_v_heads, tl.sigmoid(b), mask=is_value)
+    token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
+    is_fed = entry < num_tokens
+    _store_gates(token, place + channels, gates, decay_scale, dt_bias, entry, value, num_v_heads, is_fed, STORE_RING)
 
 
 @triton.jit
