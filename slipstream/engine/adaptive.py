@@ -1,9 +1,12 @@
 """The adaptive depth: drafts compete by their chance of being accepted, and the best prefix by rate wins.
 
 Rate = tokens expected of the step over the seconds it is expected to take. Depth 0 is a legal answer, so drafting
-never loses by more than its probes, which are held to a share of the time. Where the runner tells how confident its
-head is, a row is asked for drafts only as long as they are likely enough to be worth their time: a chance of (seconds a
-draft adds) x (tokens a second the step makes anyway). Knows neither sequences nor blocks.
+never loses by more than its probes, which are held to a share of the time. Beside rows whose requests want no drafts,
+drafting takes only the time that ``PLAIN_SHARE`` allows, and those drafts are made that gain most in it.
+
+Where the runner tells how confident its head is, a row is asked for drafts only as long as they are likely enough to be
+worth their time: a chance of (seconds a draft adds) x (tokens a second the step makes anyway). Knows neither sequences
+nor blocks.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
 PROBE_SHARE = 0.005  # of the time since the last probe, what the next one may cost
 MARGIN = 1.01  # drafting must promise this much: less than the estimates' own error is no gain
+PLAIN_SHARE = 0.03  # of the steps' time, what drafting may add to it beside rows that want none: they keep their pace
 PROBING = ", probing"  # at the end of a reason
 OTHER_RATE = 0.05  # how fast the estimate of the time outside the runner follows
 IDLE_STEPS = 8  # that go by without a draft before the choice is looked at again
@@ -45,6 +49,10 @@ class Choice:
     def rate(self) -> float:
         return self.tokens / self.seconds
 
+    def rate_beyond(self, tokens: float, seconds: float) -> float:
+        """Tokens a second, leaving out so many of both."""
+        return (self.tokens - tokens) / max(self.seconds - seconds, 1e-9)
+
 
 class Adaptive(DepthPolicy):
     def __init__(self, max_depth: int, costs: StepCosts, stops_early: bool = False) -> None:
@@ -64,6 +72,7 @@ class Adaptive(DepthPolicy):
         self._num_probes = 0
         self._idle = 0  # steps for which the last choice, no drafts, still stands
         self._idle_rows = 0  # with so many rows
+        self._allowed = 0.0  # seconds that drafting may add now beside rows that want none
 
     @property
     def reason(self) -> str:
@@ -103,15 +112,19 @@ class Adaptive(DepthPolicy):
         if not self._verify.known or not self._draft.known:
             return self._blind(rows)
         self._num_steps += 1
-        if self._rests(len(rows), load):
-            self._seconds += self._verify.at(len(rows))
+        num_drawing = len(rows) + load.num_plain
+        if self._rests(num_drawing, load):
+            self._seconds += self._verify.at(num_drawing)
             self._reason = self._reason.removesuffix(PROBING)
             return [NOTHING] * len(rows)
         bounds = self._bounds(rows, load)
         choice = self._best(rows, bounds, load)
+        self._idle, self._idle_rows = 0 if any(choice.depths) else IDLE_STEPS, num_drawing
+        self._reason = _explain(choice, bounds if self._chains.known else [], load.num_plain)
+        if load.num_plain and not self._afford(choice):
+            self._seconds += choice.plain_seconds
+            return [NOTHING] * len(rows)
         self._seconds += choice.seconds
-        self._idle, self._idle_rows = 0 if any(choice.depths) else IDLE_STEPS, len(rows)
-        self._reason = _explain(choice, bounds if self._chains.known else [])
         asks = [DraftAsk(depth, *bound) if depth else NOTHING for depth, bound in zip(choice.depths, bounds)]
         return self._probe(rows, load, choice, asks) if self._num_steps >= PROBE_STEPS else asks
 
@@ -122,6 +135,15 @@ class Adaptive(DepthPolicy):
         self._idle -= 1
         return True
 
+    def _afford(self, choice: Choice) -> bool:
+        """Beside rows that want no drafts: time is put by in every step, and drafts are made once there is enough."""
+        added = choice.seconds - choice.plain_seconds
+        self._allowed = min(self._allowed, added) + PLAIN_SHARE * choice.plain_seconds
+        if self._allowed < added:
+            return False
+        self._allowed -= added
+        return True
+
     def _blind(self, rows: Sequence[DrawRow]) -> list[DraftAsk]:
         self._reason = f"adaptive: depth {min(BLIND_DEPTH, self._max_depth)} until steps have been timed"
         return [DraftAsk(min(BLIND_DEPTH, row.most), NO_FLOOR) for row in rows]
@@ -130,10 +152,10 @@ class Adaptive(DepthPolicy):
         """[rows]: how sure the head must be of a chain for its last draft to be verified, and for another to follow."""
         if not self._chains.known:
             return [(NO_FLOOR, NO_FLOOR)] * len(rows)
-        start = len(rows) + load.num_other_tokens
+        num_drawing = len(rows) + load.num_plain
         num_drafts = max(1, round(self._share * len(rows)))
-        plain, *_, full = self._verify.span(start, num_drafts + 1)
-        rate = self._gain * len(rows) / (self._verify.at(len(rows)) + self._beside(len(rows)))
+        plain, *_, full = self._verify.span(num_drawing + load.num_other_tokens, num_drafts + 1)
+        rate = self._gain * num_drawing / (self._verify.at(num_drawing) + self._beside(num_drawing))
         verifying = rate * (full - plain) / num_drafts
         drafting = rate * self._draft.at(len(rows)) / len(rows)
         return [self._bound(row.key, verifying, drafting) for row in rows]
@@ -146,22 +168,20 @@ class Adaptive(DepthPolicy):
         return floor, max(floor, self._chains.floor(key, (verifying + drafting) / self._chains.first()))
 
     def _best(self, rows: Sequence[DrawRow], bounds: Sequence[Bound], load: Load) -> Choice:
-        """The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait.
-
-        The time that prompts take is spent in any case: beside them drafts cost what they cost there, but time is
+        """The time that prompts take is spent in any case: beside them drafts cost what they cost there, but time is
         worth what the rows alone make of it.
         """
+        num_drawing = len(rows) + load.num_plain
         slots = self._slots(rows, bounds)[: load.room]
-        costs = self._verify.span(len(rows) + load.num_other_tokens, len(slots) + 1)
-        beside = self._beside(len(rows)) + self._verify.at(len(rows)) - costs[0]
+        costs = self._verify.span(num_drawing + load.num_other_tokens, len(slots) + 1)
+        beside = self._beside(num_drawing) + self._verify.at(num_drawing) - costs[0]
         verify = [seconds + beside for seconds in costs]
         draft = [0.0, *self._draft.span(1, len(rows))]
-        best = plain = Choice([0] * len(rows), float(len(rows)), 0.0, verify[0], verify[0])
-        deepest = max((row.most for row in rows), default=0)
-        for cap in range(1, deepest):
-            best = _best_prefix([slot for slot in slots if slot[1] <= cap], verify, draft, best)
-        best = _best_prefix(slots, verify, draft, best)
-        best = best if best.rate > MARGIN * plain.rate else plain
+        plain = Choice([0] * len(rows), float(num_drawing), 0.0, verify[0], verify[0])
+        best = _search(slots, verify, draft, plain, (0.0, 0.0))
+        if load.num_plain and best.seconds > (1.0 + PLAIN_SHARE) * plain.seconds:
+            # Not in every step, then: what gains most in each second that it takes from the others.
+            best = _search(slots, verify, draft, plain, (plain.tokens, plain.seconds))
         self._gain, self._share = best.rate / plain.rate, best.drafts / len(rows)
         return best
 
@@ -225,20 +245,38 @@ class Adaptive(DepthPolicy):
 
     def _seconds_of(self, depths: list[int], load: Load) -> float:
         passes = [sum(depth > i for depth in depths) for i in range(max(depths))]
-        num_tokens = len(depths) + load.num_other_tokens + sum(depths)
+        num_drawing = len(depths) + load.num_plain
+        num_tokens = num_drawing + load.num_other_tokens + sum(depths)
         drafting = sum(self._draft.at(num_rows) for num_rows in passes)
-        return self._beside(len(depths)) + self._verify.at(num_tokens) + drafting
+        return self._beside(num_drawing) + self._verify.at(num_tokens) + drafting
 
     def _beside(self, num_rows: int) -> float:
         """Seconds of a step that no depth changes."""
         return self._other + self._per_row * num_rows
 
 
-def _best_prefix(slots: list[Slot], verify: list[float], draft: list[float], best: Choice) -> Choice:
-    """Take slot after slot and keep the count at which the rate was highest, if it beats ``best``."""
+def _search(
+    slots: list[Slot], verify: list[float], draft: list[float], plain: Choice, given: tuple[float, float]
+) -> Choice:
+    """Most tokens a second, beyond those of both that are given; ``plain`` if no drafts do better than it does.
+
+    The best prefix under each cap: a pass has a price of its own, so the likely slots of the next may wait.
+    """
+    best, least = plain, MARGIN * plain.rate
+    for cap in range(1, max((slot[1] for slot in slots), default=0) + 1):
+        found = _best_prefix([slot for slot in slots if slot[1] <= cap], verify, draft, plain, least, given)
+        if found is not None:
+            best, least = found, found.rate_beyond(*given)
+    return best
+
+
+def _best_prefix(
+    slots: list[Slot], verify: list[float], draft: list[float], plain: Choice, least: float, given: tuple[float, float]
+) -> Choice | None:
+    """Take slot after slot: the count with most tokens a second beyond what is given, if it is more than ``least``."""
     in_pass = [0.0] * (MAX_DEPTH + 1)
-    count, rate = 0, best.rate
-    tokens, drafts, passes = float(len(best.depths)), 0.0, 0.0
+    tokens, drafts, passes = plain.tokens, 0.0, 0.0
+    best = None
     for index, (loss, depth, _, proposed, taking_part) in enumerate(slots, 1):
         tokens -= loss
         drafts += proposed
@@ -246,14 +284,16 @@ def _best_prefix(slots: list[Slot], verify: list[float], draft: list[float], bes
         in_pass[depth] += taking_part
         passes += _between(draft, in_pass[depth])
         seconds = _between(verify, drafts) + passes
-        if tokens > rate * seconds:
-            count, rate, at = index, tokens / seconds, (tokens, drafts, seconds)
-    if not count:
-        return best
-    depths = [0] * len(best.depths)
+        if tokens - given[0] > least * (seconds - given[1]):
+            least = (tokens - given[0]) / max(seconds - given[1], 1e-9)
+            best = index, (tokens, drafts, seconds)
+    if best is None:
+        return None
+    count, at = best
+    depths = [0] * len(plain.depths)
     for _, depth, row, _, _ in slots[:count]:
         depths[row] = depth
-    return Choice(depths, *at, best.plain_seconds)
+    return Choice(depths, *at, plain.seconds)
 
 
 def _between(values: Sequence[float], x: float) -> float:
@@ -264,15 +304,16 @@ def _between(values: Sequence[float], x: float) -> float:
     return values[left] + (x - left) * (values[left + 1] - values[left])
 
 
-def _explain(choice: Choice, bounds: Sequence[Bound]) -> str:
+def _explain(choice: Choice, bounds: Sequence[Bound], num_plain: int) -> str:
     """``bounds``: none where the runner tells no confidences."""
-    num_rows = len(choice.depths)
     low, high = min(choice.depths), max(choice.depths)
     depth = f"depth {low}" if low == high else f"depths {low} to {high}"
     if high and bounds:
         least = round(100 * min(floor for depth, (floor, _) in zip(choice.depths, bounds) if depth))
         depth += f" while {least} % sure" if least else ""
-    plain = f"{num_rows} in {1000 * choice.plain_seconds:.1f} ms"
+    plain = f"{len(choice.depths) + num_plain} in {1000 * choice.plain_seconds:.1f} ms"
+    if num_plain:
+        plain += f", and {num_plain} that want no drafts keep their pace"
     if high == 0:
         return f"adaptive: {depth} — no draft beats {plain}"
     return f"adaptive: {depth} — {choice.tokens:.1f} tokens in {1000 * choice.seconds:.1f} ms beat {plain}"

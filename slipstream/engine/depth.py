@@ -37,7 +37,8 @@ class Load:
     """What surrounds the rows to decide for."""
 
     num_running: int  # streams
-    num_other_tokens: int = 0  # tokens of the step that no decision changes
+    num_other_tokens: int = 0  # tokens of the step that no decision changes, of prompts and of rows with a fixed depth
+    num_plain: int = 0  # rows beside them that draw a token each and are never to draft
     room: int = 1 << 30  # drafts all rows may have together
 
 

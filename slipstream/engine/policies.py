@@ -42,11 +42,12 @@ class PerRequest(DepthPolicy):
         """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
         policies = [self._policy(row.setting) for row in rows]
         asks = [NOTHING] * len(rows)
+        num_plain = sum(isinstance(policy, Off) for policy in policies)
         for policy in sorted(set(policies), key=lambda policy: policy is self._adaptive):
             mine = [index for index, other in enumerate(policies) if other is policy]
             taken = sum(ask.depth for ask in asks)
-            num_other = load.num_other_tokens + len(rows) - len(mine) + taken
-            rest = replace(load, num_other_tokens=num_other, room=max(0, load.room - taken))
+            num_other = load.num_other_tokens + len(rows) - len(mine) - num_plain + taken
+            rest = replace(load, num_other_tokens=num_other, num_plain=num_plain, room=max(0, load.room - taken))
             for index, ask in zip(mine, policy.decide([rows[index] for index in mine], rest)):
                 asks[index] = ask
         return asks

@@ -241,7 +241,7 @@ def test_a_model_without_head_says_why() -> None:
 
 
 def test_requests_override_the_engine() -> None:
-    policy = make_policy("off", make_info(), 4, MACHINES["flat"].costs)
+    policy = make_policy("off", make_info(), 4, Machine(lambda n: 10.0, lambda rows: 0.01).costs)
     rows = [DrawRow("a", 3), DrawRow("b", 3, 2), DrawRow("c", 3, "off"), DrawRow("d", 3, "adaptive")]
     rows += [DrawRow("e", 3, "solo"), DrawRow("f", 3, 0)]
     assert depths(policy.decide(rows, Load(6))) == [0, 2, 0, 3, 0, 0]
@@ -291,6 +291,42 @@ def test_beside_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
         policy.observe_row(str(i % 8), 1, int(i % 10 < 3))
     assert [ask.depth for ask in policy.decide(rows, Load(8))] == [0] * 8
     assert [ask.depth for ask in policy.decide(rows, Load(8, num_other_tokens=64))] == [0] * 8
+
+
+@pytest.mark.parametrize("num_plain", [1, 8, 15])
+def test_rows_that_want_no_drafts_keep_their_pace(num_plain: int) -> None:
+    """A GPU's costs: alone, the others would draft as deep as they may and make every step a quarter longer."""
+    machine = Machine(lambda n: 0.0150 + 0.00004 * n + 0.0003 * (n > 16), lambda n: 0.00035)
+    policy = make_policy("adaptive", make_info(), 3, machine.costs)
+    rows = [DrawRow(str(i), 3, "off" if i < num_plain else None) for i in range(16)]
+    for i in range(1600):
+        policy.observe_row(str(i % 16), 3, 3)
+    seconds, num_drafts, reasons = 0.0, 0, set()
+    for _ in range(400):
+        chosen = depths(policy.decide(rows, Load(16)))
+        assert not any(chosen[:num_plain])
+        passes = [sum(depth > i for depth in chosen) for i in range(max(chosen))]
+        seconds += machine.verify(16 + sum(chosen)) + sum(map(machine.draft, passes))
+        num_drafts += sum(chosen)
+        reasons.add(policy.reason)
+    assert 0.96 < 400 * machine.verify(16) / seconds < 0.98
+    assert num_drafts > 0.03 * 400 * 0.015 / 0.0015
+    assert any(f"{num_plain} that want no drafts keep their pace" in reason for reason in reasons)
+    drafting = [DrawRow(row.key, 3) for row in rows]
+    assert depths(policy.decide(drafting, Load(16))) == [3] * 16
+    assert "keep their pace" not in policy.reason
+
+
+def test_tokens_of_plain_rows_count() -> None:
+    """Fifteen plain rows wait while one drafts: what it gains must be more than what they lose."""
+    machine = Machine(lambda n: 0.010 + 0.0005 * n, lambda n: 0.0001)
+    policy = make_policy("adaptive", make_info(), 1, machine.costs)
+    for i in range(800):
+        policy.observe_row("a", 1, int(i % 10 < 3))
+    rows = [DrawRow("a", 1)]
+    assert depths(policy.decide(rows, Load(1))) == [1]
+    rows += [DrawRow(f"p{i}", 1, "off") for i in range(15)]
+    assert depths(policy.decide(rows, Load(16))) == [0] * 16
 
 
 def test_a_choice_not_to_draft_stands_for_some_steps_and_not_for_others() -> None:
