@@ -69,16 +69,17 @@ class Driver:
         params = SamplingParams(temperature=0.0)
         for first in range(0, num_rows, per_step):
             slots = range(first, min(first + per_step, num_rows))
-            joins = tuple(self._join(slot, params) for slot in slots)
+            joins = tuple(self._join(slot, params, depth) for slot in slots)
             for at in range(0, self._context, self._chunk):
                 feed = min(self._chunk, self._context - at)
                 rows = tuple(RowStep(slot, feed, depth, () if at else blocks[slot]) for slot in slots)
                 self._submit(rows, () if at else joins)
         self._drain()
 
-    def _join(self, slot: int, params: SamplingParams) -> RowJoin:
+    def _join(self, slot: int, params: SamplingParams, depth: int) -> RowJoin:
+        """At depth 0 as a request that wants no drafts: the head does not learn of it."""
         prompt = tuple(random_prompt(self._context, self._info.vocab_size, slot))
-        return RowJoin(slot, prompt, len(prompt), params, slot, 0.0)
+        return RowJoin(slot, prompt, len(prompt), params, slot, 0.0, may_draft=depth > 0)
 
     def _submit(
         self, rows: tuple[RowStep, ...], joins: tuple[RowJoin, ...] = (), leaves: tuple[int, ...] = ()

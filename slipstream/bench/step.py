@@ -51,7 +51,6 @@ class Limit:
 def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> int:
     check_writable(to)
     length = settings.context + (WARM_STEPS + settings.steps + 2) * (1 + max(settings.depths))
-    # Also where no draft is asked for the head is there and fed, as in every engine.
     drafting = replace(options, draft="off", max_depth=max(*settings.depths, 1))
     sized = with_room(drafting, [length] * max(settings.rows))
     memory = watch_memory(sized)

@@ -103,6 +103,10 @@ class Ops(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
+    def concat_norm(self, a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+        """Both normalised, side by side."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def rope_store(
@@ -158,6 +162,9 @@ class TorchOps:
         y = wide(x)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
         return (y * wide(weight)).to(x.dtype)
+
+    def concat_norm(self, a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+        return concat_norm(self, a, weight_a, b, weight_b, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -220,6 +227,11 @@ class TorchOps:
 
     def confidence(self, logits: Tensor) -> Tensor:
         return wide(logits).softmax(-1).amax(-1)
+
+
+def concat_norm(ops: Ops, a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+    """The reference of ``Ops.concat_norm``, with the operations' own norm."""
+    return torch.cat([ops.rms_norm(a, weight_a, eps), ops.rms_norm(b, weight_b, eps)], dim=-1)
 
 
 def gated_delta_net(ops: Ops, mixed: Tensor, weights: GdnWeights, cache: GdnLayerCache, batch: RaggedBatch) -> Tensor:

@@ -27,7 +27,7 @@ from slipstream.runners.torch.caches import GdnRings, LayerKv
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
-from slipstream.runners.torch.cuda.kernels.norm import embed_concat_norm, rms_norm
+from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
@@ -123,7 +123,7 @@ def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False, dtype:
 
 def head_entry(width: int) -> None:
     weight, hidden = torch.empty(width), torch.empty(4, width, dtype=BF16)
-    embed_concat_norm(torch.empty(9, width, dtype=BF16), ints(4), weight, hidden, weight, 1e-6)
+    concat_norm(hidden, weight, hidden, weight, 1e-6)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -139,6 +139,9 @@ CASES: dict[str, Callable[[], object]] = {
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
     "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),
+    "attend 27B, 1 short row of 1": lambda: attention(QWEN, 1, 1, 512),
+    "attend 27B, 1 short row of 4": lambda: attention(QWEN, 4, 4, 512),
+    "attend 27B, 64 rows of 1": lambda: attention(QWEN, 64, 1, 1024),
     "attend 27B, 1 row of 4": lambda: attention(QWEN, 4, 4, 65536),
     "attend 27B, 1 row of 8": lambda: attention(QWEN, 8, 8, 65536),
     "attend 27B, 64 rows of 4": lambda: attention(QWEN, 256, 4, 1024),

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.torch.cuda.kernels.norm import concat_norm, embed_concat_norm, rms_norm
+from slipstream.runners.torch.cuda.kernels.gather import gather_rows
+from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.ops import TorchOps
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -44,13 +45,24 @@ def test_rms_norm_of_a_slice(device: torch.device, width: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("num_tokens", "width"), [(1, 576), (3, 77), (17, 130)])
 def test_concat_norm(device: torch.device, dtype: torch.dtype, num_tokens: int, width: int) -> None:
-    table = torch.randn(11, width, device=device, dtype=dtype)
+    a = torch.randn(num_tokens, width + 3, device=device, dtype=dtype)[:, 3:]
     b = torch.randn(num_tokens, 2 * width, device=device, dtype=dtype)[:, width:]
     weight_a, weight_b = torch.randn(2, width, device=device)
-    ids = torch.randint(11, (num_tokens,), device=device, dtype=torch.int32)
-    want = torch.cat([norm(table[ids.long()], weight_a), norm(b, weight_b)], dim=-1)
-    close(concat_norm(table[ids.long()], weight_a, b, weight_b, EPS), want)
-    close(embed_concat_norm(table, ids, weight_a, b, weight_b, EPS), want)
+    got = concat_norm(a, weight_a, b, weight_b, EPS)
+    assert got.dtype == dtype
+    close(got, torch.cat([norm(a, weight_a), norm(b, weight_b)], dim=-1))
+
+
+@pytest.mark.parametrize("ids_type", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("num_ids", "width"), [(1, 576), (3, 77), (17, 1100)])
+def test_gather_rows(device: torch.device, ids_type: torch.dtype, num_ids: int, width: int) -> None:
+    table = torch.randn(11, width + 5, device=device).bfloat16()[:, 5:]
+    ids = torch.randint(11, (num_ids,), device=device, dtype=ids_type)
+    assert torch.equal(gather_rows(table, ids), table[ids.long()])
+    out = torch.zeros(num_ids + 1, width, device=device).bfloat16()
+    gather_rows(table, ids, out=out[:num_ids])
+    assert torch.equal(out[:num_ids], table[ids.long()])
+    assert not out[num_ids].any()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -19,7 +19,7 @@ from slipstream.runners.torch.cpu.layers import Layer, LayerStack
 from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
-from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, gated_delta_net
+from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm, gated_delta_net
 from slipstream.runners.torch.weights import Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
@@ -142,6 +142,9 @@ class CpuOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         return self._kernels.rms_norm(flat, weight, eps, torch.empty_like(flat)).view(x.shape)
+
+    def concat_norm(self, a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+        return concat_norm(self, a, weight_a, b, weight_b, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return self._kernels.silu_mul(gate_up, torch.empty(gate_up.shape[0], gate_up.shape[1] // 2))

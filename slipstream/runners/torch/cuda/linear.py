@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from slipstream.runners.torch.cuda.kernels.gather import gather_rows
 from slipstream.runners.torch.cuda.kernels.linear import (
     FEW_TOKENS,
     MAX_TOKENS,
@@ -45,7 +46,7 @@ class CudaLinear(DenseLinear):
         return add.addmm_(x, self.weight.t())  # in place: otherwise a copy of ``add`` comes first
 
     def rows(self, ids: Tensor) -> Tensor:
-        return torch.nn.functional.embedding(ids, self.weight)
+        return gather_rows(self.weight, ids)
 
     def for_drafts(self, num_rows: int) -> CudaLinear:
         assert self.bias is None

@@ -10,7 +10,7 @@ from slipstream.runners.torch.cuda.batch import DeviceBatch
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
-from slipstream.runners.torch.cuda.kernels.norm import rms_norm
+from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.ops import GdnWeights, HeadShape, Rotary, TorchOps
 
@@ -23,6 +23,9 @@ class CudaOps(TorchOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
+
+    def concat_norm(self, a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
+        return concat_norm(a, weight_a, b, weight_b, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)

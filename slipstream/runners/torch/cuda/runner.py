@@ -23,6 +23,7 @@ from slipstream.runners.torch.cuda.calibrate import measure
 from slipstream.runners.torch.cuda.constrained import ConstrainedRows, MaskBuffers
 from slipstream.runners.torch.cuda.graphs import Graphs
 from slipstream.runners.torch.cuda.kernels import step as kernels
+from slipstream.runners.torch.cuda.kernels.gather import gather_rows
 from slipstream.runners.torch.cuda.kernels.linear import padded
 from slipstream.runners.torch.cuda.kernels.masks import apply_masks
 from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
@@ -274,7 +275,7 @@ class CudaRunner:
         buffers, state = self.buffers, self.rows.state
         batch, hidden = buffers.step(shape), buffers.hidden(shape)
         _, _, _, row_draws, _, _, _, draw_flat = buffers.parts(shape)
-        drawing = hidden.index_select(0, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
+        drawing = gather_rows(hidden, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
         draws = self._draws(self.decoder.unembed(drawing), shape)
         row_last, most = buffers.row_last(shape), self._masks.most if shape.masked else None
         kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated, most)
@@ -283,7 +284,7 @@ class CudaRunner:
             followers = buffers.followers(shape)
             kernels.followers(state, batch, followers)
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
-            buffers.draft_hidden[: shape.num_rows] = fed.index_select(0, row_last)
+            gather_rows(fed, row_last, out=buffers.draft_hidden[: shape.num_rows])
 
     def _tell(self, num_tells: int) -> None:
         """What the model itself thought of the tokens that follow: a prompt's or, committed by now, the draws."""
@@ -318,7 +319,7 @@ class CudaRunner:
         kernels.draft_begin(
             state, batch, taking_part, buffers.row_slots, slots, index, sources, buffers.max_rows, ahead
         )
-        hidden = buffers.draft_hidden.index_select(0, sources)
+        hidden = gather_rows(buffers.draft_hidden, sources)
         if ahead:
             hidden = self._head.forward(self.decoder.embedding.rows(batch.tokens), hidden, batch)
             buffers.draft_hidden.index_copy_(0, sources, hidden)

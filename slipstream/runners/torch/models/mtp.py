@@ -8,35 +8,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.batch import Batch
 from slipstream.runners.torch.models.layers import Layers, load_norm
-from slipstream.runners.torch.ops import Linear, RmsNorm
+from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
 from slipstream.runners.torch.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    norm_embedding: RmsNorm
-    norm_hidden: RmsNorm
+    norm_embedding: Tensor  # [hidden]
+    norm_hidden: Tensor  # [hidden]
     fc: Linear
     layer: Layers
     norm: RmsNorm
+    ops: Ops
 
     def forward(self, embedded: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         """[tokens, hidden] after `mtp.norm`: what the output matrix reads, and the next draft's hidden state."""
-        x = self.fc(torch.cat([self.norm_embedding(embedded), self.norm_hidden(hidden)], dim=-1))
-        return self.norm(self.layer(x, batch))
+        entry = self.ops.concat_norm(embedded, self.norm_embedding, hidden, self.norm_hidden, self.norm.eps)
+        return self.norm(self.layer(self.fc(entry), batch))
 
 
 def load_head(weights: Weights, spec: ModelSpec, layer: Layers) -> MtpHead:
     return MtpHead(
-        load_norm(weights, "mtp.pre_fc_norm_embedding", spec),
-        load_norm(weights, "mtp.pre_fc_norm_hidden", spec),
+        load_norm(weights, "mtp.pre_fc_norm_embedding", spec).weight,
+        load_norm(weights, "mtp.pre_fc_norm_hidden", spec).weight,
         weights.linear(["mtp.fc"], [spec.hidden_size], 2 * spec.hidden_size),
         layer,
         load_norm(weights, "mtp.norm", spec),
+        weights.ops,
     )

@@ -229,9 +229,11 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
     assert gate is None or gate.stride(1) == 1
     assert kv.k.stride() == kv.v.stride()
     assert kv.k.stride()[1:] == (kv.k.shape[2] * heads.dim, heads.dim, 1)
-    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size())
+    processors = _num_processors(q.device)
+    few = 4 * num_tiles * heads.num_kv <= processors and batch.context_hint < LONG_CONTEXT
+    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few)
     num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
-    num_splits = split_count(num_tiles * heads.num_kv * num_parts, batch.context_hint, _num_processors(q.device))
+    num_splits = split_count(num_tiles * heads.num_kv * num_parts, batch.context_hint, processors)
     out = torch.empty((num_tokens, heads.num_q * heads.dim), dtype=q.dtype, device=q.device)
     split = num_splits > 1
     target, scales = out, None
@@ -318,17 +320,20 @@ class Blocks:
 
 
 @cache
-def plan_blocks(num_pairs: int, dim: int, num_bytes: int) -> Blocks:
+def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool) -> Blocks:
     """Two buffers of keys and values to each program, no spilled registers at a head of 256.
 
     Five stages make two buffers, because the rows' addresses are loaded first; where the tensor cores read shared
-    memory themselves (64 pairs), three do. Exact float32 products keep their operands in registers: 16 pairs.
+    memory themselves (64 pairs), three do. Exact float32 products keep their operands in registers: 16 pairs. At wide
+    heads one buffer is better (three stages), and few programs wait least with all that a short split has in it.
     """
     block_d = max(16, triton.next_power_of_2(dim))
     block_m = min(64 if num_bytes == 2 else 16, max(16, triton.next_power_of_2(num_pairs)))
     row_bytes = block_d * num_bytes
     if block_m * block_d > 8192:
         return Blocks(block_m, max(16, 2**15 // row_bytes), block_d, num_warps=8, num_stages=3)
+    if num_bytes == 2 and block_d == 256:
+        return Blocks(block_m, 128, block_d, 8, 2) if few else Blocks(block_m, 1024 // block_m, block_d, 4, 3)
     return Blocks(block_m, min(128, max(16, 2**14 // row_bytes)), block_d, num_warps=4, num_stages=5)
 
 

@@ -45,35 +45,21 @@ def _rms_norm_kernel(
 
 @triton.jit
 def _concat_norm_kernel(
-    a,
-    ids,
-    weight_a,
-    b,
-    weight_b,
-    out,
-    stride_a,
-    stride_b,
-    eps,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    a, weight_a, b, weight_b, out, stride_a, stride_b, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a token and side. With ids, a is a table and each token reads its own row of it."""
+    """One program a token and side."""
     take_turn()
     token = tl.program_id(0).to(tl.int64)
+    side = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
     mask = cols < WIDTH
-    target = out + token * 2 * WIDTH
-    if tl.program_id(1) == 0:
-        row = token
-        if ids is not None:
-            row = tl.load(ids + token).to(tl.int64)
-        left = tl.load(a + row * stride_a + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
-        normed = _normalised(left, weight_a, eps, cols, mask, WIDTH)
-        tl.store(target + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
-    else:
-        right = tl.load(b + token * stride_b + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
-        normed = _normalised(right, weight_b, eps, cols, mask, WIDTH)
-        tl.store(target + WIDTH + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
+    source, weight = a + token * stride_a, weight_a
+    if side == 1:
+        source, weight = b + token * stride_b, weight_b
+    values = tl.load(source + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
+    normed = _normalised(values, weight, eps, cols, mask, WIDTH)
+    target = out + (2 * token + side) * WIDTH
+    tl.store(target + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -107,35 +93,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def concat_norm(a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
     """Both normalised, side by side. a, b: [tokens, width] -> [tokens, 2 * width]"""
+    num_tokens, width = a.shape
     assert a.shape == b.shape
-    return _concat_norm(a, None, weight_a, b, weight_b, eps)
-
-
-def embed_concat_norm(
-    table: Tensor,  # [vocabulary, width]
-    ids: Tensor,  # int32 [tokens]
-    weight_a: Tensor,
-    b: Tensor,  # [tokens, width]
-    weight_b: Tensor,
-    eps: float,
-) -> Tensor:
-    """``concat_norm`` of the rows of ``table`` that ``ids`` name, and ``b``."""
-    assert ids.shape == (b.shape[0],)
-    assert ids.is_contiguous()
-    return _concat_norm(table, ids, weight_a, b, weight_b, eps)
-
-
-def _concat_norm(a: Tensor, ids: Tensor | None, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: float) -> Tensor:
-    num_tokens, width = b.shape
+    assert a.dtype == b.dtype
     assert a.stride(1) == 1
     assert b.stride(1) == 1
-    assert a.shape[1] == width
     assert weight_a.shape == weight_b.shape == (width,)
-    out = torch.empty((num_tokens, 2 * width), dtype=b.dtype, device=b.device)
+    out = torch.empty((num_tokens, 2 * width), dtype=a.dtype, device=a.device)
     block = triton.next_power_of_2(width)
     _concat_norm_kernel[(num_tokens, 2)](
         a,
-        ids,
         weight_a,
         b,
         weight_b,
