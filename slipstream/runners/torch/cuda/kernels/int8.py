@@ -52,9 +52,13 @@ _F16_HALVES = tl.constexpr("""{
 def halves(words, dtype: tl.constexpr):
     """The levels in the low and in the high bytes, over UNIT, in that type: exact."""
     if dtype == tl.bfloat16 and not INTERPRETED:
-        low, high = tl.inline_asm_elementwise(_BF16_HALVES, "=r,=r,r", [words], (dtype, dtype), is_pure=True, pack=2)
+        low, high = tl.inline_asm_elementwise(
+            _BF16_HALVES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
     elif dtype == tl.float16 and not INTERPRETED:
-        low, high = tl.inline_asm_elementwise(_F16_HALVES, "=r,=r,r", [words], (dtype, dtype), is_pure=True, pack=2)
+        low, high = tl.inline_asm_elementwise(
+            _F16_HALVES, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
     else:
         low = (((words & 255) - 128).to(tl.float32) / UNIT).to(dtype)
         high = (((words >> 8 & 255) - 128).to(tl.float32) / UNIT).to(dtype)

@@ -26,7 +26,7 @@ MOST_PROGRAMS = 2 * PROCESSORS  # where a product is split
 SCRATCH = PROCESSORS * TOKEN_BLOCK * 128  # floats
 
 
-@triton.jit(do_not_specialize=["num_tokens", "split"])
+@triton.jit(do_not_specialize=["num_tokens", "num_groups", "split"])
 def _int8(
     x, words, scale, bias, out, add, partial, arrived, num_tokens, num_out, num_groups, split,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
