@@ -32,7 +32,7 @@ from slipstream.sampling import SamplingParams
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
-KINDS = list(tiny.MODELS) if ON_GPU else ["qwen2", "qwen3_5_moe"]
+KINDS = list(tiny.MODELS) if ON_GPU else ["qwen2"]  # with biases
 
 
 def folders(kind: str, folder: Path) -> tuple[Path, Path]:

@@ -47,10 +47,7 @@ class CudaLinear(DenseLinear):
         cut = self.few if num_tokens <= FEW_TOKENS else self.some if num_tokens <= MAX_TOKENS else None
         if cut is not None:
             return skinny_linear(x, self.weight, cut, self.scratch, add)
-        if add is None or self.bias is not None:
-            y = torch.nn.functional.linear(x, self.weight, self.bias)
-            return y if add is None else y + add
-        return add.addmm_(x, self.weight.t())  # in place: otherwise a copy of ``add`` comes first
+        return _library_product(x, self.weight, self.bias, add)
 
     def rows(self, ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, self.weight)
@@ -58,6 +55,13 @@ class CudaLinear(DenseLinear):
     def for_drafts(self, num_rows: int) -> CudaLinear:
         assert self.bias is None
         return make_linear(self.weight[:num_rows], None, self.scratch)
+
+
+def _library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+    if add is None or bias is not None:
+        y = torch.nn.functional.linear(x, weight, bias)
+        return y if add is None else y + add
+    return add.addmm_(x, weight.t())  # in place: otherwise a copy of ``add`` comes first
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
@@ -102,8 +106,7 @@ class CudaInt8Linear:
         cut = self._cut(x.shape[0])
         if cut is not None:
             return linear_int8.int8_linear(x, self.matrix, cut, self.scratch, self.bias, add)
-        y = torch.nn.functional.linear(x, int8.weights(self.matrix, self.dtype), self.bias)
-        return y if add is None else y.add_(add)
+        return _library_product(x, int8.weights(self.matrix, self.dtype), self.bias, add)
 
     def _cut(self, num_tokens: int) -> Tiling | None:
         """None: unpacked for the library."""

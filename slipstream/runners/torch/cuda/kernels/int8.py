@@ -3,7 +3,7 @@
 Levels lie in pairs, biased by 128, in words of 16 bits: of every ``group`` columns, word c holds column c in its low
 byte and column c + group / 2 in its high one. So the columns of a tile's low bytes are neighbours, and so are those of
 its high bytes, and what a thread needs for the tensor cores it loads as words and unpacks at one instruction a weight:
-plain bytes cost it four.
+plain bytes cost it three or four.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device,
 
 def _fill(made: Int8Matrix, start: int, part: Tensor) -> None:
     """Rounds ``part`` into the rows from ``start`` on, slab by slab: what stands between stays small."""
-    for slab in part.to(made.words.device).split(max(1, SLAB // made.width)):
-        weights = slab.float()
+    for slab in part.split(max(1, SLAB // made.width)):
+        weights = slab.to(made.words.device).float()
         end = start + slab.shape[0]
         scale = weights.abs().amax(dim=1) / MOST
         levels = (weights / torch.where(scale > 0, scale, 1.0)[:, None]).round_().clamp_(-MOST, MOST)
