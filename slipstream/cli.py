@@ -106,7 +106,12 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
         "--runner", default="auto", choices=["auto", "torch", "mlx"], help="auto: mlx on a Mac, torch elsewhere"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="how matrices are stored")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=DTYPES,
+        help="how matrices are stored; int8: rounded at load, on a CPU or a GPU",
+    )
     parser.add_argument(
         "--draft", type=draft_setting, default="adaptive", help=f"off, solo, adaptive, or 0 to {MAX_DEPTH}"
     )

@@ -74,7 +74,7 @@ def floor_of(model: OpenedModel, placement: Placement, plan: MemoryPlan) -> Floo
 
 def _split(checkpoint: Checkpoint, names: list[str], form: LinearFormat) -> tuple[int, int]:
     """What every step reads, and the experts."""
-    sizes = {name: form.stored_bytes(checkpoint.dtype(name), checkpoint.shape(name)) for name in names}
+    sizes = {name: form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name)) for name in names}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     return sum(sizes.values()) - experts, experts
 
@@ -82,7 +82,7 @@ def _split(checkpoint: Checkpoint, names: list[str], form: LinearFormat) -> tupl
 def _draft_output(placement: Placement, trunk: Checkpoint, table: str) -> int:
     vocab, hidden = trunk.shape(table)
     own = placement.head_form.draft_bytes(placement.draft_vocab, (vocab, hidden))
-    whole = placement.form.stored_bytes(trunk.dtype(table), (vocab, hidden))
+    whole = placement.form.of(table).stored_bytes(trunk.dtype(table), (vocab, hidden))
     return own or whole * placement.draft_vocab // vocab
 
 

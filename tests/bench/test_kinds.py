@@ -70,6 +70,17 @@ def test_the_bytes_of_a_plain_step_are_the_weights_without_the_table() -> None:
     assert large.step(3, 0) - halved.step(3, 0) == pytest.approx(3 * 248320 / 2 * 5120 * 2, rel=1e-6)
 
 
+def test_matrices_in_8_bits_are_half_the_bytes() -> None:
+    pytest.importorskip("triton")
+    whole, rounded = (floor("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int8"))
+    assert rounded.states == whole.states
+    assert rounded.kv_per_token == whole.kv_per_token
+    for part in ("dense", "head_dense", "draft_output"):
+        assert getattr(rounded, part) == pytest.approx(getattr(whole, part) / 2, rel=0.002), part
+    sparse = floor("qwen3.5-35b-a3b", dtype="int8")
+    assert sparse.experts == floor("qwen3.5-35b-a3b").experts
+
+
 def test_a_tied_table_is_read_as_the_output() -> None:
     tied = open_random("qwen3.5-4b")
     head = sum(tied.checkpoint.num_bytes(name) for name in tied.checkpoint.names() if name.startswith("mtp."))

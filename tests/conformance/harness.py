@@ -19,6 +19,7 @@ from slipstream.load import OpenedModel
 from slipstream.load.hf import open_hf
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
+from slipstream.runners.torch.cuda.linear import CudaInt8Format
 from slipstream.runners.torch.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed, load_runner
 from slipstream.runners.torch.placement import resident
@@ -46,15 +47,28 @@ def open_runner(
 
 
 def open_resident(
-    folder: Path, *, streams: int = 4, block_size: int = 8, max_depth: int = 4, dtype: str = "float32"
+    folder: Path,
+    *,
+    streams: int = 4,
+    block_size: int = 8,
+    max_depth: int = 4,
+    dtype: str = "float32",
+    rounded: bool = False,
 ) -> CudaRunner:
-    """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter."""
+    """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
+
+    ``rounded``: matrices in 8 bits whatever the type of activations.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = open_hf(folder)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
-    runner = load_placed(model, engine, config, resident(device, config, checkpoint.spec))
+    placement = resident(device, config, checkpoint.spec)
+    if rounded:
+        form = CudaInt8Format(placement.ops)
+        placement = replace(placement, form=form, head_form=form)
+    runner = load_placed(model, engine, config, placement)
     assert isinstance(runner, CudaRunner)
     return runner
 

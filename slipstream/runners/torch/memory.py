@@ -99,7 +99,7 @@ def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearForm
     for name in names:
         if spec.tied and name == "lm_head.weight":
             continue
-        total += form.stored_bytes(checkpoint.dtype(name), checkpoint.shape(name))
+        total += form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name))
     return total
 
 
@@ -130,14 +130,15 @@ def _largest(checkpoint: Checkpoint) -> int:
 
 
 def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, placement: Placement, max_depth: int, largest: int) -> int:
-    """Activations of the fullest step and the logits of its drawing positions; before that, the largest tensor while
-    it is converted."""
+    """Activations of the fullest step, a matrix unpacked for it, and the logits of its drawing positions; before that,
+    the largest tensor while it is converted."""
     item = torch.empty(0, dtype=placement.ops.dtype).element_size()
     inner = spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     per_token = (4 * spec.hidden_size + 2 * qkv + 3 * inner) * item
     logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
-    return max(max(engine.max_step_tokens, placement.prompt_tokens) * per_token + logits, largest)
+    unpacked = placement.form.unpacked_bytes((max(qkv, 2 * inner), spec.hidden_size))
+    return max(max(engine.max_step_tokens, placement.prompt_tokens) * per_token + unpacked + logits, largest)
 
 
 def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None, free: int) -> int:

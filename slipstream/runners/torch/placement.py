@@ -80,16 +80,24 @@ def _on_gpu(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Plac
 
 def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.torch.cuda.linear import CudaFormat  # Triton is not everywhere
+    from slipstream.runners.torch.cuda.linear import CudaFormat, CudaInt8Format  # Triton is not everywhere
     from slipstream.runners.torch.cuda.ops import CudaOps
 
-    name = "bfloat16" if config.dtype == "auto" else config.dtype
+    rounded = config.dtype == "int8"
+    name = _half(device) if rounded else "bfloat16" if config.dtype == "auto" else config.dtype
     ops = CudaOps(device, getattr(torch, name))
-    form = CudaFormat(ops)
-    note = f"{device.type}, {name}, Triton kernels in captured steps"
+    form = CudaInt8Format(ops) if rounded else CudaFormat(ops)
+    stored = ", matrices int8" + (f" (experts {name})" if spec.moe else "") if rounded else ""
+    note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     return Placement(
         ops, form, form, note, _draft_vocab(config, spec, _gpu_draft_vocab(spec)), resident=True, prompt_tokens=2048
     )
+
+
+def _half(device: torch.device) -> str:
+    """The type of activations beside 8-bit matrices: float16 only where a GPU that is here knows no bfloat16."""
+    here = device.type == "cuda" and torch.cuda.is_available()
+    return "float16" if here and torch.cuda.get_device_capability(device) < (8, 0) else "bfloat16"
 
 
 def _gpu_draft_vocab(spec: ModelSpec) -> int:
@@ -100,7 +108,7 @@ def _gpu_draft_vocab(spec: ModelSpec) -> int:
 def _no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
     if not config.kernels:
         return "kernels are switched off"
-    if config.dtype not in ("auto", "float32", "bfloat16", "float16"):
+    if config.dtype not in ("auto", "float32", "bfloat16", "float16", "int8"):
         return f"the kernels do not compute in {config.dtype}"
     if spec.gdn is not None and spec.gdn.conv_kernel != CONV_KERNEL:
         return f"the kernels do not take a conv over {spec.gdn.conv_kernel}"
@@ -128,7 +136,8 @@ def _dense(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str
     default = "float32" if device.type == "cpu" else "bfloat16"
     name = default if config.dtype == "auto" else config.dtype
     if name == "int8":
-        raise ConfigError(f"dtype int8 needs the CPU kernels, but here there are only {why}")
+        ours = "CPU" if device.type == "cpu" else "Triton"
+        raise ConfigError(f"dtype int8 needs the {ours} kernels, but here there are only {why}")
     ops = TorchOps(device, getattr(torch, name))
     form = DenseFormat(ops)
     return Placement(ops, form, form, f"{device.type}, {name}, {why}", _draft_vocab(config, spec, 0))

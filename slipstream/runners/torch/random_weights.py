@@ -41,11 +41,11 @@ class RandomWeights(Weights):
     def linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, *, bias: bool = False) -> Linear:
         biases = [self.tensor(f"{n}.bias", (out,)) for n, out in zip(names, outs, strict=True)] if bias else []
         matrix = self._matrix_of([f"{n}.weight" for n in names], (sum(outs), num_in))
-        return self.form.dense(matrix, torch.cat(biases) if biases else None)
+        return self.form.of(names[0]).dense(matrix, torch.cat(biases) if biases else None)
 
     def gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
         num_rows = 2 * (heads.num_q + heads.num_kv) * heads.dim
-        return self.form.dense(self._matrix_of([f"{n}.weight" for n in names], (num_rows, num_in)))
+        return self.form.of(names[0]).dense(self._matrix_of([f"{n}.weight" for n in names], (num_rows, num_in)))
 
     def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:
         gate_up = self._matrix_of([f"{name}.gate_up_proj"], (count, 2 * inner, hidden))

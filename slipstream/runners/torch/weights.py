@@ -37,6 +37,10 @@ Parts = Sequence[RawTensor]  # of one matrix, stacked along the output
 class LinearFormat(Protocol):
     """How matrices are stored on this device."""
 
+    def of(self, name: str) -> LinearFormat:
+        """That of the tensor with this name: some are better stored otherwise."""
+        ...
+
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         """One matrix of all parts, stacked along the output."""
         ...
@@ -61,12 +65,19 @@ class LinearFormat(Protocol):
         """What ``for_drafts(num_rows)`` of a matrix of that shape takes beside it."""
         ...
 
+    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
+        """What a product with a matrix of that shape takes beside its result, while it lasts."""
+        ...
+
 
 class DenseFormat:
     """Every matrix in the activations' own type."""
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
+
+    def of(self, name: str) -> LinearFormat:
+        return self
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         return self.dense(self.matrix(parts), bias)
@@ -88,6 +99,9 @@ class DenseFormat:
         return math.prod(shape) * torch.empty(0, dtype=self.ops.dtype).element_size()
 
     def draft_bytes(self, num_rows: int, shape: tuple[int, int]) -> int:
+        return 0
+
+    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
         return 0
 
 
@@ -117,7 +131,7 @@ class Weights:
     def linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, *, bias: bool = False) -> Linear:
         parts = [self.raw(f"{n}.weight", (out, num_in)) for n, out in zip(names, outs, strict=True)]
         biases = [self.tensor(f"{n}.bias", (out,)) for n, out in zip(names, outs, strict=True)] if bias else []
-        return self._matrix(parts, torch.cat(biases) if biases else None)
+        return self._matrix(self.form.of(names[0]), parts, torch.cat(biases) if biases else None)
 
     def gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
         """q_proj holds query and gate alternating by head: brought into the order q, k, v, gate."""
@@ -128,7 +142,7 @@ class Weights:
         query, gate = (
             RawTensor(mixed.name, mixed.dtype, (q_rows, num_in), split[:, i].reshape(q_rows, -1)) for i in (0, 1)
         )
-        return self._matrix([query, k, v, gate])
+        return self._matrix(self.form.of(names[0]), [query, k, v, gate])
 
     def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:
         """All experts of a layer, stored as two stacks or one by one."""
@@ -152,7 +166,7 @@ class Weights:
     def _parts(self, names: Sequence[str], num_out: int, num_in: int) -> list[RawTensor]:
         return [self.raw(f"{name}.weight", (num_out, num_in)) for name in names]
 
-    def _matrix(self, parts: Sequence[RawTensor], bias: Tensor | None = None) -> Linear:
-        made = self.form.linear(parts, bias)
+    def _matrix(self, form: LinearFormat, parts: Sequence[RawTensor], bias: Tensor | None = None) -> Linear:
+        made = form.linear(parts, bias)
         self.checkpoint.release()  # converted: the file's own pages are not needed any more
         return made

@@ -10,7 +10,15 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "compile_report.py"
 LARGEST_SHARED = 227 * 1024  # bytes a program of compute capability 9.0 may have
-HEAVIEST = ["head entry 27B", "rope 27B, 2048", "attend 27B, 1 row of 4", "attend 27B, prompt in 64"]
+HEAVIEST = [
+    "head entry 27B",
+    "rope 27B, 2048",
+    "attend 27B, 1 row of 4",
+    "attend 27B, prompt in 64",
+    "int8 27B, 34816 x 5120, 16",
+    "int8 27B, 34816 x 5120, 512",
+    "int8 27B, 5120 x 17408, 64",
+]
 
 
 def test_the_heaviest_launches_compile_without_spilling(tmp_path: Path) -> None:

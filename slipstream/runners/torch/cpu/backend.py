@@ -20,7 +20,7 @@ from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, Pa
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
 from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm, gated_delta_net
-from slipstream.runners.torch.weights import Parts, as_tensor
+from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -66,6 +66,9 @@ class PackedFormat:
         self.kernels = kernels
         self._dtype = dtype
 
+    def of(self, name: str) -> LinearFormat:
+        return self
+
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         return PackedLinear(self.kernels, self.kernels.concat([self._pack(part) for part in parts]), bias)
 
@@ -89,6 +92,9 @@ class PackedFormat:
 
     def draft_bytes(self, num_rows: int, shape: tuple[int, int]) -> int:
         return 0 if num_rows == shape[0] or shape[1] % 32 else self.kernels.packed_bytes(W4M, num_rows, shape[1])
+
+    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
+        return 0
 
     def _format(self, dtype: str, num_cols: int) -> int:
         chosen = _AS_STORED.get(dtype, W8) if self._dtype == "auto" else _BY_DTYPE[self._dtype]

@@ -68,6 +68,7 @@ class Tiling:
     inner: int  # columns per step
     stages: int  # steps in flight
     split: int = 1  # programs that share a row block's columns
+    warps: int = 4
 
 
 def padded(num_tokens: int) -> int:
@@ -96,17 +97,23 @@ def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
     return Tiling(64, 128, 6, split=max(1, min(PROCESSORS // blocks, width // 512, 8)))
 
 
-def fitted(cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int) -> Tiling | None:
-    """With no more stages than a program's shared memory holds; None: it does not hold two."""
-    stages = (shared_bytes - 1024) // ((cut.rows + num_tokens) * cut.inner * item_bytes)
+def fitted(
+    cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: int | None = None
+) -> Tiling | None:
+    """With no more stages than a program's shared memory holds; None: it does not hold two.
+
+    ``weight_bytes``: of a weight, where it is not stored as activations are.
+    """
+    column_bytes = cut.rows * (weight_bytes or item_bytes) + num_tokens * item_bytes
+    stages = (shared_bytes - 1024) // (column_bytes * cut.inner)
     return replace(cut, stages=min(cut.stages, stages)) if stages >= 2 else None
 
 
 class Scratch:
     """Where the parts of split products meet: one for all matrices of a device, since kernels run one by one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.partial = torch.empty(PROCESSORS * 64 * FEW_TOKENS, device=device, dtype=torch.float32)
+    def __init__(self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS) -> None:
+        self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
         self.arrived = torch.zeros(PROCESSORS, device=device, dtype=torch.int32)
 
 
@@ -130,7 +137,7 @@ def skinny_linear(
         TensorDescriptor(x, [num_tokens, width], [width, 1], [made_for, cut.inner]),
         TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]),
         out, x if add is None else add, scratch.partial, scratch.arrived, num_tokens, num_out, width,
-        M=made_for, N=cut.rows, K=cut.inner, SPLIT=cut.split, ADD=add is not None, num_stages=cut.stages, num_warps=4,
-        **IN_TURN,
+        M=made_for, N=cut.rows, K=cut.inner, SPLIT=cut.split, ADD=add is not None, num_stages=cut.stages,
+        num_warps=cut.warps, **IN_TURN,
     )  # fmt: skip
     return out

@@ -1,0 +1,154 @@
+"""Matrices in 8 bits: a weight is level * scale, a level from -127 to 127, a float32 scale for each row (output).
+
+Levels lie in pairs, biased by 128, in words of 16 bits: of every ``group`` columns, word c holds column c in its low
+byte and column c + group / 2 in its high one. So the columns of a tile's low bytes are neighbours, and so are those of
+its high bytes, and what a thread needs for the tensor cores it loads as words and unpacks at one instruction a weight:
+plain bytes cost it three or four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
+GROUP = 128
+MOST = 127  # the largest level
+BIAS = 128
+UNIT = tl.constexpr(64.0)  # kernels compute with levels over this: it saves them an instruction
+SLAB = 1 << 23  # weights rounded at once
+_BLOCK = 512  # words a program makes into weights
+
+# Bits of a small whole number, read as bfloat16, are that number times 2^-133: denormal or not. Times 2^127, less 2.
+_BF16_HALVES = tl.constexpr("""{
+    .reg .b32 low, high, unit, bias;
+    mov.b32 unit, 0x7f007f00;
+    mov.b32 bias, 0xc000c000;
+    and.b32 low, $2, 0x00ff00ff;
+    prmt.b32 high, $2, 0, 0x4341;
+    fma.rn.bf16x2 $0, low, unit, bias;
+    fma.rn.bf16x2 $1, high, unit, bias;
+}""")
+# Behind the bits of 1024 as float16, a byte adds itself. Times 2^-6, less 18.
+_F16_HALVES = tl.constexpr("""{
+    .reg .b32 low, high, unit, bias;
+    mov.b32 unit, 0x24002400;
+    mov.b32 bias, 0xcc80cc80;
+    lop3.b32 low, $2, 0x00ff00ff, 0x64006400, 0xea;
+    prmt.b32 high, $2, 0x64646464, 0x4341;
+    fma.rn.f16x2 $0, low, unit, bias;
+    fma.rn.f16x2 $1, high, unit, bias;
+}""")
+
+
+@triton.jit
+def halves(words, dtype: tl.constexpr):
+    """The levels in the low and in the high bytes, over UNIT, in that type: exact."""
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        low, high = tl.inline_asm_elementwise(
+            _BF16_HALVES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    elif dtype == tl.float16 and not INTERPRETED:
+        low, high = tl.inline_asm_elementwise(
+            _F16_HALVES, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    else:
+        low = (((words & 255) - 128).to(tl.float32) / UNIT).to(dtype)
+        high = (((words >> 8 & 255) - 128).to(tl.float32) / UNIT).to(dtype)
+    return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Matrix:
+    words: Tensor  # int16 [rows, columns / 2, rounded up to whole groups], contiguous
+    scale: Tensor  # float32 [rows]
+    width: int  # columns
+    group: int = GROUP
+
+    @property
+    def num_rows(self) -> int:
+        return self.words.shape[0]
+
+    @property
+    def num_groups(self) -> int:
+        return self.words.shape[1] * 2 // self.group
+
+    @property
+    def num_bytes(self) -> int:
+        return self.words.nbytes + self.scale.nbytes
+
+    def first(self, num_rows: int) -> Int8Matrix:
+        """A view."""
+        return Int8Matrix(self.words[:num_rows], self.scale[:num_rows], self.width, self.group)
+
+
+def num_words(width: int, group: int = GROUP) -> int:
+    return -(-width // group) * group // 2
+
+
+def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, group: int = GROUP) -> Int8Matrix:
+    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type, taken in turn."""
+    num_rows, width = shape
+    words = torch.empty(num_rows, num_words(width, group), dtype=torch.int16, device=device)
+    made = Int8Matrix(words, torch.empty(num_rows, dtype=torch.float32, device=device), width, group)
+    start = 0
+    for part in parts:
+        _fill(made, start, part)
+        start += part.shape[0]
+    assert start == num_rows
+    return made
+
+
+def _fill(made: Int8Matrix, start: int, part: Tensor) -> None:
+    """Rounds ``part`` into the rows from ``start`` on, slab by slab: what stands between stays small."""
+    for slab in part.split(max(1, SLAB // made.width)):
+        weights = slab.to(made.words.device).float()
+        end = start + slab.shape[0]
+        scale = weights.abs().amax(dim=1) / MOST
+        levels = (weights / torch.where(scale > 0, scale, 1.0)[:, None]).round_().clamp_(-MOST, MOST)
+        made.scale[start:end] = scale
+        made.words[start:end] = _paired(levels, made.group)
+        start = end
+
+
+def _paired(levels: Tensor, group: int) -> Tensor:
+    biased = torch.nn.functional.pad(levels + BIAS, (0, -levels.shape[1] % group), value=BIAS).to(torch.uint8)
+    low_high = biased.view(levels.shape[0], -1, 2, group // 2).transpose(2, 3)
+    return low_high.reshape(levels.shape[0], -1).view(torch.int16)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _weights_kernel(words, scale, ids, out, width, row_words, K: tl.constexpr, BLOCK: tl.constexpr):
+    take_turn()
+    place = tl.program_id(0).to(tl.int64)
+    row = place
+    if ids is not None:
+        row = tl.load(ids + place).to(tl.int64)
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(words + row * row_words + index, mask=index < row_words, other=0)
+    factor = tl.load(scale + row)
+    column = index // (K // 2) * K + index % (K // 2)
+    target = out + place * width + column
+    low = ((found & 255) - 128).to(tl.float32) * factor
+    high = ((found >> 8 & 255) - 128).to(tl.float32) * factor
+    tl.store(target, low.to(out.dtype.element_ty), mask=(index < row_words) & (column < width))
+    tl.store(target + K // 2, high.to(out.dtype.element_ty), mask=(index < row_words) & (column + K // 2 < width))
+
+
+def weights(matrix: Int8Matrix, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    """All rows, or those that ``ids`` name, as plain weights. [rows, columns]"""
+    row_words = matrix.words.shape[1]
+    num_rows = matrix.num_rows if ids is None else ids.shape[0]
+    out = torch.empty(num_rows, matrix.width, dtype=dtype, device=matrix.words.device)
+    _weights_kernel[(num_rows, triton.cdiv(row_words, _BLOCK))](
+        matrix.words, matrix.scale, ids, out, matrix.width, row_words, K=matrix.group, BLOCK=_BLOCK, num_warps=4,
+        **IN_TURN,
+    )  # fmt: skip
+    return out

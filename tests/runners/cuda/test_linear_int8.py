@@ -1,0 +1,188 @@
+"""8-bit matrices: rounding, the layout in words, and products against PyTorch on the same levels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.runners.torch.cuda.kernels.int8 import BIAS, MOST, Int8Matrix, rounded, weights
+from slipstream.runners.torch.cuda.kernels.linear import PROCESSORS, Scratch, Tiling, fitted
+from slipstream.runners.torch.cuda.kernels.linear_int8 import (
+    LIBRARY_TOKENS,
+    SCRATCH,
+    int8_linear,
+    tiling,
+    tokens_of_a_block,
+)
+from slipstream.runners.torch.cuda.linear import CudaInt8Format, CudaInt8Linear, CudaLinear
+from slipstream.runners.torch.cuda.ops import CudaOps
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def made(num_rows: int, width: int, device: torch.device, group: int = 128) -> Int8Matrix:
+    spread = torch.logspace(-3, 1, num_rows, device=device)[:, None]  # a scale of its own for each row
+    return rounded([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device, group)
+
+
+def levels(matrix: Int8Matrix) -> Tensor:
+    """As whole numbers, read from the words without our kernels. [rows, columns]"""
+    pairs = matrix.words.cpu().view(torch.uint8).view(matrix.num_rows, matrix.num_groups, matrix.group // 2, 2)
+    return pairs.transpose(2, 3).reshape(matrix.num_rows, -1)[:, : matrix.width].long() - BIAS
+
+
+def product(x: Tensor, matrix: Int8Matrix) -> Tensor:
+    return (x.cpu().double() @ levels(matrix).double().T) * matrix.scale.cpu().double()
+
+
+def error(got: Tensor, wanted: Tensor, matrix: Int8Matrix) -> float:
+    """Every row counts by its own scale."""
+    scale = matrix.scale.cpu().double()
+    return float(((got.cpu().double() - wanted) / scale).norm() / (wanted / scale).norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_off_by_half_a_level_at_most(dtype: torch.dtype, device: torch.device) -> None:
+    parts = [torch.randn(rows, 200, device=device).mul(0.03).to(dtype) for rows in (5, 70)]
+    parts[0][2] = 0.0
+    matrix, whole = rounded(iter(parts), (75, 200), device), torch.cat(parts).double().cpu()
+    scale = matrix.scale.cpu().double()
+    assert torch.allclose(scale, whole.abs().amax(dim=1) / MOST, rtol=1e-6)
+    assert levels(matrix).abs().max() == MOST
+    off = (levels(matrix) * scale[:, None] - whole).abs()
+    assert (off <= scale[:, None] * 0.5001).all()
+    assert (levels(matrix)[2] == 0).all()
+
+
+def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.randn(50, 256, device=device)
+    at_once = rounded([whole], whole.shape, device)
+    monkeypatch.setattr("slipstream.runners.torch.cuda.kernels.int8.SLAB", 7 * 256)
+    in_slabs = rounded([whole[:9], whole[9:]], whole.shape, device)
+    assert torch.equal(at_once.words, in_slabs.words)
+    assert torch.equal(at_once.scale, in_slabs.scale)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("width", "group"), [(384, 128), (200, 128), (520, 256)])
+def test_rows_are_level_times_scale(width: int, group: int, dtype: torch.dtype, device: torch.device) -> None:
+    matrix = made(37, width, device, group)
+    wanted = (levels(matrix).float() * matrix.scale.cpu()[:, None]).to(dtype)
+    ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
+    whole, some = weights(matrix, dtype).cpu(), weights(matrix, dtype, ids).cpu()
+    # The interpreter cuts bits off where a GPU rounds to bfloat16.
+    cut = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
+    assert torch.allclose(whole, wanted, rtol=cut, atol=0.0)
+    assert torch.equal(some, whole[ids.tolist()])
+
+
+CUTS = [
+    Tiling(64, 128, 3),
+    Tiling(64, 128, 3, split=3),
+    Tiling(32, 128, 3, split=2, warps=2),
+    Tiling(128, 128, 2, split=2, warps=8),
+]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "cut"), [(1, CUTS[0]), (16, CUTS[1]), (17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])]
+)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device: torch.device) -> None:
+    if device.type == "cuda" and dtype == torch.float32 and num_tokens > 64:
+        pytest.skip("float32 is there to be compared with: its tiles of 128 tokens do not fit")
+    x = torch.randn(num_tokens, 328, device=device).to(dtype)  # the last group of columns is not full
+    matrix = made(97, 328, device)
+    add = torch.randn(num_tokens, 97, device=device).to(dtype)
+    bias = torch.randn(97, device=device).to(dtype)
+    scratch, wanted = Scratch(device, SCRATCH), product(x, matrix)
+    # The second finds the counters as the first left them.
+    for beside, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
+        total = wanted + torch.as_tensor(more).cpu().double()
+        assert error(int8_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
+    assert not scratch.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_every_level_is_exact(dtype: torch.dtype, device: torch.device) -> None:
+    """The matrix is one of all levels, the tokens pick its columns one by one."""
+    wanted = (torch.arange(64 * 256) * 37 % 255 - MOST).view(64, 256)
+    wanted[:, 0] = MOST  # so that all scales are one
+    matrix = rounded([wanted.float()], wanted.shape, device)
+    assert len(wanted.unique()) == 255
+    cut, scratch = Tiling(64, 128, 2), Scratch(device)
+    for columns in range(0, 256, 64):
+        x = torch.eye(256, dtype=dtype, device=device)[columns : columns + 64].contiguous()
+        assert torch.equal(int8_linear(x, matrix, cut, scratch).cpu().long().T, wanted[:, columns : columns + 64])
+
+
+def test_two_groups_of_columns_in_one(device: torch.device) -> None:
+    x, matrix = torch.randn(3, 512, device=device), made(70, 512, device, 256)
+    assert error(int8_linear(x, matrix, Tiling(64, 256, 2), Scratch(device)), product(x, matrix), matrix) < 1e-5
+
+
+def test_the_same_bits_in_any_company(device: torch.device) -> None:
+    x, matrix, scratch = torch.randn(16, 1024, device=device), made(64, 1024, device), Scratch(device)
+    together = int8_linear(x, matrix, CUTS[1], scratch)
+    alone = torch.cat([int8_linear(row[None], matrix, CUTS[1], scratch) for row in x])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816, 248320])
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 256, 512, 2048])
+def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
+    cut, block = tiling(num_out, 40, num_tokens), tokens_of_a_block(num_tokens)
+    if cut is None:
+        assert num_tokens > LIBRARY_TOKENS
+        return
+    programs = -(-num_out // cut.rows) * -(-num_tokens // block)
+    assert cut.split == 1 or programs <= PROCESSORS
+    assert cut.split == 1 or programs * cut.split * cut.rows * block <= SCRATCH
+    assert cut.split == 1 or 40 // cut.split >= 4
+    assert fitted(cut, block, 2, 227 * 1024, weight_bytes=1) == cut
+
+
+# ---- As the model sees it ----
+
+
+def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaInt8Linear:
+    made = CudaInt8Format(CudaOps(device, torch.float32)).dense(torch.randn(num_out, width, device=device), bias)
+    assert isinstance(made, CudaInt8Linear)
+    return made
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40, LIBRARY_TOKENS + 1])
+def test_a_linear_of_few_or_many_tokens(num_tokens: int, device: torch.device) -> None:
+    bias = torch.randn(70, device=device)
+    made, x = linear(70, 128, device, bias), torch.randn(num_tokens, 128, device=device)
+    add = torch.randn(num_tokens, 70, device=device)
+    wanted = product(x, made.matrix) + bias.cpu().double()
+    assert error(made(x), wanted, made.matrix) < 1e-4
+    assert error(made(x, add.clone()), wanted + add.cpu().double(), made.matrix) < 1e-4
+    assert made.num_out == 70
+    assert made.num_bytes == 70 * (128 + 4)
+
+
+def test_drafts_read_the_first_rows_where_they_are(device: torch.device) -> None:
+    made, x = linear(70, 128, device), torch.randn(3, 128, device=device)
+    first = made.for_drafts(40)
+    assert first.matrix.words.data_ptr() == made.matrix.words.data_ptr()
+    assert first.num_out == 40
+    assert torch.allclose(first(x), made(x)[:, :40], rtol=1e-5, atol=1e-5)
+    ids = torch.tensor([39, 1], device=device)
+    assert torch.equal(first.rows(ids), made.rows(ids))
+
+
+def test_what_is_kept_as_it_is(device: torch.device) -> None:
+    form = CudaInt8Format(CudaOps(device, torch.bfloat16))
+    for name in ("model.layers.3.mlp.gate", "model.layers.3.mlp.gate.weight", "mtp.layers.0.mlp.shared_expert_gate"):
+        assert isinstance(form.of(name).dense(torch.ones(64, 64, device=device)), CudaLinear), name
+        assert form.of(name).stored_bytes("F32", (64, 64)) == 64 * 64 * 2
+    for name in ("model.layers.3.mlp.gate_proj.weight", "lm_head", "model.layers.0.linear_attn.in_proj_a.weight"):
+        assert form.of(name) is form, name
+    assert form.of("model.layers.0.mlp.experts.3.gate_proj.weight").stored_bytes("BF16", (32, 64)) == 32 * 64 * 2
+    assert form.stored_bytes("BF16", (32, 256)) == 32 * 256 + 32 * 4
+    assert form.stored_bytes("BF16", (8, 1, 4)) == 8 * 4 * 2
+    odd = form.dense(torch.ones(16, 12, device=device))  # its rows do not start where the copy engine can
+    assert odd.num_bytes == 16 * 12 * 2 == form.stored_bytes("F32", (16, 12))
