@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -64,8 +64,13 @@ def _cut(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tiling | None:
     cut = tiling(num_out, width, num_tokens)
     if cut is None or weight.device.type == "cpu":
         return cut
-    properties = triton.runtime.driver.active.utils.get_device_properties(weight.device.index or 0)
-    return fitted(cut, num_tokens, weight.itemsize, properties["max_shared_mem"])
+    return fitted(cut, num_tokens, weight.itemsize, _shared_bytes(weight.device.index or 0))
+
+
+@cache
+def _shared_bytes(device: int) -> int:
+    """That a program may have there. Asked once: it takes a millisecond."""
+    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
 @dataclass(frozen=True, slots=True)

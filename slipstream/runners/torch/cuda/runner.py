@@ -236,6 +236,10 @@ class CudaRunner:
             kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
         return start, verified
 
+    def rehearse(self, layout: Layout) -> None:
+        """Make every launch of a step that draws as calibration's do, and let the device do nothing."""
+        self.graphs.rehearse(partial(self._whole_step, layout))
+
     def _launch_tells(self, places: Sequence[int]) -> None:
         """Captured by itself, whatever the step looks like: only steps that tell something pay for it."""
         num_tells = bucket(TOKEN_BUCKETS, len(places))
@@ -284,6 +288,15 @@ class CudaRunner:
             kernels.followers(state, batch, followers)
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
             buffers.draft_hidden[: shape.num_rows] = fed.index_select(0, row_last)
+
+    def _whole_step(self, layout: Layout) -> None:
+        shape = layout.shape
+        self._forward(shape.trunk)
+        self._verify(shape)
+        for ahead, num_rows in enumerate(layout.pass_rows):
+            self._draft(ahead, num_rows, shape.context)
+        if self.depth:
+            kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
 
     def _tell(self, num_tells: int) -> None:
         """What the model itself thought of the tokens that follow: a prompt's or, committed by now, the draws."""
