@@ -35,8 +35,7 @@ def measure(runner: CudaRunner, max_rows: int) -> StepCosts:
     row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
     sizes = _sizes(row_sizes, runner.depth)
     untimed = [*_mixed(runner, max_rows), _layout(runner, 1, 1, 0, plain=False)]
-    drafting = [_layout(runner, n, num_rows, runner.depth) for n, num_rows in sizes]
-    rehearse(runner, [*drafting, *untimed, *_prompts(runner)])
+    rehearse(runner, _to_rehearse(runner, sizes, untimed))
     verify = {(n, num_rows): _seconds(runner, n, num_rows)[0] for n, num_rows in sizes}
     draft = {n: _draft_seconds(runner, n) for n in row_sizes} if runner.depth > 1 else {}
     for layout in untimed:
@@ -69,10 +68,11 @@ def _mixed(runner: CudaRunner, max_rows: int) -> list[Layout]:
     return list(found.values())
 
 
-def _prompts(runner: CudaRunner) -> list[Layout]:
-    """One that nobody decodes beside: what the first request begins with."""
-    sizes = [n for n in TOKEN_BUCKETS if n <= runner.buffers.max_tokens]
-    return [_laid_out(runner, [RowStep(0, n, 0)], [n]) for n in sizes]
+def _to_rehearse(runner: CudaRunner, sizes: list[tuple[int, int]], untimed: list[Layout]) -> list[Layout]:
+    """Steps that launch all that calibration does, and what the first request begins with: a prompt alone."""
+    drafting = [_layout(runner, n, num_rows, runner.depth) for n, num_rows in sizes]
+    prompts = [n for n in TOKEN_BUCKETS if n <= runner.buffers.max_tokens]
+    return [*drafting, *untimed, *(_laid_out(runner, [RowStep(0, n, 0)], [n]) for n in prompts)]
 
 
 def _run_twice(runner: CudaRunner, layout: Layout) -> None:

@@ -57,7 +57,7 @@ def rehearse(runner: CudaRunner, layouts: Iterable[Layout]) -> None:
         return
     try:
         torch.cuda.current_blas_handle()  # the library starts here, not within a capture
-        with noted() as launches, _shortened(runner):
+        with noted() as launches, shortened(runner):
             for layout in distinct(layouts):
                 runner.rehearse(layout)
         compile_together(launches, partial(torch.cuda.set_device, torch.cuda.current_device()))
@@ -125,12 +125,12 @@ def _needs(layout: Layout) -> Hashable:
 
 
 def _compiled_for(size: int) -> Hashable:
-    """What Triton makes a difference of: 1, multiples of 16, and of 4: what lies behind so many is aligned."""
-    return padded(size), size == 1, size % 4 == 0, size % 16 == 0
+    """What our products and Triton make a difference of."""
+    return padded(size), size == 1, size % 16 == 0
 
 
 @contextmanager
-def _shortened(runner: CudaRunner) -> Iterator[None]:
+def shortened(runner: CudaRunner) -> Iterator[None]:
     """With one layer of each kind: others launch the same kernels."""
     whole = runner.decoder
     runner.decoder = replace(whole, layers=one_of_each(whole.layers))

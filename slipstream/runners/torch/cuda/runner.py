@@ -238,7 +238,7 @@ class CudaRunner:
 
     def rehearse(self, layout: Layout) -> None:
         """Make every launch of a step that draws as calibration's do, and let the device do nothing."""
-        self.graphs.rehearse(partial(self._whole_step, layout))
+        self.graphs.rehearse(partial(self.launch_all, layout))
 
     def _launch_tells(self, places: Sequence[int]) -> None:
         """Captured by itself, whatever the step looks like: only steps that tell something pay for it."""
@@ -289,7 +289,8 @@ class CudaRunner:
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
             buffers.draft_hidden[: shape.num_rows] = fed.index_select(0, row_last)
 
-    def _whole_step(self, layout: Layout) -> None:
+    def launch_all(self, layout: Layout) -> None:
+        """All parts of a step in one."""
         shape = layout.shape
         self._forward(shape.trunk)
         self._verify(shape)
