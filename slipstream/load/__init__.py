@@ -14,7 +14,7 @@ from slipstream.load.any_folder import find_any_head, open_any
 from slipstream.load.default_model import default_head_path, default_model_path
 from slipstream.load.dequantize import dequantize
 from slipstream.load.detokenizer import StreamingDetokenizer
-from slipstream.load.gguf_file import open_gguf
+from slipstream.load.gguf_file import GgufCheckpoint, open_gguf
 from slipstream.load.gguf_header import read_header
 from slipstream.load.gguf_vocab import tokenizer_from_gguf
 from slipstream.load.head import find_head, open_head
@@ -69,6 +69,8 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        if isinstance(self.checkpoint, GgufCheckpoint):  # whose header takes long to read
+            return tokenizer_from_gguf(self.checkpoint.metadata, str(self.path), self.spec.eos_token_ids)
         return open_tokenizer(self.path, self.spec.eos_token_ids)
 
 

@@ -5,22 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-
 from slipstream.errors import DownloadError
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-# The root of the errors of whichever HTTP library the hub client is built on.
-TransportError: type[BaseException] = HfHubHTTPError.__bases__[0]
 
 
 def is_hub_id(name: str) -> bool:
@@ -29,16 +17,20 @@ def is_hub_id(name: str) -> bool:
 
 def fetch_folder(hub_id: str) -> Path:
     """Downloads what is missing from the hub's own cache; raises DownloadError."""
+    from huggingface_hub import errors, snapshot_download  # takes long: only who asks the hub waits for it
+
+    # The root of the errors of whichever HTTP library the hub client is built on.
+    transport_error: type[BaseException] = errors.HfHubHTTPError.__bases__[0]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=PATTERNS))
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise DownloadError(
             f"{hub_id} is gated: accept its terms on the hub and log in with 'hf auth login'."
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise DownloadError(f"{hub_id} is neither a local path nor a model on the hub that you can see.") from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise DownloadError(f"{hub_id} is not in the local cache and the hub cannot be reached.") from error
-    except (EntryNotFoundError, TransportError, OSError, ValueError) as error:
+    except (errors.EntryNotFoundError, transport_error, OSError, ValueError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise DownloadError(f"{hub_id} could not be fetched from the hub: {first_line}") from error

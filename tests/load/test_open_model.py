@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import huggingface_hub.errors
 import pytest
 from hypothesis import given
@@ -69,7 +72,7 @@ def test_hub_id(tmp_path, build, monkeypatch):
         asked.append((hub_id, tuple(allow_patterns)))
         return str(folder)
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     opened = open_model("some-org/Some-Model.1")
     assert opened.name == opened.spec.name == "some-org/Some-Model.1"
     assert opened.path == folder
@@ -85,7 +88,7 @@ def test_hub_id(tmp_path, build, monkeypatch):
         (huggingface_hub.errors.LocalEntryNotFoundError("offline"), "cannot be reached"),
         (huggingface_hub.errors.HFValidationError("bad id"), "bad id"),
         (ConnectionError("no route"), "no route"),
-        (hub.TransportError("peer closed"), "peer closed"),
+        (huggingface_hub.errors.HfHubHTTPError.__bases__[0]("peer closed"), "peer closed"),
         (OSError(), "OSError"),
     ],
 )
@@ -93,9 +96,14 @@ def test_hub_failures(monkeypatch, error, says):
     def download(hub_id, allow_patterns):
         raise error
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(DownloadError, match=f"some-org/model.*{says}"):
         open_model("some-org/model")
+
+
+def test_the_hubs_client_is_not_imported_before_it_is_asked():
+    looked = "import sys, slipstream.load; print('huggingface_hub.hf_api' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", looked], capture_output=True, text=True).stdout == "False\n"
 
 
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,9}/[A-Za-z0-9][A-Za-z0-9_.-]{0,9}", fullmatch=True))

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.engine.plan import RowStep
 from slipstream.runners.torch.caches import ring_size
-from slipstream.runners.torch.cuda.layout import PROMPT_TILE, ROW_BUCKETS, TOKEN_BUCKETS, Layout, lay_out
+from slipstream.runners.torch.cuda.layout import (
+    PROMPT_TILE,
+    ROW_BUCKETS,
+    TOKEN_BUCKETS,
+    Buffers,
+    Layout,
+    aligned,
+    lay_out,
+)
 
 DEPTH, MAX_ROWS = 3, 64
 
@@ -25,9 +34,10 @@ rows = st.lists(
 def laid_out(steps: list[RowStep], gaps: list[int]) -> tuple[Layout, list[np.ndarray]]:
     layout = lay_out(steps, gaps, 500, DEPTH, MAX_ROWS)
     parts = layout.upload[DEPTH * MAX_ROWS :]
-    ends = np.cumsum(layout.shape.parts)
-    assert len(parts) == ends[-1]
-    return layout, [parts[end - size : end] for end, size in zip(ends, layout.shape.parts, strict=True)]
+    places = [aligned(size) for size in layout.shape.parts]
+    firsts = np.cumsum(places) - places
+    assert len(parts) == sum(places)
+    return layout, [parts[first : first + size] for first, size in zip(firsts, layout.shape.parts, strict=True)]
 
 
 @given(rows)
@@ -85,3 +95,14 @@ def test_nothing_on_the_ring_is_overwritten_before_it_is_read(depth: int) -> Non
     written = set(range(1 + depth))
     size = ring_size(depth)
     assert {p % size for p in read}.isdisjoint(p % size for p in written)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 9])
+def test_the_device_finds_each_part_at_an_aligned_address(num_rows: int) -> None:
+    gaps = [30 + slot for slot in range(num_rows)]
+    layout, written = laid_out([RowStep(slot, gap, 1) for slot, gap in enumerate(gaps)], gaps)
+    buffers = Buffers(MAX_ROWS, 1024, DEPTH, torch.zeros(MAX_ROWS, 4, dtype=torch.int32), 8, torch.float32)
+    buffers.upload[: len(layout.upload)] = torch.from_numpy(layout.upload)
+    found = buffers.parts(layout.shape)
+    assert [part.tolist() for part in found] == [part.tolist() for part in written]
+    assert all(part.data_ptr() % 16 == 0 for part in found)

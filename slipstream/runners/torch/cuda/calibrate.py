@@ -15,6 +15,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.plan import RowStep, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.torch.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, lay_out
+from slipstream.runners.torch.cuda.rehearsal import rehearse
 
 if TYPE_CHECKING:
     from slipstream.runners.torch.cuda.runner import CudaRunner
@@ -32,9 +33,12 @@ def measure(runner: CudaRunner, max_rows: int) -> StepCosts:
     # Unlike tokens, as streams have them: a sparse model reads more experts for them than for equal ones.
     runner.rows.tokens.random_(0, runner.info.vocab_size)
     row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
-    verify = {(n, num_rows): _seconds(runner, n, num_rows)[0] for n, num_rows in _sizes(row_sizes, runner.depth)}
+    sizes = _sizes(row_sizes, runner.depth)
+    untimed = [*_mixed(runner, max_rows), _layout(runner, 1, 1, 0, plain=False)]
+    rehearse(runner, _to_rehearse(runner, sizes, untimed))
+    verify = {(n, num_rows): _seconds(runner, n, num_rows)[0] for n, num_rows in sizes}
     draft = {n: _draft_seconds(runner, n) for n in row_sizes} if runner.depth > 1 else {}
-    for layout in [*_mixed(runner, max_rows), _layout(runner, 1, 1, 0, plain=False)]:
+    for layout in untimed:
         _run_twice(runner, layout)
     _set_rows(runner, 0, 0)
     per_row = _per_row(verify)
@@ -62,6 +66,13 @@ def _mixed(runner: CudaRunner, max_rows: int) -> list[Layout]:
             layout = _laid_out(runner, steps, [1] * (num_rows - 1) + [PIECE + 1])
             found.setdefault(layout.shape, layout)
     return list(found.values())
+
+
+def _to_rehearse(runner: CudaRunner, sizes: list[tuple[int, int]], untimed: list[Layout]) -> list[Layout]:
+    """Steps that launch all that calibration does, and what the first request begins with: a prompt alone."""
+    drafting = [_layout(runner, n, num_rows, runner.depth) for n, num_rows in sizes]
+    prompts = [n for n in TOKEN_BUCKETS if n <= runner.buffers.max_tokens]
+    return [*drafting, *untimed, *(_laid_out(runner, [RowStep(0, n, 0)], [n]) for n in prompts)]
 
 
 def _run_twice(runner: CudaRunner, layout: Layout) -> None:

@@ -15,6 +15,7 @@ class Graphs:
         self.enabled = enabled and device.type == "cuda"
         self._warm: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._rehearsed: torch.cuda.CUDAGraph | None = None
         if self.enabled:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
@@ -32,6 +33,10 @@ class Graphs:
         else:
             step()
             self._warm.add(kind)
+
+    def rehearse(self, step: Callable[[], None]) -> None:
+        """All that the host does for a step; the device does nothing. The last one is kept: memory leaves with it."""
+        self._rehearsed = self._capture(step)
 
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -35,6 +35,11 @@ def bucket(buckets: Sequence[int], size: int) -> int:
     return buckets[bisect_left(buckets, size)]
 
 
+def aligned(length: int) -> int:
+    """Places for so many: what lies behind them begins at 16 bytes again, so that kernels are compiled once."""
+    return -(-length // 4) * 4
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """All that a captured step depends on beside what lies in the buffers."""
@@ -88,7 +93,7 @@ class Buffers:
         self.max_rows = bucket(ROW_BUCKETS, num_slots)
         self.max_tokens = most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth))
         self._passes = self.max_rows * max_depth
-        self.upload = torch.zeros(self._passes + 8 * most, dtype=torch.int32, device=device)
+        self.upload = torch.zeros(self._passes + 8 * aligned(most), dtype=torch.int32, device=device)
         self._tokens = torch.zeros(7, most, dtype=torch.int32, device=device)
         self._rows = torch.zeros(11, self.max_rows, dtype=torch.int32, device=device)
         self.sources = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
@@ -100,7 +105,9 @@ class Buffers:
 
     def parts(self, shape: StepShape) -> tuple[Tensor, ...]:
         lengths = shape.parts
-        return tuple(self.upload[self._passes : self._passes + sum(lengths)].split(lengths))
+        places = [aligned(length) for length in lengths]
+        pieces = self.upload[self._passes : self._passes + sum(places)].split(places)
+        return tuple(piece[:length] for piece, length in zip(pieces, lengths, strict=True))
 
     def pass_rows(self, ahead: int, num_rows: int) -> Tensor:
         first = ahead * self.max_rows
@@ -219,14 +226,14 @@ def lay_out(
     is_draw = places - offsets[token_rows] >= first_draw[token_rows]
     tile_rows, tile_firsts = _tiles(feed, shape.tile_size)
     parts = [
-        _padded(np.array([step.slot for step in steps]), shape.num_rows, 0),
-        _padded(offsets, shape.num_rows, 0),
-        _padded(feed, shape.num_rows, 0),
-        _padded(first_draws, shape.num_rows, -1),
-        _padded(token_rows, shape.num_tokens, -1),
-        _padded(tile_rows, shape.num_tiles, -1),
-        _padded(tile_firsts, shape.num_tiles, 0),
-        _padded(places[is_draw], shape.num_draws, -1),
+        _padded(np.array([step.slot for step in steps]), aligned(shape.num_rows), 0),
+        _padded(offsets, aligned(shape.num_rows), 0),
+        _padded(feed, aligned(shape.num_rows), 0),
+        _padded(first_draws, aligned(shape.num_rows), -1),
+        _padded(token_rows, aligned(shape.num_tokens), -1),
+        _padded(tile_rows, aligned(shape.num_tiles), -1),
+        _padded(tile_firsts, aligned(shape.num_tiles), 0),
+        _padded(places[is_draw], aligned(shape.num_draws), -1),
     ]
     propose = np.where(num_draws > 0, [step.propose for step in steps], 0)
     passes, pass_rows = _passes(propose, max_depth, max_rows)

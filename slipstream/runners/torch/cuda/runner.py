@@ -237,6 +237,10 @@ class CudaRunner:
             kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
         return start, verified
 
+    def rehearse(self, layout: Layout) -> None:
+        """Make every launch of a step that draws as calibration's do, and let the device do nothing."""
+        self.graphs.rehearse(partial(self.launch_all, layout))
+
     def _launch_tells(self, places: Sequence[int]) -> None:
         """Captured by itself, whatever the step looks like: only steps that tell something pay for it."""
         num_tells = bucket(TOKEN_BUCKETS, len(places))
@@ -285,6 +289,16 @@ class CudaRunner:
             kernels.followers(state, batch, followers)
             fed = self._head.forward(self.decoder.embedding.rows(followers), hidden, batch)
             gather_rows(fed, row_last, out=buffers.draft_hidden[: shape.num_rows])
+
+    def launch_all(self, layout: Layout) -> None:
+        """All parts of a step in one."""
+        shape = layout.shape
+        self._forward(shape.trunk)
+        self._verify(shape)
+        for ahead, num_rows in enumerate(layout.pass_rows):
+            self._draft(ahead, num_rows, shape.context)
+        if self.depth:
+            kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
 
     def _tell(self, num_tells: int) -> None:
         """What the model itself thought of the tokens that follow: a prompt's or, committed by now, the draws."""

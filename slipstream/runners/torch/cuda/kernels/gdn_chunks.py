@@ -86,7 +86,7 @@ def _inverse(lower, t, s):
     return inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _within(
     convolved, gates, keys, squares, fades,
     row_offsets, row_fed, row_certain, row_replay,

@@ -29,7 +29,7 @@ class RowState:
     seeds: Tensor  # int64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_draws"])
 def _begin(
     places, known, cursor, drafts, replay,
     row_slots, row_offsets, row_feed, token_rows, draw_flat,
@@ -148,7 +148,7 @@ def _commit(
         tl.store(row_last + row, tl.load(row_offsets + row) + certain - 1 + accepted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _draft_begin(
     places, known, pass_rows, row_slots,
     tokens, positions, token_slots, token_rows, offsets, starts, fed, certain, replay, tile_rows, tile_firsts,
@@ -182,7 +182,7 @@ def _draft_begin(
     tl.store(sources + at, tl.where(active, row, trash), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _draft_commit(
     places, known, drafts, p_min, draw_slots, picked, sure, stride, num_rows, AHEAD: tl.constexpr, B: tl.constexpr
 ):

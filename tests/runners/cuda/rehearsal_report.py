@@ -1,0 +1,139 @@
+"""Rehearse launches for an H100, without one, and tell as JSON how it went: see test_rehearsal.py.
+
+Kernels are really compiled, in threads; only the driver's part, to load and launch them, is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from compile_report import BF16, CASES, H100
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.load.random_model import open_random
+from slipstream.runners.torch.cuda import calibrate
+from slipstream.runners.torch.cuda.kernels import turns
+from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, skinny_linear
+from slipstream.runners.torch.cuda.kernels.sampling import choose
+from slipstream.runners.torch.cuda.rehearsal import Launch, compile_together, distinct, noted, shortened
+from slipstream.runners.torch.cuda.runner import CudaRunner
+from slipstream.runners.torch.loading import load_placed
+from slipstream.runners.torch.placement import resident
+
+turns.OVERLAP.value = True  # as on a Hopper GPU
+turns.IN_TURN["launch_pdl"] = True
+
+
+class LaunchingH100(H100):
+    """Counts launches, and remembers which threads made kernels ready for them."""
+
+    def __init__(self) -> None:
+        self.launches: list[str] = []
+        self.threads: set[int] = set()
+        self.refused = 0  # kernels that still fail to load
+        self.utils = SimpleNamespace(
+            load_binary=self.load,
+            get_device_properties=lambda device: {"max_shared_mem": 232448},
+            unload_module=lambda module: None,
+        )
+
+    def load(self, name: str, *_: Any) -> tuple[object, int, int, int, int]:
+        self.threads.add(threading.get_ident())
+        if self.refused:
+            self.refused -= 1
+            raise RuntimeError("no context")
+        return object(), 1, 0, 0, 1024
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Any:
+        return lambda *arguments: self.launches.append(metadata.name)
+
+
+def product() -> None:
+    """Its operands are descriptors."""
+    x, weight = torch.empty(4, 512, dtype=BF16), torch.empty(64, 512, dtype=BF16)
+    skinny_linear(x, weight, Tiling(64, 128, 3), Scratch(torch.device("cpu")))
+
+
+def draw() -> None:
+    """Takes no confidences: a pointer that is None."""
+    rows = torch.zeros(4, dtype=torch.int32)
+    choose(torch.empty(4, 512), rows, rows, torch.zeros(4), torch.zeros(4, dtype=torch.int64), rows)
+
+
+def steps() -> None:
+    for case in ("norm 27B", "silu 27B, 1", "attend SmolLM2, 1 row of 4"):
+        CASES[case]()
+    product()
+    draw()
+
+
+def told(launches: Iterable[Launch]) -> list[str]:
+    return sorted(launch.function.fn.__name__ for launch in launches)
+
+
+def tiny_runner() -> CudaRunner:
+    engine, config = EngineConfig(max_streams=4), RunnerConfig("cpu", "float32", kv_memory=4_000_000, max_context=256)
+    model = open_random("tiny")
+    runner = load_placed(model, engine, config, resident(torch.device("cpu"), config, model.spec))
+    assert isinstance(runner, CudaRunner)
+    return runner
+
+
+def calibration() -> dict[str, list[str]]:
+    """What steps as calibration runs them launch, and what of it a rehearsal does not. Nothing is compiled."""
+    runner, row_sizes = tiny_runner(), [1, 2, 4]
+    sizes = calibrate._sizes(row_sizes, runner.depth)
+    untimed = [*calibrate._mixed(runner, 4), calibrate._layout(runner, 1, 1, 0, plain=False)]
+    timed = [calibrate._layout(runner, n, num_rows, 0) for n, num_rows in sizes]
+    timed += [calibrate._layout(runner, n, n, propose) for n in row_sizes for propose in (1, 2)]
+    with torch.inference_mode(), noted() as launches:
+        for layout in timed + untimed:
+            runner.run(layout)
+    runner.buffers.upload.zero_()  # of no consequence where steps are captured
+    ahead = calibrate._to_rehearse(runner, sizes, untimed)
+    with torch.inference_mode(), noted() as rehearsed, shortened(runner):
+        for layout in distinct(ahead):
+            runner.launch_all(layout)
+    return {"calibration": told(launches), "not rehearsed": told(set(launches) - set(rehearsed))}
+
+
+def main() -> None:
+    driver = LaunchingH100()
+    triton.runtime.driver.set_active(driver)
+    print(json.dumps(compiled_ahead(driver) | calibration()))
+
+
+def compiled_ahead(driver: LaunchingH100) -> dict[str, Any]:
+    with noted() as launches:
+        steps()
+        steps()
+    report: dict[str, Any] = {"noted": told(launches), "launched meanwhile": len(driver.launches)}
+    driver.refused = 1
+    compile_together(launches, lambda: None)
+    own = threading.get_ident()
+    report["threads"] = len(driver.threads - {own})
+    report["mended here"] = own in driver.threads
+    with noted() as missed:
+        steps()
+    report |= {"missed": told(missed), "launched": len(driver.launches)}
+    before = {launch: _hashes(launch) for launch in launches}
+    for launch in launches:
+        launch.function.device_caches.clear()
+    steps()
+    report["as a launch compiles them"] = all(_hashes(launch) == before[launch] for launch in launches)
+    return report
+
+
+def _hashes(launch: Launch) -> dict[str, str]:
+    """Of what is compiled of its function, by the key that a launch looks for."""
+    return {key: kernel.hash for key, kernel in launch.function.device_caches[0][0].items()}
+
+
+if __name__ == "__main__":
+    main()

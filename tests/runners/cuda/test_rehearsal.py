@@ -1,0 +1,235 @@
+"""Kernels compiled ahead: each once, in threads, under the key that its launch looks for; and no harm if it fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from slipstream.engine.plan import RowStep
+from slipstream.runners.torch.cuda import rehearsal
+from slipstream.runners.torch.cuda.layout import Layout, lay_out
+from slipstream.runners.torch.cuda.rehearsal import Launch, compile_together, distinct, noted, one_of_each, rehearse
+from slipstream.runners.torch.models.decoder import Decoder
+from slipstream.runners.torch.models.layers import DecoderLayer, InTurn
+
+SCRIPT = Path(__file__).parent / "rehearsal_report.py"
+
+
+class Kernel:
+    """A compiled one. It fails to load as often as told."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures, self.asked = failures, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> None:
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise RuntimeError("no context")
+
+
+class Function:
+    """As much of a JITFunction as compiling ahead asks for."""
+
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self.kernel = kernel
+        self.compiled: list[str] = []
+
+    def preload(self, specialization: str) -> Kernel:
+        self.compiled.append(specialization)
+        if self.kernel is None:
+            raise TypeError("cannot be preloaded")
+        return self.kernel
+
+
+def launch(function: Function, key: str) -> bool | None:
+    """What Triton does before it compiles: it skips what a hook says True to."""
+    hook = triton.knobs.runtime.jit_cache_hook
+    if hook is None:
+        return None
+    info = SimpleNamespace(module="some.kernels", name="kernel", jit_function=function)
+    data = {"key": key, "specialization_data": f"data of {key}"}
+    told = hook(key=key, repr="", fn=info, compile=data, is_manual_warmup=False, already_compiled=False)
+    return None if told is None else bool(told)
+
+
+@pytest.fixture(autouse=True)
+def _no_hook_is_left() -> Any:
+    before = triton.knobs.runtime.jit_cache_hook
+    yield
+    assert triton.knobs.runtime.jit_cache_hook is before
+
+
+def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [str(SCRIPT.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {"_skinny", "_attend_kernel", "_rms_norm_kernel", "_combine_kernel"} <= set(told["noted"])
+    assert len(told["noted"]) == len(set(told["noted"]))  # although each was launched twice
+    assert told["launched meanwhile"] == 0
+    assert told["threads"] >= 1
+    assert told["mended here"]
+    assert told["missed"] == []
+    assert told["launched"] == len(told["noted"])
+    assert told["as a launch compiles them"]
+    assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(told["calibration"])
+    assert told["not rehearsed"] == []
+
+
+def test_each_launch_is_noted_once_and_skipped() -> None:
+    function = Function()
+    with noted() as launches:
+        assert [launch(function, key) for key in ("a", "b", "a")] == [True, True, True]
+    assert launches == [Launch(function, "data of a"), Launch(function, "data of b")]
+    assert launch(function, "a") is None
+    assert function.compiled == []
+
+
+def test_the_hook_is_given_back_after_an_error() -> None:
+    with pytest.raises(RuntimeError, match="capture"), noted():
+        raise RuntimeError("capture")
+    assert triton.knobs.runtime.jit_cache_hook is None
+
+
+@pytest.mark.parametrize("before", [None, lambda **told: told["key"] == "theirs"])
+def test_launches_of_other_threads_go_on_as_before(
+    before: Callable[..., bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", before)
+    answers: list[bool | None] = []
+    with noted() as launches:
+        thread = threading.Thread(target=lambda: answers.extend(launch(Function(), key) for key in ("theirs", "mine")))
+        thread.start()
+        thread.join()
+    assert answers == ([None, None] if before is None else [True, False])
+    assert launches == []
+
+
+def test_a_kernel_that_fails_is_told_and_the_others_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Function(Kernel()), Function()
+    threads: set[int] = set()
+    launches = [Launch(bad, "x"), *(Launch(good, str(i)) for i in range(5))]
+    compile_together(launches, lambda: threads.add(threading.get_ident()))
+    assert sorted(good.compiled) == list("01234")
+    assert threads
+    assert threading.get_ident() not in threads
+    (record,) = caplog.records
+    assert "1 of 6 kernels" in record.getMessage()
+    assert "cannot be preloaded" in record.getMessage()
+
+
+@pytest.mark.parametrize(("failures", "num_told"), [(0, 0), (1, 0), (2, 1)])
+def test_what_a_thread_cannot_load_is_loaded_here(
+    failures: int, num_told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_together([Launch(Function(Kernel(failures)), "x")], lambda: None)
+    assert len(caplog.records) == num_told
+
+
+def test_who_waits_is_told_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "PATIENCE", 0.0)
+    hold = threading.Event()
+    slow = SimpleNamespace(preload=lambda data: hold.wait(60) and Kernel())
+
+    def release(record: logging.LogRecord) -> bool:
+        hold.set()
+        return True
+
+    caplog.handler.addFilter(release)
+    compile_together([Launch(slow, "x")], lambda: None)
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling 1 kernels for this GPU: they are kept for the next start"
+    ]
+
+
+class Rehearsed:
+    """A runner that launches one kernel, or fails to."""
+
+    def __init__(self, function: Function, error: Exception | None = None, enabled: bool = True) -> None:
+        self.graphs = SimpleNamespace(enabled=enabled)
+        self.decoder = Decoder(None, InTurn([layer("a", "b"), layer("c", "d")]), None, None)  # type: ignore[arg-type]
+        self.function, self.error = function, error
+        self.num_layers: list[int] = []
+
+    def rehearse(self, layout: Layout) -> None:
+        assert isinstance(self.decoder.layers, InTurn)
+        self.num_layers.append(len(self.decoder.layers.layers))
+        assert launch(self.function, "step")
+        if self.error is not None:
+            raise self.error
+
+
+def layer(mixer: Any, mlp: Any) -> DecoderLayer:
+    return DecoderLayer(None, mixer, None, mlp)  # type: ignore[arg-type]
+
+
+def laid_out(num_tokens: int, num_rows: int, propose: int = 0) -> Layout:
+    feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
+    return lay_out([RowStep(i, feed, propose) for i, feed in enumerate(feeds)], [1] * num_rows, 64, 4, 64)
+
+
+@pytest.fixture
+def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, answer in {"current_blas_handle": 0, "current_device": 0}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+
+@pytest.mark.usefixtures("_a_gpu")
+def test_a_rehearsal_compiles_what_its_steps_launch() -> None:
+    kernel = Kernel()
+    runner: Any = Rehearsed(Function(kernel))
+    decoder = runner.decoder
+    rehearse(runner, [laid_out(1, 1), laid_out(4, 1), laid_out(4, 1)])
+    assert runner.function.compiled == ["data of step"]
+    assert kernel.asked
+    assert runner.num_layers == [1, 1]
+    assert runner.decoder is decoder
+
+
+@pytest.mark.usefixtures("_a_gpu")
+def test_a_rehearsal_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    runner: Any = Rehearsed(Function(), RuntimeError("capture refused"))
+    decoder = runner.decoder
+    rehearse(runner, [laid_out(1, 1)])
+    assert "one by one" in caplog.text
+    assert "capture refused" in caplog.text
+    assert runner.decoder is decoder
+
+
+def test_without_captured_steps_nothing_is_rehearsed() -> None:
+    runner: Any = Rehearsed(Function(), enabled=False)
+    rehearse(runner, [laid_out(1, 1)])
+    assert runner.num_layers == []
+
+
+def test_layouts_that_need_the_same_kernels_are_rehearsed_once() -> None:
+    chosen = distinct([laid_out(2, 2), laid_out(4, 4), laid_out(16, 16), laid_out(4, 2), laid_out(2, 2, propose=1)])
+    assert [(layout.shape.num_rows, layout.shape.tile_size, len(layout.pass_rows)) for layout in chosen] == [
+        (2, 1, 0),
+        (16, 1, 0),
+        (2, 8, 0),
+        (2, 1, 1),
+    ]
+
+
+def test_one_layer_of_each_kind() -> None:
+    layers = [layer(1, "mlp"), layer(2, "mlp"), layer(3.0, "mlp"), layer(4, b"experts")]
+    chosen = one_of_each(InTurn(layers))
+    assert isinstance(chosen, InTurn)
+    assert len(chosen.layers) == 3
+    assert {(type(each.mixer), type(each.mlp)) for each in chosen.layers} == {(int, str), (float, str), (int, bytes)}
