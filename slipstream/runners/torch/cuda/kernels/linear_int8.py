@@ -15,14 +15,21 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.torch.cuda.kernels.int8 import GROUP, UNIT, Int8Matrix, halves
-from slipstream.runners.torch.cuda.kernels.linear import FEW, FEW_TOKENS, PROCESSORS, Scratch, Tiling, padded
+from slipstream.runners.torch.cuda.kernels.linear import (
+    FEW,
+    FEW_TOKENS,
+    MAX_TOKENS,
+    PROCESSORS,
+    Scratch,
+    Tiling,
+    padded,
+)
 from slipstream.runners.torch.cuda.kernels.product import product
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
 TOKEN_BLOCK = 128
 LIBRARY_TOKENS = 512  # beyond: unpack the matrix once and let the library multiply
 VAST = 100_000  # rows of a matrix that is never unpacked as a whole
-MOST_PROGRAMS = 2 * PROCESSORS  # where a product is split
 SCRATCH = PROCESSORS * TOKEN_BLOCK * 128  # floats
 
 
@@ -74,21 +81,25 @@ def tokens_of_a_block(num_tokens: int) -> int:
 
 
 def tiling(num_out: int, num_groups: int, num_tokens: int, group: int = GROUP) -> Tiling | None:
-    """How to cut a matrix; None: unpack it for the library. A guess so far: nothing here was measured."""
-    made_for = tokens_of_a_block(num_tokens)
-    if made_for == TOKEN_BLOCK:
+    """How to cut a matrix, measured on an H200; None: unpack it for the library."""
+    if num_tokens > MAX_TOKENS:
         if num_tokens > LIBRARY_TOKENS and num_out < VAST:
             return None
-        return _shared_out(Tiling(128, group, 3, warps=8), num_out, num_groups, num_tokens, PROCESSORS)
-    if num_out > 24_000:
-        return Tiling(64, group, 4) if made_for == FEW_TOKENS else Tiling(128, group, 4)
-    return _shared_out(Tiling(64, group, 6), num_out, num_groups, num_tokens, MOST_PROGRAMS)
+        return _shared_out(Tiling(128, group, 2, warps=8), num_out, num_groups, num_tokens, PROCESSORS)
+    few = num_tokens <= FEW_TOKENS
+    blocks = triton.cdiv(num_out, 64)
+    if few and (num_out > VAST or PROCESSORS < blocks <= 2 * PROCESSORS):
+        return Tiling(64, group, 6, warps=2)
+    if not few and blocks > 2 * PROCESSORS:
+        return Tiling(128, group, 4, warps=8)
+    return _shared_out(Tiling(64, group, 4), num_out, num_groups, num_tokens, (3 if few else 2) * PROCESSORS)
 
 
 def _shared_out(cut: Tiling, num_out: int, num_groups: int, num_tokens: int, most_programs: int) -> Tiling:
     """Split as far as there are processors, and columns enough to be worth a program."""
     programs = triton.cdiv(num_out, cut.rows) * triton.cdiv(num_tokens, tokens_of_a_block(num_tokens))
-    return replace(cut, split=max(1, min(most_programs // programs, num_groups // 4, 8)))
+    most = 8 if num_tokens <= FEW_TOKENS else 3
+    return replace(cut, split=max(1, min(most_programs // programs, num_groups // 4, most)))
 
 
 def int8_linear(
