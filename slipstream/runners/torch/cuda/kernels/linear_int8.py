@@ -30,7 +30,7 @@ from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wa
 TOKEN_BLOCK = 128
 LIBRARY_TOKENS = 512  # beyond: unpack the matrix once and let the library multiply
 VAST = 100_000  # rows of a matrix that is never unpacked as a whole
-SCRATCH = PROCESSORS * TOKEN_BLOCK * 128  # floats
+SCRATCH = 2 * PROCESSORS * TOKEN_BLOCK * 128  # floats
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_groups", "split"])
@@ -85,7 +85,7 @@ def tiling(num_out: int, num_groups: int, num_tokens: int, group: int = GROUP) -
     if num_tokens > MAX_TOKENS:
         if num_tokens > LIBRARY_TOKENS and num_out < VAST:
             return None
-        return _shared_out(Tiling(128, group, 2, warps=8), num_out, num_groups, num_tokens, PROCESSORS)
+        return _shared_out(Tiling(128, group, 2, warps=8), num_out, num_groups, num_tokens, 2 * PROCESSORS)
     few = num_tokens <= FEW_TOKENS
     blocks = triton.cdiv(num_out, 64)
     if few and (num_out > VAST or PROCESSORS < blocks <= 2 * PROCESSORS):
