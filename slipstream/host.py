@@ -18,6 +18,16 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(MODEST, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
+def available_threads() -> int:
+    """Cores this process may use: its affinity, and a container's quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
 def resident_bytes() -> int:
     """What it holds now; 0 where the system does not tell."""
     return _status("VmRSS")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import ConfigError
-from slipstream.runners.torch.cpu.ops import available_threads
+from slipstream.host import available_threads
 
 PACKAGE = "xllamacpp"
 END_SECONDS = 10

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from slipstream import __version__
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
-from slipstream.runners.torch.cpu.ops import available_threads
+from slipstream.host import available_threads
 from slipstream.runners.torch.device import cpu_name, device_name
 from slipstream.runners.torch.placement import choose_device
 

@@ -7,14 +7,13 @@ beside it and however many threads compute it.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 
 import torch
 
+from slipstream.host import available_threads
 from slipstream.runners.torch.cpu.build import build
 from slipstream.runners.torch.cpu.rounding import q4_1_blocks, q8_0_blocks
 
@@ -119,16 +118,6 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ss_packed_bytes.restype = long
     library.ss_set_threads.restype = library.ss_panel_rows.restype = integer
     library.ss_isa.restype = ctypes.c_char_p
-
-
-def available_threads() -> int:
-    """Cores this process may use: its affinity, and a container's quota where there is one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _rows(x: Tensor) -> None:

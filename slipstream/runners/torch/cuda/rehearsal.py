@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from slipstream.runners.torch.cpu.ops import available_threads
+from slipstream.host import available_threads
 from slipstream.runners.torch.cuda.kernels.linear import padded
 from slipstream.runners.torch.cuda.layout import Layout
 from slipstream.runners.torch.models.layers import InTurn, Layers
