@@ -170,8 +170,8 @@ def terminal() -> Iterator[Terminal]:
 
 def test_chat_on_a_terminal_survives_a_stopped_answer(terminal: Terminal) -> None:
     terminal.wait_for("> ")
-    terminal.type("Count from one to one thousand.\n")
-    terminal.wait_for(r"(?s)thousand.*[A-Za-z0-9]{2,}.*[,.]")
+    terminal.type("Write a long story about a dragon.\n")  # 400 tokens and more
+    terminal.wait_for(r"(?s)dragon\..*[A-Za-z0-9]{2,}.*[,.]")
     terminal.process.send_signal(signal.SIGINT)  # what Ctrl-C does
     terminal.wait_for(r"(?s)\[stopped\].*> ")
     terminal.type("/new\n")
