@@ -3,7 +3,8 @@
 The head is fed for the sake of drafts, so feeding counts as part of the first pass.
 
 Runs the real decoder and head on made-up tokens in caches that nobody owns yet. All sizes take turns, and the median
-counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them alike.
+counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them alike. Small
+ones come first in a turn, and after a pause: large ones leave a processor slow for some milliseconds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from slipstream.runners.torch.rows import Row, RowDraw, RowTable
 
 ROUNDS = 5
 CONTEXT = 64  # tokens each made-up row has behind it
+SETTLING = 0.05  # seconds of the smallest work before a turn
 
 Task = Callable[[], object]
 
@@ -88,10 +90,14 @@ def _proposal(
 
 def _take_turns(tasks: dict[tuple[str, int], Task], ops: Ops) -> dict[tuple[str, int], float]:
     """Median seconds of each task; the first round only warms up."""
+    smallest_first = sorted(tasks, key=lambda key: key[1])
     times: dict[tuple[str, int], list[float]] = {key: [] for key in tasks}
     for _ in range(ROUNDS + 1):
-        for key, task in tasks.items():
-            times[key].append(_seconds(task, ops))
+        settled = time.perf_counter() + SETTLING
+        while time.perf_counter() < settled:
+            _seconds(tasks[smallest_first[0]], ops)
+        for key in smallest_first:
+            times[key].append(_seconds(tasks[key], ops))
     return {key: median(taken[1:]) for key, taken in times.items()}
 
 
