@@ -6,6 +6,7 @@ On a GPU its steps are captured; without one the same code runs in Triton's inte
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def traffic(count: int, longest: int, seed: int = 0) -> list[Ask]:
     return asks
 
 
+def check_tokens(run: Traffic, asks: list[Ask], wanted: Sequence[Sequence[int]]) -> None:
+    for _ in range(3 if ON_GPU else 1):  # as it is, while being captured, replayed
+        for i, (got, want) in enumerate(zip(run.run(asks), wanted, strict=True)):
+            aborted = run.finished[str(i)].finish_reason == "abort"
+            assert got == (want[: len(got)] if aborted else want), i
+    assert run.snapshot.num_draft_tokens > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_equal_the_cpus(tmp_path: Path, kind: str) -> None:
     folder = tiny.save(tiny.build(kind), tmp_path, head=True)
@@ -50,11 +59,7 @@ def test_tokens_equal_the_cpus(tmp_path: Path, kind: str) -> None:
     runner = open_resident(folder)
     config = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
     run = Traffic(runner, config)
-    for _ in range(3 if ON_GPU else 1):  # as it is, while being captured, replayed
-        for i, (got, want) in enumerate(zip(run.run(asks), wanted, strict=True)):
-            aborted = run.finished[str(i)].finish_reason == "abort"
-            assert got == (want[: len(got)] if aborted else want), i
-    assert run.snapshot.num_draft_tokens > 0
+    check_tokens(run, asks, wanted)
 
 
 def constrained_traffic(count: int, max_tokens: int) -> list[Ask]:

@@ -81,7 +81,7 @@ def tokens_of_a_block(num_tokens: int) -> int:
 
 
 def tiling(num_out: int, num_groups: int, num_tokens: int, group: int = GROUP) -> Tiling | None:
-    """How to cut a matrix, measured on an H200; None: unpack it for the library."""
+    """How to cut a matrix, from a sweep on an H200 (but for splits of many tokens); None: unpack it for the library."""
     if num_tokens > MAX_TOKENS:
         if num_tokens > LIBRARY_TOKENS and num_out < VAST:
             return None
