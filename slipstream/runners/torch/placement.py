@@ -80,6 +80,7 @@ def _on_gpu(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Plac
 
 def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
+    from slipstream.runners.torch.cuda.layers import stack
     from slipstream.runners.torch.cuda.linear import CudaFormat, CudaInt8Format  # Triton is not everywhere
     from slipstream.runners.torch.cuda.ops import CudaOps
 
@@ -89,9 +90,8 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     form = CudaInt8Format(ops) if rounded else CudaFormat(ops)
     stored = ", matrices int8" + (f" (experts {name})" if spec.moe else "") if rounded else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
-    return Placement(
-        ops, form, form, note, _draft_vocab(config, spec, _gpu_draft_vocab(spec)), resident=True, prompt_tokens=2048
-    )
+    vocab = _draft_vocab(config, spec, _gpu_draft_vocab(spec))
+    return Placement(ops, form, form, note, vocab, resident=True, prompt_tokens=2048, stack=stack)
 
 
 def _half(device: torch.device) -> str:
