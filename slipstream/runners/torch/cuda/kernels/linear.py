@@ -32,7 +32,7 @@ STRIPE = tl.constexpr(STRIPE_ROWS)
 PROCESSORS = 132  # of the GPU that the tilings were measured on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _skinny(
     x, squares, weight, out, add, norm, normed, normed_squares, partial, arrived,
     num_tokens, num_out, width, num_squares, eps,
@@ -41,9 +41,9 @@ def _skinny(
     block = tl.program_id(0)
     part = tl.program_id(1)
     steps = width // K
+    wait_for_last()
     if M > FEW:  # measured: early is better there
         let_next_in()
-    wait_for_last()
     tokens = tl.arange(0, M)
     if squares is not None:  # on their way while the weights are read
         which = tl.arange(0, SQUARES)[:, None]

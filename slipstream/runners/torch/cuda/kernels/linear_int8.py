@@ -41,11 +41,11 @@ def _int8(
     first = tl.program_id(0) * M
     block = tl.program_id(1)
     part = tl.program_id(2)
-    if M > FEW:
-        let_next_in()
     rows = block * N + tl.arange(0, N)
     scales = tl.load(scale + rows, mask=rows < num_out, other=0.0) * UNIT  # nobody writes them: before the turn
     wait_for_last()
+    if M > FEW:
+        let_next_in()
     total = tl.zeros([N, M], tl.float32)
     for group in range(num_groups * part // split, num_groups * (part + 1) // split):
         low, high = halves(words.load([block * N, group * (K // 2)]), out.dtype.element_ty)
