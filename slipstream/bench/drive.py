@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from statistics import median
 
 from slipstream.bench.ask import random_prompt
@@ -24,7 +24,7 @@ class StepTimes:
     rows: int
     depth: int
     tokens: int
-    step_ms: float  # from step to step
+    step_ms: float  # from one result to the next, the median: filling the pipeline is no part of it
     verify_ms: float  # of it, on the device: forward, draw, commit, feeding the head
     draft_ms: float | None  # one draft pass
 
@@ -37,6 +37,7 @@ class Driver:
         self._context = context
         self._numbers = count()
         self._num_in_flight = 0
+        self._ends: list[float] = []  # when results came
 
     def measure(self, num_rows: int, depth: int, num_steps: int) -> StepTimes:
         blocks = self._blocks(num_rows, depth, WARM_STEPS + num_steps)
@@ -45,12 +46,12 @@ class Driver:
         for _ in range(WARM_STEPS):
             self._submit(plan)
         self._drain()
-        began = time.perf_counter()
+        self._ends = [time.perf_counter()]
         results = [result for _ in range(num_steps) for result in self._submit(plan)] + self._drain()
-        seconds = time.perf_counter() - began
+        seconds = [after - before for before, after in pairwise(self._ends)]
         self._submit((), leaves=tuple(range(num_rows)))
         self._drain()
-        return _times(num_rows, depth, seconds / num_steps, results)
+        return _times(num_rows, depth, median(seconds[1:] or seconds), results)
 
     def _blocks(self, num_rows: int, depth: int, num_steps: int) -> list[tuple[int, ...]]:
         """Enough for each row to accept everything."""
@@ -96,6 +97,7 @@ class Driver:
         results = []
         while self._num_in_flight > most:
             results.append(self._runner.collect())
+            self._ends.append(time.perf_counter())
             self._num_in_flight -= 1
         return results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from slipstream.bench.traffic import percentile
 from slipstream.cli import main
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.plan import StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
 from slipstream.runners.torch.loading import load_runner
@@ -52,6 +54,29 @@ def test_a_driver_reads_prompts_longer_than_a_step_and_keeps_its_slots_clean(lat
         assert len(runner.table) == 0
     with pytest.raises(ConfigError, match="do not fit"):
         driver.measure(3, 2, 10_000)
+
+
+class Device(LateRunner):
+    """Takes a second of the host for each submit and then, behind the steps before, three of its own."""
+
+    now = free = 0.0
+
+    def submit(self, plan: StepPlan) -> None:
+        super().submit(plan)
+        self.now += 1.0
+        self.free = max(self.free, self.now) + 3.0
+        self.ends = [*getattr(self, "ends", []), self.free]
+
+    def collect(self) -> StepResult:
+        self.now = max(self.now, self.ends.pop(0))
+        return super().collect()
+
+
+def test_filling_the_pipeline_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunnerConfig(device="cpu", dtype="float32", kernels=False)
+    device = Device(load_runner(open_random("tiny"), EngineConfig(max_streams=1, max_depth=1), config))
+    monkeypatch.setattr("slipstream.bench.drive.time", SimpleNamespace(perf_counter=lambda: device.now))
+    assert Driver(device, 16, 8).measure(1, 0, 4).step_ms == 3000.0
 
 
 def floor(shape: str, **more: Any) -> Any:
