@@ -98,14 +98,14 @@ def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
 
 
 def fitted(
-    cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: int | None = None
+    cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: float | None = None
 ) -> Tiling | None:
     """With no more stages than a program's shared memory holds; None: it does not hold two.
 
     ``weight_bytes``: of a weight, where it is not stored as activations are.
     """
     column_bytes = cut.rows * (weight_bytes or item_bytes) + num_tokens * item_bytes
-    stages = (shared_bytes - 1024) // (column_bytes * cut.inner)
+    stages = int((shared_bytes - 1024) // (column_bytes * cut.inner))
     return replace(cut, stages=min(cut.stages, stages)) if stages >= 2 else None
 
 
