@@ -1,10 +1,11 @@
-"""Matrices in 4 bits: a weight is level * scale + low, a level from 0 to 15, for every ``GROUP`` columns of a row a scale
-and a low end, both bfloat16. That is 4.5 bits a weight.
+"""Matrices in 4 bits: a weight is level * scale + low, a level from 0 to 15; every ``GROUP`` columns of a row have a
+scale and a low end, both bfloat16. That makes 4.5 bits a weight.
 
-Four levels make a word of 16 bits: word c of every ``TILE`` columns holds columns c, c + 64, c + 128 and c + 192, from its
-lowest bits up. So a tile's groups are its words' first, second, third and fourth levels, two neighbouring words have
-two neighbouring columns of each, as the tensor cores want them, and these become weights in little more than two
-instructions: one cuts out their bits, another multiplies and adds (a third, for every eight, brings the high byte down).
+Four levels make a word of 16 bits: word c of every ``TILE`` columns holds columns c, c + 64, c + 128 and c + 192, from
+its lowest bits up. So a tile's four groups are the first, second, third and fourth levels of its words, and a thread
+that holds two neighbouring words, as the tensor cores want them, has two neighbouring columns of each group. It makes
+two levels into weights by two instructions, one that cuts out their bits and one that multiplies and adds; one more,
+for eight levels, brings down the high bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ TILE = 256
 GROUP = TILE // 4
 MOST = 15  # the largest level
 UNIT_BITS = 24
-UNIT = tl.constexpr(2.0**UNIT_BITS)  # kernels compute with weights over this: see FACTOR_BITS
-# Bits of a small whole number, read as bfloat16, are that number times 2^-133: denormal or not. So what is multiplied with
-# them is stored as scale / UNIT * 2^133, which no scale of a real matrix makes too large for bfloat16; for levels
-# in the upper half of a byte it is a sixteenth of that.
-BITS_AS_NUMBER = 133
-FACTOR_BITS = BITS_AS_NUMBER - UNIT_BITS
+UNIT = tl.constexpr(2.0**UNIT_BITS)  # kernels compute with weights over this: see below
+# Bits of a small whole number, read as bfloat16, are that number times 2^-133: denormal or not. What they are
+# multiplied with is therefore stored as scale * 2^133 / UNIT (without UNIT, ordinary scales would be too large for
+# bfloat16), and for levels in the upper half of a byte as a sixteenth of that.
+FACTOR_BITS = 133 - UNIT_BITS
 _ROWS = 32  # that a program makes into weights
 
 _LEVELS = tl.constexpr("""{
@@ -96,9 +96,8 @@ def plain(values, dtype: tl.constexpr):
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
     words: Tensor  # int16 [rows, columns / 4, rounded up to whole tiles], contiguous
-    # Factor and low end / UNIT, bfloat16 both, the factor in the low half. int32 [groups, rows], rows that the copy engine
-    # can start at: a group's lie so far apart.
-    pairs: Tensor
+    # Factor, in the low half, and low end / UNIT, both bfloat16; a group's start at a multiple of 16 bytes.
+    pairs: Tensor  # int32 [groups, rows]
     width: int  # columns
 
     bits: ClassVar[int] = 4
@@ -143,7 +142,7 @@ def stored_bytes(shape: Sequence[int]) -> int:
 
 
 def _padded(num_rows: int) -> int:
-    """To where the copy engine can start."""
+    """So that each group's facts start where the copy engine can."""
     return -(-num_rows // 4) * 4
 
 

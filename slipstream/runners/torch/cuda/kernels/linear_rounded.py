@@ -1,7 +1,7 @@
 """Products with matrices in 8 or 4 bits for any number of tokens, in blocks of up to ``TOKEN_BLOCK``.
 
 As the products for few tokens in linear.py: bound by reading the weights, split along the inner side where there are
-few programs. The levels are unpacked between memory and the tensor cores; a scale of a whole row meets the finished sum.
+few programs. The levels are unpacked between memory and the tensor cores; the scale of a row meets the finished sum.
 """
 
 from __future__ import annotations
