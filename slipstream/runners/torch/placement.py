@@ -81,7 +81,8 @@ def _on_gpu(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Plac
 
 def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.torch.cuda.linear import CudaFormat  # Triton is not everywhere
+    from slipstream.runners.torch.cuda.layers import stack  # Triton is not everywhere
+    from slipstream.runners.torch.cuda.linear import CudaFormat
     from slipstream.runners.torch.cuda.ops import CudaOps
     from slipstream.runners.torch.cuda.rounded import rounded_format
 
@@ -91,9 +92,8 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     form = rounded_format(ops, config.dtype) if rounded else CudaFormat(ops)
     stored = f", matrices {_rounded_note(config.dtype, name, spec)}" if rounded else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
-    return Placement(
-        ops, form, form, note, _draft_vocab(config, spec, _gpu_draft_vocab(spec)), resident=True, prompt_tokens=2048
-    )
+    vocab = _draft_vocab(config, spec, _gpu_draft_vocab(spec))
+    return Placement(ops, form, form, note, vocab, resident=True, prompt_tokens=2048, stack=stack)
 
 
 def _rounded_note(dtype: str, kept: str, spec: ModelSpec) -> str:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted, skinny_linear, tiling
+from slipstream.runners.torch.cuda.kernels.linear import (
+    Scratch,
+    Tiling,
+    fitted,
+    skinny_gated,
+    skinny_linear,
+    skinny_normed,
+    striped,
+    tiling,
+)
+from slipstream.runners.torch.ops import TorchOps
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 17, 33, 64])
@@ -22,6 +32,38 @@ def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device
             got = skinny_linear(x, weight, cut, scratch, beside)
             assert (got.double() - total).norm() / total.norm() < (1e-5 if dtype == torch.float32 else 1e-2)
     assert not scratch.arrived.any()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 33])
+@pytest.mark.parametrize("cut", [Tiling(64, 64, 3), Tiling(64, 128, 3, split=3), Tiling(128, 128, 2)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_norm_between_two_products(num_tokens: int, cut: Tiling, gated: bool, device: torch.device) -> None:
+    """Half of it in the first one, half in the second; their widths fill no tile evenly."""
+    ops, scratch = TorchOps(device, torch.float64), Scratch(device)
+    x = torch.randn(num_tokens, 512, device=device)
+    add, norm = 3 * torch.randn(num_tokens, 640, device=device), 1 + torch.randn(640, device=device)
+    first, second = (torch.randn(n, k, device=device) / k**0.5 for n, k in ((640, 512), (208, 640)))
+    total, normed = skinny_normed(x, first, cut, scratch, add, norm, 1e-3)
+    wanted = x.double() @ first.double().T + add
+    close(total, wanted)
+    product = ops.rms_norm(wanted, norm, 1e-3) @ second.double().T
+    if gated:
+        close(skinny_gated(normed, striped(second), cut, scratch), ops.silu_mul(product))
+    else:
+        close(skinny_linear(normed, second, cut, scratch), product)
+    assert not scratch.arrived.any()
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert got.shape == wanted.shape
+    assert (got.double() - wanted).norm() / wanted.norm() < 1e-5
+
+
+def test_stripes() -> None:
+    gate_up = torch.arange(64)[:, None].expand(64, 3)
+    rows = striped(gate_up)[:, 0].tolist()
+    assert rows[:24] == [*range(8), *range(32, 40), *range(8, 16)]
+    assert sorted(rows) == list(range(64))
 
 
 def test_the_same_bits_in_any_company(device: torch.device) -> None:

@@ -88,6 +88,7 @@ def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
     assert told["as a launch compiles them"]
     assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(told["calibration"])
     assert told["not rehearsed"] == []
+    assert told["rounded, few tokens"] == 2 * ["_rounded"] + 2 * ["_weights_kernel"]  # one of 8 bits, one of 4
 
 
 def test_each_launch_is_noted_once_and_skipped() -> None:
@@ -197,7 +198,7 @@ def test_a_rehearsal_compiles_what_its_steps_launch() -> None:
     rehearse(runner, [laid_out(1, 1), laid_out(4, 1), laid_out(4, 1)])
     assert runner.function.compiled == ["data of step"]
     assert kernel.asked
-    assert runner.num_layers == [1, 1]
+    assert runner.num_layers == [2, 2]
     assert runner.decoder is decoder
 
 
@@ -227,9 +228,10 @@ def test_layouts_that_need_the_same_kernels_are_rehearsed_once() -> None:
     ]
 
 
-def test_one_layer_of_each_kind() -> None:
+def test_one_layer_of_each_kind_and_the_first_behind_another() -> None:
     layers = [layer(1, "mlp"), layer(2, "mlp"), layer(3.0, "mlp"), layer(4, b"experts")]
     chosen = one_of_each(InTurn(layers))
     assert isinstance(chosen, InTurn)
-    assert len(chosen.layers) == 3
+    assert len(chosen.layers) == 4
+    assert chosen.layers[-1] is chosen.layers[0]
     assert {(type(each.mixer), type(each.mlp)) for each in chosen.layers} == {(int, str), (float, str), (int, bytes)}

@@ -75,6 +75,12 @@ def test_silu_mul(device: torch.device, dtype: torch.dtype, num_tokens: int, wid
     close(got, TorchOps(device, torch.float32).silu_mul(gate_up.float()))
 
 
+def test_silu_mul_of_stripes(device: torch.device) -> None:
+    gate, up = torch.randn(2, 3, 24, device=device)
+    stripes = torch.stack([gate.view(3, 3, 8), up.view(3, 3, 8)], dim=2).view(3, 48)
+    assert torch.equal(silu_mul(stripes, 8), silu_mul(torch.cat([gate, up], dim=1)))
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's numpy tells; inf is right
 def test_silu_mul_of_huge_gates(device: torch.device) -> None:
     gate_up = torch.tensor([[-200.0, 200.0, 2.0, 3.0]], device=device)

@@ -206,7 +206,7 @@ def _packed_layer(layer: DecoderLayer) -> Layer | None:
     attention, mlp = layer.mixer, layer.mlp
     if not isinstance(attention, Attention) or attention.gated or not isinstance(mlp, DenseMlp):
         return None
-    qkv, out, gate_up, down = attention.qkv, attention.out, mlp.gate_up, mlp.down
+    qkv, out, gate_up, down = attention.entry, attention.out, mlp.gate_up, mlp.down
     if not (
         isinstance(qkv, PackedLinear)
         and isinstance(out, PackedLinear)

@@ -25,7 +25,7 @@ ROW_BUCKETS = tuple(1 << i for i in range(11))
 TOKEN_BUCKETS = (
     *(16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
     *(1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 16384),
-)  # up to the first a step costs the same; multiples of 16, so that kernels are compiled once
+)  # up to the first our products cost the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
 PROMPT_CONTEXT = CONTEXT_BUCKETS[3]
 PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
@@ -248,7 +248,9 @@ def _shape(
     if has_prompts:  # bounds that hold for any rows of these sizes
         num_tiles, num_draws = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
         return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, True, plain, feeds_head)
-    tile = 1 if int(feed.max()) == 1 else 1 << max_depth.bit_length()
+    longest, tile = (1, 1) if int(feed.max()) == 1 else (1 + max_depth, 1 << max_depth.bit_length())
+    if rows * longest < TOKEN_BUCKETS[0]:  # no more graphs for it: few rows have one of each kind
+        tokens = rows * longest
     return StepShape(rows, tokens, tokens, rows, tile, context, False, plain, feeds_head)
 
 

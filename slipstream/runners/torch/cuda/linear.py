@@ -20,13 +20,15 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     MAX_TOKENS,
     Scratch,
     Tiling,
+    Unscaled,
     fitted,
     skinny_linear,
+    skinny_normed,
     tiling,
 )
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
 from slipstream.runners.torch.experts import Beside, Experts
-from slipstream.runners.torch.ops import DenseLinear, Linear
+from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
 
@@ -38,12 +40,22 @@ class CudaLinear(DenseLinear):
     few: Tiling | None = field(kw_only=True)  # for up to FEW_TOKENS; None: the library
     some: Tiling | None = field(kw_only=True)  # for up to MAX_TOKENS; None: the library
 
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        num_tokens = x.shape[0]
-        cut = self.few if num_tokens <= FEW_TOKENS else self.some if num_tokens <= MAX_TOKENS else None
+    def __call__(self, x: Tensor | Unscaled, add: Tensor | None = None) -> Tensor:
+        cut = self.cut(x.shape[0])
         if cut is not None:
             return skinny_linear(x, self.weight, cut, self.scratch, add)
+        assert isinstance(x, Tensor)
         return library_product(x, self.weight, self.bias, add)
+
+    def normed(self, x: Tensor, add: Tensor, norm: RmsNorm) -> tuple[Tensor, Unscaled]:
+        """x W^T + add, and that normalised: for as many tokens as there is a cut for."""
+        cut = self.cut(x.shape[0])
+        assert cut is not None
+        return skinny_normed(x, self.weight, cut, self.scratch, add, norm.weight, norm.eps)
+
+    def cut(self, num_tokens: int) -> Tiling | None:
+        """None: the library."""
+        return self.few if num_tokens <= FEW_TOKENS else self.some if num_tokens <= MAX_TOKENS else None
 
     def rows(self, ids: Tensor) -> Tensor:
         return gather_rows(self.weight, ids)

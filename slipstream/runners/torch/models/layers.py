@@ -51,16 +51,22 @@ def load_mlp(weights: Weights, name: str, hidden: int, inner: int) -> DenseMlp:
 
 
 class Mixer(Protocol):
-    """Attention or recurrence: mixes the tokens of a row."""
+    """Attention or recurrence: mixes the tokens of a row, between two matrices."""
 
-    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
-        """x + mix(norm(x))"""
+    @property
+    def entry(self) -> Linear: ...
+
+    @property
+    def out(self) -> Linear: ...
+
+    def mix(self, projected: Tensor, batch: Batch) -> Tensor:
+        """From what ``entry`` made to what ``out`` takes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    qkv: Linear  # rows: query heads, key heads, value heads, and the output gate's if there is one
+    entry: Linear  # rows: query heads, key heads, value heads, and the output gate's if there is one
     out: Linear
     heads: HeadShape
     gated: bool
@@ -69,12 +75,11 @@ class Attention:
     kv: LayerKv
     ops: Ops
 
-    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
-        mixed = self.qkv(norm(x))
+    def mix(self, projected: Tensor, batch: Batch) -> Tensor:
         width = self.heads.qkv_width
-        qkv, gate = (mixed[:, :width], mixed[:, width:]) if self.gated else (mixed, None)
+        qkv, gate = (projected[:, :width], projected[:, width:]) if self.gated else (projected, None)
         q = self.ops.rope_store(qkv, self.heads, self.rotary, self.kv, batch, self.norms)
-        return self.out(self.ops.attend(q, self.heads, self.kv, batch, gate), x)
+        return self.ops.attend(q, self.heads, self.kv, batch, gate)
 
 
 def load_attention(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, kv: LayerKv) -> Attention:
@@ -101,7 +106,8 @@ class DecoderLayer:
     mlp: Mlp
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.mlp(self.mixer(x, self.input_norm, batch), self.post_norm, batch)
+        mixed = self.mixer.mix(self.mixer.entry(self.input_norm(x)), batch)
+        return self.mlp(self.mixer.out(mixed, x), self.post_norm, batch)
 
 
 class Layers(Protocol):

@@ -10,20 +10,20 @@ from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.batch import Batch
 from slipstream.runners.torch.caches import LayerCache, LayerKv, RecurrentCache
 from slipstream.runners.torch.models.layers import DecoderLayer, Mixer, Mlp, load_attention, load_mlp, load_norm
-from slipstream.runners.torch.ops import GdnWeights, Linear, Ops, RmsNorm, Rotary
+from slipstream.runners.torch.ops import GdnWeights, Linear, Ops, Rotary
 from slipstream.runners.torch.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    inputs: Linear  # rows: conv channels (q, k, v), z, b, a
+    entry: Linear  # rows: conv channels (q, k, v), z, b, a
     out: Linear
     weights: GdnWeights
     cache: RecurrentCache
     ops: Ops
 
-    def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
-        return self.out(self.ops.gdn(self.inputs(norm(x)), self.weights, self.cache, batch), x)
+    def mix(self, projected: Tensor, batch: Batch) -> Tensor:
+        return self.ops.gdn(projected, self.weights, self.cache, batch)
 
 
 def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache) -> GatedDeltaNet:
@@ -33,7 +33,7 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache
     parts = [f"{name}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
     outs = [gdn.conv_channels, value, gdn.num_v_heads, gdn.num_v_heads]
     conv = weights.tensor(f"{name}.conv1d.weight", (gdn.conv_channels, 1, gdn.conv_kernel))
-    inputs = weights.linear(parts, outs, spec.hidden_size)
+    entry = weights.linear(parts, outs, spec.hidden_size)
     out = weights.linear([f"{name}.out_proj"], [spec.hidden_size], value)
     beside = GdnWeights(
         conv=conv[:, 0].T.contiguous(),
@@ -43,7 +43,7 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache
         eps=spec.norm_eps,
         spec=gdn,
     )
-    return GatedDeltaNet(inputs, out, beside, cache, weights.ops)
+    return GatedDeltaNet(entry, out, beside, cache, weights.ops)
 
 
 def load_layer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerCache) -> DecoderLayer:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.cuda.kernels.product import product
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 from slipstream.runners.torch.cuda.kernels.views import TiledRows
 from slipstream.runners.torch.ops import HeadShape
 
@@ -87,25 +87,28 @@ def _attend_kernel(
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    take_turn()
+    let_next_in()
     tile = tl.program_id(0)
     head = tl.program_id(1) % NUM_KV
     part = tl.program_id(1) // NUM_KV  # of the tile's (token, query head) pairs
     if tile >= num_tiles:
+        wait_for_last()
         if part == 0:
             _clear_padding(out, positions, num_tokens, (tile - num_tiles) * 16, head, GROUP, NUM_KV, DIM, 16, BLOCK_D)
         return
     row = tl.load(tile_rows + tile)
-    if row < 0:
-        return
-    fed = tl.load(row_fed + row)
+    there = row >= 0
+    fed = tl.load(row_fed + row, mask=there, other=0)
+    start = tl.load(row_starts + row, mask=there, other=0)
+    offset = tl.load(row_offsets + row, mask=there, other=0)
+    blocks = block_table + tl.load(row_slots + row, mask=there, other=0).to(tl.int64) * stride_table
     pairs = part * BLOCK_M + tl.arange(0, BLOCK_M)
     first = tl.load(tile_firsts + tile)
+    wait_for_last()
     tokens = first + pairs // GROUP  # within the row
     if first + part * BLOCK_M // GROUP >= fed:
         return
     end = first + tl.minimum((part * BLOCK_M + BLOCK_M - 1) // GROUP + 1, TILE)
-    start = tl.load(row_starts + row)
     low = 0
     high = start + tl.minimum(end, fed)  # what the last of these tokens sees
     if SPLIT:
@@ -115,7 +118,7 @@ def _attend_kernel(
             return
         high = tl.minimum(high, low + length)
     real = (pairs < TILE * GROUP) & (tokens < fed)
-    flat = (tl.load(row_offsets + row) + tokens).to(tl.int64)
+    flat = (offset + tokens).to(tl.int64)
     column = (head * GROUP + pairs % GROUP) * DIM
     cols = tl.arange(0, BLOCK_D)
     inside = cols < DIM
@@ -127,7 +130,6 @@ def _attend_kernel(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    blocks = block_table + tl.load(row_slots + row).to(tl.int64) * stride_table
     k_head = k_cache + head * (BLOCK_SIZE * DIM) + cols
     v_head = v_cache + head * (BLOCK_SIZE * DIM) + cols
     for at in tl.range(low, high, BLOCK_N):
@@ -186,15 +188,17 @@ def _merge_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """One query head of one token: its parts by weight, then the gate. Zeros for padding."""
-    take_turn()
+    let_next_in()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK_D)
     inside = cols < DIM
     merged = tl.zeros([BLOCK_D], tl.float32)
-    if tl.load(positions + token) >= 0:
-        row = tl.load(token_rows + token)
-        length = tl.load(row_starts + row) + tl.load(row_fed + row)
+    position = tl.load(positions + token)
+    row = tl.load(token_rows + token)
+    length = tl.load(row_starts + row) + tl.load(row_fed + row)
+    wait_for_last()
+    if position >= 0:
         num_parts = tl.cdiv(length, _split_length(length, num_splits, BLOCK_N))
         splits = tl.arange(0, BLOCK_S)
         pairs = (splits * num_tokens + token) * NUM_HEADS + head

@@ -18,19 +18,25 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 from slipstream.runners.torch.cuda.kernels.gdn_chunks import is_long, recur_in_chunks
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
 FEW_ROWS = 8
 CONV_HEADS = 2  # a program's
 
 
 @triton.jit
-def _tap(mixed, rings, position, start, offset, mixed_stride, ring_size, ring_width, channel, along, size):
-    """A raw input of the row: fed in this step, from the ring, or zero before the row's beginning."""
-    at_fed = mixed + tl.maximum(offset + position - start, 0).to(tl.int64) * mixed_stride
-    at_ring = rings + (tl.maximum(position, 0) % ring_size) * ring_width
-    source = tl.where(position >= start, at_fed, at_ring)
-    return tl.load(source + channel, mask=along < tl.where(position >= 0, size, 0), other=0.0).to(tl.float32)
+def _kept(rings, position, start, ring_size, ring_width, channel, along, size):
+    """A raw input of the row from the ring: zero where it is fed in this step, and before the row's beginning."""
+    source = rings + (tl.maximum(position, 0) % ring_size) * ring_width
+    mask = along < tl.where((position >= 0) & (position < start), size, 0)
+    return tl.load(source + channel, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _fed(row, position, start, mixed_stride, channel, along, size):
+    """A raw input of the row that is fed in this step, or zero. row: its first one"""
+    source = row + tl.maximum(position - start, 0).to(tl.int64) * mixed_stride
+    return tl.load(source + channel, mask=along < tl.where(position >= start, size, 0), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -64,7 +70,7 @@ def _conv(
     DEPTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
 ):  # fmt: skip
     """Conv, SiLU, unit q and k, gates, for H heads of one token. Fed tokens come first, then each row's replays."""
-    take_turn()
+    let_next_in()
     entry = tl.program_id(0)
     if entry < num_tokens:
         position = tl.load(positions + entry)
@@ -74,8 +80,6 @@ def _conv(
         i = (entry - num_tokens) % DEPTH
         count = tl.load(row_replay + row)
         position = tl.where(i < count, tl.load(row_starts + row) - count + i, -1)
-    if position < 0:
-        return
     start = tl.load(row_starts + row)
     offset = tl.load(row_offsets + row)
     key_width = num_k_heads * k_dim
@@ -85,19 +89,28 @@ def _conv(
     head = (tl.program_id(1) * H + tl.arange(0, H))[:, None]
     value = head - 2 * num_k_heads
     size = tl.where(value >= 0, v_dim, k_dim)
-    size = tl.where(value < num_v_heads, size, 0)
+    size = tl.where((value < num_v_heads) & (position >= 0), size, 0)
     along = tl.arange(0, D)[None, :]
     channel = tl.where(value >= 0, 2 * key_width + value * v_dim, head * k_dim) + along
     inside = along < size
     # The four inputs up to this token, the newest last.
-    x3 = _tap(mixed, rings, position - 3, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
-    x2 = _tap(mixed, rings, position - 2, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
-    x1 = _tap(mixed, rings, position - 1, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
-    x0 = _tap(mixed, rings, position, start, offset, mixed_stride, ring_size, ring_width, channel, along, size)
-    y = x3 * tl.load(conv + channel, mask=inside, other=0.0).to(tl.float32)
-    y += x2 * tl.load(conv + channels + channel, mask=inside, other=0.0).to(tl.float32)
-    y += x1 * tl.load(conv + 2 * channels + channel, mask=inside, other=0.0).to(tl.float32)
-    y += x0 * tl.load(conv + 3 * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    w3 = tl.load(conv + channel, mask=inside, other=0.0).to(tl.float32)
+    w2 = tl.load(conv + channels + channel, mask=inside, other=0.0).to(tl.float32)
+    w1 = tl.load(conv + 2 * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    w0 = tl.load(conv + 3 * channels + channel, mask=inside, other=0.0).to(tl.float32)
+    x3 = _kept(rings, position - 3, start, ring_size, ring_width, channel, along, size)
+    x2 = _kept(rings, position - 2, start, ring_size, ring_width, channel, along, size)
+    x1 = _kept(rings, position - 1, start, ring_size, ring_width, channel, along, size)
+    x0 = _kept(rings, position, start, ring_size, ring_width, channel, along, size)
+    wait_for_last()
+    if position < 0:
+        return
+    fed = mixed + offset.to(tl.int64) * mixed_stride
+    x3 += _fed(fed, position - 3, start, mixed_stride, channel, along, size)
+    x2 += _fed(fed, position - 2, start, mixed_stride, channel, along, size)
+    x1 += _fed(fed, position - 1, start, mixed_stride, channel, along, size)
+    x0 += _fed(fed, position, start, mixed_stride, channel, along, size)
+    y = x3 * w3 + x2 * w2 + x1 * w1 + x0 * w0
     y = y * tl.sigmoid(y)
     unit = tl.rsqrt(tl.sum(y * y, axis=1) + 1e-6)[:, None]
     unit = tl.where(head < num_k_heads, unit * scale, unit)
@@ -119,18 +132,14 @@ def _recur(
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr,
 ):  # fmt: skip
-    take_turn()
+    let_next_in()
     block = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
     fed = tl.load(row_fed + row)
-    if fed == 0:
-        return
     slot = tl.load(row_slots + row).to(tl.int64)
     offset = tl.load(row_offsets + row)
     certain = tl.load(row_certain + row)
-    if SKIP_LONG and is_long(fed, certain):
-        return
     replay = tl.load(row_replay + row)
     fresh = tl.load(row_starts + row) == replay
 
@@ -147,6 +156,11 @@ def _recur(
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + tile
     memory = tl.load(at_state, mask=in_tile, other=0.0)
     memory = tl.where(fresh, 0.0, memory)  # another stream's state may still lie there
+    wait_for_last()
+    if fed == 0:
+        return
+    if SKIP_LONG and is_long(fed, certain):
+        return
 
     total = replay + fed
     keep = replay + certain
@@ -178,16 +192,17 @@ def _gated_norm(
     y, mixed, out, norm, positions, first_z, mixed_stride, num_heads, v_dim, eps, V: tl.constexpr, H: tl.constexpr
 ):
     """RMSNorm of each head, times silu(z). Zeros for padding, of which nobody wrote a value."""
-    take_turn()
+    let_next_in()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * H + tl.arange(0, H)
     along = tl.arange(0, V)
     place = head[:, None] * v_dim + along[None, :]
     inside = (head[:, None] < num_heads) & (along[None, :] < v_dim)
     counts = (along[None, :] < tl.where(tl.load(positions + token) >= 0, v_dim, 0)) & (head[:, None] < num_heads)
+    weight = tl.load(norm + along, mask=along < v_dim, other=0.0)
+    wait_for_last()
     values = tl.load(y + token * (num_heads * v_dim) + place, mask=counts, other=0.0).to(tl.float32)
     z = tl.load(mixed + token * mixed_stride + first_z + place, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(norm + along, mask=along < v_dim, other=0.0)
     size = tl.rsqrt(tl.sum(values * values, axis=1) / v_dim + eps)
     gated = values * size[:, None] * weight[None, :] * z * tl.sigmoid(z)
     tl.store(out + token * (num_heads * v_dim) + place, gated.to(out.dtype.element_ty), mask=inside)

@@ -4,6 +4,10 @@ For more tokens, and for most narrow matrices beyond ``FEW_TOKENS``, the library
 descriptors (the copy engine of Hopper GPUs; older ones get plain loads). A narrow matrix is split along its inner side
 as well, so that enough programs read at once; the parts meet in memory and are added by the last to arrive, always in
 the same order.
+
+What surrounds a product is done where its sums are: the gated activation of an MLP, and both halves of a norm between
+two products. The first one adds the residual, multiplies with the norm's weights and tells the squares; the second one
+scales its own sums, since the scale of a token is the same for all its columns.
 """
 
 from __future__ import annotations
@@ -23,28 +27,31 @@ FEW_TOKENS = 16
 FEW = tl.constexpr(FEW_TOKENS)
 MAX_TOKENS = 64
 WIDE = 5120  # columns of a matrix, from which on more than FEW_TOKENS are worth a kernel of our own
+STRIPE_ROWS = 8  # of gate, then as many of up, and so on: a thread has both in its registers
+STRIPE = tl.constexpr(STRIPE_ROWS)
 PROCESSORS = 132  # of the GPU that the tilings were measured on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _skinny(
-    x, weight, out, add, partial, arrived, num_tokens, num_out, width,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, ADD: tl.constexpr,
+    x, squares, weight, out, add, norm, normed, normed_squares, partial, arrived,
+    num_tokens, num_out, width, num_squares, eps,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     part = tl.program_id(1)
     steps = width // K
+    wait_for_last()
     if M > FEW:  # measured: early is better there
         let_next_in()
-    wait_for_last()
+    tokens = tl.arange(0, M)
+    if squares is not None:  # on their way while the weights are read
+        which = tl.arange(0, SQUARES)[:, None]
+        found = tl.load(squares + which * M + tokens[None, :], mask=which < num_squares, other=0.0)
     total = tl.zeros([N, M], tl.float32)
     for step in range(steps * part // SPLIT, steps * (part + 1) // SPLIT):
         total = product(weight.load([block * N, step * K]), x.load([0, step * K]).T, total)
     let_next_in()
-    rows = block * N + tl.arange(0, N)
-    tokens = tl.arange(0, M)
-    where = tokens[None, :].to(tl.int64) * num_out + rows[:, None]
-    inside = (rows[:, None] < num_out) & (tokens[None, :] < num_tokens)
     if SPLIT > 1:
         place = tl.arange(0, N)[:, None] * M + tokens[None, :]
         base = partial + block.to(tl.int64) * (SPLIT * N * M)
@@ -57,9 +64,34 @@ def _skinny(
         for other in tl.static_range(SPLIT):
             total += tl.load(base + other * (N * M) + place, cache_modifier=".cg")
         tl.store(arrived + block, 0)
-    if ADD:
+    if squares is not None:
+        total *= tl.rsqrt(tl.sum(found, axis=0) / width + eps)[None, :]
+    if GATED:
+        gate, up = gate_and_up(total, N, M)
+        total = gate * tl.sigmoid(gate) * up
+        num_out = num_out // 2
+        rows = block * (N // 2) + tl.arange(0, N // 2)
+    else:
+        rows = block * N + tl.arange(0, N)
+    where = tokens[None, :].to(tl.int64) * num_out + rows[:, None]
+    inside = (rows[:, None] < num_out) & (tokens[None, :] < num_tokens)
+    if add is not None:
         total += tl.load(add + where, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=inside)
+    result = total.to(out.dtype.element_ty)
+    tl.store(out + where, result, mask=inside)
+    if norm is not None:
+        result = tl.where(inside, result.to(tl.float32), 0.0)
+        scaled = result * tl.load(norm + rows, mask=rows < num_out, other=0.0)[:, None]
+        tl.store(normed + where, scaled.to(out.dtype.element_ty), mask=inside)
+        tl.store(normed_squares + block * M + tokens, tl.sum(result * result, axis=0))
+
+
+@triton.jit
+def gate_and_up(total, N: tl.constexpr, M: tl.constexpr):
+    """Of rows that hold both in turn, STRIPE by STRIPE. total: [N, M] -> two of [N / 2, M]"""
+    apart = total.reshape(N // (2 * STRIPE), 2, STRIPE, M).permute(0, 2, 3, 1)
+    gate, up = tl.split(apart)
+    return gate.reshape(N // 2, M), up.reshape(N // 2, M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +149,86 @@ class Scratch:
         self.arrived = torch.zeros(PROCESSORS, device=device, dtype=torch.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """A matrix as a norm leaves it, but for the scale of each token: what multiplies it scales its own result."""
+
+    values: Tensor  # [tokens, width]: times the norm's weights
+    squares: Tensor  # float32 [parts, tokens as padded]: they add up to each token's sum of squares
+    eps: float
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+
 def skinny_linear(
-    x: Tensor,  # [tokens <= MAX_TOKENS, width], contiguous
+    x: Tensor | Unscaled,  # [tokens <= MAX_TOKENS, width], contiguous
     weight: Tensor,  # [num_out, width], contiguous
     cut: Tiling,
     scratch: Scratch,
     add: Tensor | None = None,  # [tokens, num_out], contiguous
 ) -> Tensor:
-    num_tokens, width = x.shape
+    values = x.values if isinstance(x, Unscaled) else x
+    out = values.new_empty(values.shape[0], weight.shape[0])
+    _launch(x, weight, cut, scratch, out, add)
+    return out
+
+
+def skinny_gated(x: Tensor | Unscaled, weight: Tensor, cut: Tiling, scratch: Scratch) -> Tensor:
+    """silu(gate) * up, of a weight that ``striped`` made. [tokens, num_out / 2]"""
+    values = x.values if isinstance(x, Unscaled) else x
+    out = values.new_empty(values.shape[0], weight.shape[0] // 2)
+    _launch(x, weight, cut, scratch, out, gated=True)
+    return out
+
+
+def skinny_normed(
+    x: Tensor, weight: Tensor, cut: Tiling, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
+) -> tuple[Tensor, Unscaled]:
+    """The product, and the product normalised."""
+    num_tokens, num_out = add.shape
+    assert norm.shape == (num_out,)
+    out, normed = torch.empty_like(add), torch.empty_like(add)
+    num_parts = triton.cdiv(num_out, cut.rows)
+    squares = torch.empty(num_parts, padded(num_tokens), device=x.device, dtype=torch.float32)
+    _launch(x, weight, cut, scratch, out, add, norm=(norm, normed, squares))
+    return out, Unscaled(normed, squares, eps)
+
+
+def striped(gate_up: Tensor) -> Tensor:
+    """The rows of gate and up in turn, STRIPE_ROWS by STRIPE_ROWS. gate_up: [2 * inner, width], gate first"""
+    num_out, width = gate_up.shape
+    assert num_out % (2 * STRIPE_ROWS) == 0
+    return gate_up.view(2, -1, STRIPE_ROWS, width).transpose(0, 1).reshape(num_out, width)
+
+
+def _launch(
+    x: Tensor | Unscaled,
+    weight: Tensor,
+    cut: Tiling,
+    scratch: Scratch,
+    out: Tensor,
+    add: Tensor | None = None,
+    *,
+    gated: bool = False,
+    norm: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
+) -> None:
+    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
+    num_tokens, width = values.shape
     num_out = weight.shape[0]
     blocks = triton.cdiv(num_out, cut.rows)
     made_for = padded(num_tokens)
+    num_squares = 0 if squares is None else squares.shape[0]
     assert made_for
-    assert x.is_contiguous()
+    assert values.is_contiguous()
     assert add is None or add.is_contiguous()
+    assert squares is None or squares.shape[1] == made_for
     assert cut.split == 1 or blocks * cut.split * cut.rows * made_for <= scratch.partial.numel()
-    out = torch.empty(num_tokens, num_out, device=x.device, dtype=x.dtype)
     _skinny[(blocks, cut.split)](
-        TensorDescriptor(x, [num_tokens, width], [width, 1], [made_for, cut.inner]),
-        TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]),
-        out, x if add is None else add, scratch.partial, scratch.arrived, num_tokens, num_out, width,
-        M=made_for, N=cut.rows, K=cut.inner, SPLIT=cut.split, ADD=add is not None, num_stages=cut.stages,
-        num_warps=cut.warps, **IN_TURN,
+        TensorDescriptor(values, [num_tokens, width], [width, 1], [made_for, cut.inner]), squares,
+        TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]), out, add, *norm,
+        scratch.partial, scratch.arrived, num_tokens, num_out, width, num_squares, eps,
+        M=made_for, N=cut.rows, K=cut.inner, SPLIT=cut.split, SQUARES=triton.next_power_of_2(max(1, num_squares)),
+        GATED=gated, num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
     )  # fmt: skip
-    return out

@@ -46,12 +46,12 @@ def _rounded(
     block = tl.program_id(1)
     part = tl.program_id(2)
     dtype: tl.constexpr = out.dtype.element_ty
-    if M > FEW:
-        let_next_in()
     rows = block * N + tl.arange(0, N)
     if BITS == 8:  # nobody writes them: before the turn
         scales = tl.load(facts + rows, mask=rows < num_out, other=0.0) * UNIT
     wait_for_last()
+    if M > FEW:
+        let_next_in()
     total = tl.zeros([N, M], tl.float32)
     for tile in range(num_tiles * part // split, num_tiles * (part + 1) // split):
         found = words.load([block * N, tile * (K * BITS // 16)])

@@ -84,7 +84,7 @@ def _block_of(
     return own, pairs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gate_up_kernel(
     x,
     weight,
@@ -127,7 +127,7 @@ def _gate_up_kernel(
     tl.store(target, result.to(out.dtype.element_ty), mask=used[:, None] & (cols < INNER)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _down_kernel(
     inner,
     weight,

@@ -52,7 +52,7 @@ def _pairs_at(start, expert, positions, num_pairs, ACTIVE: tl.constexpr, SCAN: t
     return pairs, tl.load(expert + pairs, mask=valid, other=-1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _group_kernel(
     expert,
     positions,

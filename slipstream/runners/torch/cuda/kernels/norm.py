@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
 
 @triton.jit
-def _normalised(x, weight, eps, cols, mask, WIDTH: tl.constexpr):
-    """x: [rows, block] float32, zero where masked."""
+def _normalised(x, factors, eps, WIDTH: tl.constexpr):
+    """x: [rows, block] float32, zero beyond WIDTH. factors: [block]"""
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
-    return x * scale[:, None] * tl.load(weight + cols[None, :], mask=mask[None, :], other=0.0)
+    return x * scale[:, None] * factors[None, :]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -31,14 +31,16 @@ def _rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    take_turn()
+    let_next_in()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     inside = cols < WIDTH
     mask = (rows < num_rows)[:, None] & inside[None, :]
+    factors = tl.load(weight + cols, mask=inside, other=0.0)
+    wait_for_last()
     source = (rows // INNER).to(tl.int64) * stride_outer + (rows % INNER) * stride_inner
     values = tl.load(x + source[:, None] + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-    normed = _normalised(values, weight, eps, cols, inside, WIDTH)
+    normed = _normalised(values, factors, eps, WIDTH)
     target = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
     tl.store(out + target, normed.to(out.dtype.element_ty), mask=mask)
 
@@ -48,7 +50,7 @@ def _concat_norm_kernel(
     a, weight_a, b, weight_b, out, stride_a, stride_b, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program a token and side."""
-    take_turn()
+    let_next_in()
     token = tl.program_id(0).to(tl.int64)
     side = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -56,8 +58,10 @@ def _concat_norm_kernel(
     source, weight = a + token * stride_a, weight_a
     if side == 1:
         source, weight = b + token * stride_b, weight_b
+    factors = tl.load(weight + cols, mask=mask, other=0.0)
+    wait_for_last()
     values = tl.load(source + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
-    normed = _normalised(values, weight, eps, cols, mask, WIDTH)
+    normed = _normalised(values, factors, eps, WIDTH)
     target = out + (2 * token + side) * WIDTH
     tl.store(target + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
 

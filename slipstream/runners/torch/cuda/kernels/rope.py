@@ -8,27 +8,34 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.torch.caches import LayerKv
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 from slipstream.runners.torch.cuda.kernels.views import TokenPlaces
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 
 @triton.jit
 def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, DIM: tl.constexpr, HALF: tl.constexpr):
-    """One head of some tokens, normalised if there is a weight, then turned. source: [tokens, 1] pointers."""
+    """One head of some tokens, normalised if there is a weight, then turned. source: [tokens, 1] pointers.
+
+    Takes the kernel's turn, in which the projection is read: tables and weights may come before it.
+    """
     turns = cols < 2 * HALF
     partners = tl.where(cols < HALF, cols + HALF, tl.where(turns, cols - HALF, cols))
-    x = tl.load(source + cols[None, :], mask=mask, other=0.0).to(tl.float32)
-    partner = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
-    if weight is not None:
-        inside = cols < DIM
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
-        x = x * scale * tl.load(weight + cols, mask=inside, other=0.0)[None, :]
-        partner = partner * scale * tl.load(weight + partners, mask=inside, other=0.0)[None, :]
     angles = positions[:, None] * HALF + tl.where(cols < HALF, cols, cols - HALF)[None, :]
     turned = mask & turns[None, :]
     cos = tl.load(cos_table + angles, mask=turned, other=1.0)
     sin = tl.load(sin_table + angles, mask=turned, other=0.0)
+    if weight is not None:
+        inside = cols < DIM
+        own = tl.load(weight + cols, mask=inside, other=0.0)[None, :]
+        others = tl.load(weight + partners, mask=inside, other=0.0)[None, :]
+    wait_for_last()
+    x = tl.load(source + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    partner = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
+    if weight is not None:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+        x = x * scale * own
+        partner = partner * scale * others
     return x * cos + tl.where(cols < HALF, -partner, partner) * sin
 
 
@@ -59,7 +66,7 @@ def _rope_store_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program for one head (of q, then k, then v) of some tokens."""
-    take_turn()
+    let_next_in()
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -85,6 +92,7 @@ def _rope_store_kernel(
             k = _rotated(source, position, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
             tl.store(k_cache + target, k.to(k_cache.dtype.element_ty), mask=mask)
         else:
+            wait_for_last()
             v = tl.load(source + cols[None, :], mask=mask, other=0.0)
             tl.store(v_cache + target, v.to(v_cache.dtype.element_ty), mask=mask)
 

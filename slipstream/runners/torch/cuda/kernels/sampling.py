@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
 _BLOCK = 1024
 _MAX_CHUNK = 16 * _BLOCK
 _PROGRAMS = 512  # about four to a processor: enough to fill the largest GPUs
@@ -41,6 +43,11 @@ def _gumbel(key, ids):
 
 
 @triton.jit
+def _some(row, ids, end):
+    return tl.load(row + ids, mask=ids < end, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
 def _partial_kernel(
     logits,
     slots,
@@ -59,7 +66,12 @@ def _partial_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a position and chunk: the best value and its lowest id; with SURE, the largest logit and the sum."""
+    take_turn()
     position = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * chunk
+    lanes = tl.arange(0, BLOCK)
+    row = logits + position * stride
+    value = _some(row, start + lanes, vocab_size)  # the next logits are always on their way
     slot = tl.load(slots + position)
     if slot < 0:
         return
@@ -67,15 +79,13 @@ def _partial_kernel(
     scale = tl.load(inv_temperature + slot)
     key = _noise_key(tl.load(seeds + slot), tl.load(index + position))
 
-    start = tl.program_id(1) * chunk
-    lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_id = start + lanes
     peak = tl.full([BLOCK], _LOWEST, tl.float32)
     mass = tl.zeros([BLOCK], tl.float32)
     for at in range(start, start + chunk, BLOCK):
         ids = at + lanes
-        value = tl.load(logits + position * stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+        following = _some(row, ids + BLOCK, tl.minimum(vocab_size, start + chunk))
         if SURE:
             higher = tl.maximum(peak, value)
             mass = mass * tl.exp(peak - higher) + tl.exp(value - higher)
@@ -85,6 +95,7 @@ def _partial_kernel(
         better = value > best
         best = tl.where(better, value, best)
         best_id = tl.where(better, ids, best_id)
+        value = following
 
     place = position * tl.num_programs(1) + tl.program_id(1)
     top = tl.max(best, axis=0)
@@ -96,7 +107,7 @@ def _partial_kernel(
         tl.store(masses + place, tl.sum(mass * tl.exp(peak - highest), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def _combine_kernel(
     slots,
     best_values,
@@ -111,6 +122,7 @@ def _combine_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a position, over its chunks' partials."""
+    take_turn()
     position = tl.program_id(0).to(tl.int64)
     if tl.load(slots + position) < 0:
         tl.store(tokens + position, 0)
@@ -190,6 +202,7 @@ def _choose(
         BLOCK=_BLOCK,
         num_warps=4,
         enable_fp_fusion=False,  # the product is rounded before the noise is added, as in the reference
+        **IN_TURN,
     )
     _combine_kernel[(num_positions,)](
         slots,
@@ -202,8 +215,9 @@ def _choose(
         vocab_size,
         num_chunks,
         SURE=sure is not None,
-        BLOCK=triton.next_power_of_2(num_chunks),
+        BLOCK=triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK)),  # the same for any number of positions
         num_warps=1,
+        **IN_TURN,
     )
     return tokens
 

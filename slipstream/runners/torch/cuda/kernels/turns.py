@@ -3,6 +3,10 @@
 Every kernel that is launched with ``IN_TURN`` takes its turn before it reads or writes anything that another kernel
 writes or reads, and before it may return: what it waits for is the end of the kernel before it, which waited for the
 one before that. Needs compute capability 9.0; elsewhere kernels follow each other as usual.
+
+Before its turn a kernel may read what nobody writes: weights. A product lets the next kernel in only in its own turn;
+so, behind a product, a kernel may also read before its turn what was written before that product: where the step's rows
+lie, and what earlier steps left in caches.
 """
 
 from __future__ import annotations
