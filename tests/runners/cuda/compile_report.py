@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +25,13 @@ from triton.runtime.jit import JITFunction
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.caches import GdnRings, LayerKv
+from slipstream.runners.torch.cuda.kernels import linear
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
 from slipstream.runners.torch.cuda.kernels.int4 import Int4Matrix, num_tiles
 from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix, num_words
-from slipstream.runners.torch.cuda.kernels.linear import Scratch
+from slipstream.runners.torch.cuda.kernels.linear import Scratch, skinny_gated, skinny_normed
 from slipstream.runners.torch.cuda.kernels.linear_rounded import SCRATCH, rounded_linear, tiling
 from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
@@ -131,6 +133,16 @@ def head_entry(width: int) -> None:
     concat_norm(hidden, weight, hidden, weight, 1e-6)
 
 
+def joined_products(num_out: int, hidden: int, inner: int, num_tokens: int = 1, ahead: bool = False) -> None:
+    """One that normalises what it made, and one with the activation in it that takes it."""
+    device, add = torch.device("cpu"), torch.empty(num_tokens, hidden, dtype=BF16)
+    cuts = [linear.tiling(*size, 16) for size in ((hidden, inner), (num_out, hidden))]
+    first, second = (replace(cut, ahead=ahead) for cut in cuts if cut is not None)
+    x, weight = torch.empty(num_tokens, inner, dtype=BF16), torch.empty(hidden, inner, dtype=BF16)
+    _, normed = skinny_normed(x, weight, first, Scratch(device), add, torch.empty(hidden), 1e-6)
+    skinny_gated(normed, torch.empty(num_out, hidden, dtype=BF16), second, Scratch(device))
+
+
 def int8_matrix(num_out: int, width: int) -> Int8Matrix:
     return Int8Matrix(torch.empty(num_out, num_words(width), dtype=torch.int16), torch.empty(num_out), width)
 
@@ -149,6 +161,8 @@ def rounded_product(matrix: RoundedMatrix, num_tokens: int, dtype: torch.dtype =
 
 
 CASES: dict[str, Callable[[], object]] = {
+    "joined 27B": lambda: joined_products(34816, 5120, 17408),
+    "joined 4B, ahead": lambda: joined_products(18432, 2560, 4096, ahead=True),
     "norm 27B": lambda: rms_norm(torch.empty(4, 5120, dtype=BF16), torch.empty(5120), 1e-6),
     "norm heads": lambda: rms_norm(torch.empty(4, 48, 128, dtype=BF16), torch.empty(128), 1e-6),
     "head entry 27B": lambda: head_entry(5120),

@@ -67,7 +67,7 @@ def draw() -> None:
 
 
 def steps() -> None:
-    for case in ("norm 27B", "silu 27B, 1", "attend SmolLM2, 1 row of 4"):
+    for case in ("norm 27B", "silu 27B, 1", "attend SmolLM2, 1 row of 4", "joined 4B, ahead"):
         CASES[case]()
     product()
     draw()

@@ -11,6 +11,8 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent / "compile_report.py"
 LARGEST_SHARED = 227 * 1024  # bytes a program of compute capability 9.0 may have
 HEAVIEST = [
+    "joined 27B",
+    "joined 4B, ahead",
     "head entry 27B",
     "rope 27B, 2048",
     "attend 27B, 1 row of 4",

@@ -6,7 +6,7 @@ Stored in the activations' own type; rounded.py has those in fewer bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -27,9 +27,12 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     tiling,
 )
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
+from slipstream.runners.torch.cuda.kernels.turns import OVERLAP
 from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
+
+GLUON_VERSIONS = ((3, 6), (3, 9))  # of Triton, first and last that linear_ahead.py was compiled with
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,17 @@ def _cut(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tiling | None:
         return None
     num_out, width = weight.shape
     cut = tiling(num_out, width, num_tokens)
+    if cut is not None and cut.ahead:
+        cut = replace(cut, ahead=weight.dtype == torch.bfloat16 and _has_gluon(weight.device))
     return cut and fitted(cut, num_tokens, weight.itemsize, shared_bytes(weight.device))
+
+
+@cache
+def _has_gluon(device: torch.device) -> bool:
+    """Whether the products that fetch ahead run here. Gluon is experimental: each version of Triton may move it."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    known = GLUON_VERSIONS[0] <= version <= GLUON_VERSIONS[1]
+    return known and OVERLAP.value and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

@@ -101,6 +101,7 @@ class Tiling:
     stages: int  # steps in flight
     split: int = 1  # programs that share a row block's columns
     warps: int = 4
+    ahead: bool = False  # the first steps on their way before the kernel's turn: linear_ahead.py
 
 
 def padded(num_tokens: int) -> int:
@@ -122,11 +123,12 @@ def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
         return Tiling(128, 128, 4) if PROCESSORS < blocks <= 2 * PROCESSORS else Tiling(64, 128, 6)
     if num_out > 24_000 and width % 256 == 0:
         return Tiling(64, 256, 5)
+    ahead = min(num_out, width) < WIDE  # of a small model: products are short
     if blocks > 2 * PROCESSORS:  # three stages leave room for three programs on a processor: all run at once
-        return Tiling(64, 128, 3)
+        return Tiling(64, 128, 3, ahead=ahead)
     if blocks > PROCESSORS:
-        return Tiling(64, 128, 4)
-    return Tiling(64, 128, 6, split=max(1, min(PROCESSORS // blocks, width // 512, 8)))
+        return Tiling(64, 128, 4, ahead=ahead)
+    return Tiling(64, 128, 6, split=max(1, min(PROCESSORS // blocks, width // 512, 8)), ahead=ahead)
 
 
 def fitted(
@@ -225,10 +227,17 @@ def _launch(
     assert add is None or add.is_contiguous()
     assert squares is None or squares.shape[1] == made_for
     assert cut.split == 1 or blocks * cut.split * cut.rows * made_for <= scratch.partial.numel()
-    _skinny[(blocks, cut.split)](
+    grid = (blocks, cut.split)
+    others = (out, add, *norm, scratch.partial, scratch.arrived, num_tokens, num_out, width, num_squares, eps)
+    sizes = {"M": made_for, "N": cut.rows, "K": cut.inner, "SPLIT": cut.split, "GATED": gated}
+    sizes["SQUARES"] = triton.next_power_of_2(max(1, num_squares))
+    if cut.ahead:
+        from slipstream.runners.torch.cuda.kernels.linear_ahead import launch_ahead  # no interpreter knows Gluon
+
+        launch_ahead(grid, values, squares, weight, others, sizes, cut.stages)
+        return
+    _skinny[grid](
         TensorDescriptor(values, [num_tokens, width], [width, 1], [made_for, cut.inner]), squares,
-        TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]), out, add, *norm,
-        scratch.partial, scratch.arrived, num_tokens, num_out, width, num_squares, eps,
-        M=made_for, N=cut.rows, K=cut.inner, SPLIT=cut.split, SQUARES=triton.next_power_of_2(max(1, num_squares)),
-        GATED=gated, num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
+        TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]), *others,
+        **sizes, num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
     )  # fmt: skip
