@@ -32,7 +32,7 @@ from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
 from slipstream.runners.torch.cuda.kernels.int4 import Int4Matrix, num_tiles
 from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix, num_words
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, skinny_gated, skinny_normed
-from slipstream.runners.torch.cuda.kernels.linear_rounded import SCRATCH, rounded_linear, tiling
+from slipstream.runners.torch.cuda.kernels.linear_rounded import MEETINGS, SCRATCH, rounded_linear, tiling
 from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
@@ -156,7 +156,7 @@ def rounded_product(matrix: RoundedMatrix, num_tokens: int, dtype: torch.dtype =
     cut = tiling(matrix.bits, matrix.num_rows, matrix.num_tiles, matrix.tile, num_tokens)
     assert cut is not None
     add = torch.empty(num_tokens, matrix.num_rows, dtype=dtype)
-    scratch = Scratch(torch.device("cpu"), SCRATCH)
+    scratch = Scratch(torch.device("cpu"), SCRATCH, MEETINGS)
     rounded_linear(torch.empty(num_tokens, matrix.width, dtype=dtype), matrix, cut, scratch, add=add)
 
 
@@ -180,12 +180,15 @@ CASES: dict[str, Callable[[], object]] = {
     "int8 27B in float16, 16480 x 5120, 16": lambda: rounded_product(int8_matrix(16480, 5120), 16, torch.float16),
     "int8 27B, rows": lambda: int8_matrix(97, 5120).weights(BF16, ints(4)),
     "int8 27B, unpacked": lambda: int8_matrix(97, 5120).weights(BF16),
+    "int4 27B, 34816 x 5120, 1": lambda: rounded_product(int4_matrix(34816, 5120), 1),
     "int4 27B, 34816 x 5120, 16": lambda: rounded_product(int4_matrix(34816, 5120), 16),
     "int4 27B, 34816 x 5120, 64": lambda: rounded_product(int4_matrix(34816, 5120), 64),
-    "int4 27B, 34816 x 5120, 512": lambda: rounded_product(int4_matrix(34816, 5120), 512),
+    "int4 27B, 34816 x 5120, 256": lambda: rounded_product(int4_matrix(34816, 5120), 256),
     "int4 27B, 5120 x 17408, 1": lambda: rounded_product(int4_matrix(5120, 17408), 1),
     "int4 27B, 5120 x 17408, 64": lambda: rounded_product(int4_matrix(5120, 17408), 64),
     "int4 27B in float16, 16480 x 5120, 16": lambda: rounded_product(int4_matrix(16480, 5120), 16, torch.float16),
+    "int4 27B in float16, 16480 x 5120, 1": lambda: rounded_product(int4_matrix(16480, 5120), 1, torch.float16),
+    "int4 4B in float32, 2560 x 4096, 1": lambda: rounded_product(int4_matrix(2560, 4096), 1, torch.float32),
     "int4 27B, rows": lambda: int4_matrix(97, 5120).weights(BF16, ints(4)),
     "int4 27B, unpacked": lambda: int4_matrix(97, 5120).weights(BF16),
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),

@@ -106,7 +106,7 @@ def calibration() -> dict[str, list[str]]:
 def rounded_for_few_tokens() -> list[str]:
     """What products with rounded matrices and lookups in them launch, for any number of tokens that is not padded."""
     with noted() as launches:
-        for num_tokens in (1, 2, 3, 4, 8, 16):
+        for num_tokens in (1, 2, 3, 4, 8, 12, 16):
             for matrix in (int8_matrix(64, 512), int4_matrix(64, 512)):
                 rounded_product(matrix, num_tokens)
                 matrix.weights(BF16, ints(num_tokens))

@@ -134,9 +134,9 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816, 248320])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 256, 512, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
-    cut, block = tiling(8, num_out, 40, 128, num_tokens), tokens_of_a_block(num_tokens)
+    cut, block = tiling(8, num_out, 40, 128, num_tokens), tokens_of_a_block(8, num_tokens)
     if cut is None:
-        assert num_tokens > LIBRARY_TOKENS
+        assert num_tokens > LIBRARY_TOKENS[8]
         return
     programs = -(-num_out // cut.rows) * -(-num_tokens // block)
     assert cut.split == 1 or programs <= PROCESSORS
@@ -155,7 +155,7 @@ def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None =
     return made
 
 
-@pytest.mark.parametrize("num_tokens", [1, 40, LIBRARY_TOKENS + 1])
+@pytest.mark.parametrize("num_tokens", [1, 40, LIBRARY_TOKENS[8] + 1])
 def test_a_linear_of_few_or_many_tokens(num_tokens: int, device: torch.device) -> None:
     bias = torch.randn(70, device=device)
     made, x = linear(70, 128, device, bias), torch.randn(num_tokens, 128, device=device)

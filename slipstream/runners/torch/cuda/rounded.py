@@ -14,7 +14,13 @@ from torch import Tensor
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.torch.cuda.kernels import int4, int8
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted
-from slipstream.runners.torch.cuda.kernels.linear_rounded import SCRATCH, rounded_linear, tiling, tokens_of_a_block
+from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+    MEETINGS,
+    SCRATCH,
+    rounded_linear,
+    tiling,
+    tokens_of_a_block,
+)
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
 from slipstream.runners.torch.cuda.linear import CudaFormat, library_product, shared_bytes
 from slipstream.runners.torch.ops import Linear, Ops
@@ -50,7 +56,7 @@ class CudaRoundedLinear:
         """None: unpacked for the library."""
         matrix = self.matrix
         cut = tiling(matrix.bits, self.num_out, matrix.num_tiles, matrix.tile, num_tokens)
-        shared, block = shared_bytes(matrix.words.device), tokens_of_a_block(num_tokens)
+        shared, block = shared_bytes(matrix.words.device), tokens_of_a_block(matrix.bits, num_tokens)
         return cut and fitted(cut, block, self.dtype.itemsize, shared, weight_bytes=WEIGHT_BYTES[matrix.bits])
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -82,7 +88,7 @@ class CudaRoundedFormat(CudaFormat):
 
     @cached_property
     def _rounded_scratch(self) -> Scratch:
-        return Scratch(self.ops.device, SCRATCH)
+        return Scratch(self.ops.device, SCRATCH, MEETINGS)
 
     def of(self, name: str) -> LinearFormat:
         return self._kept if ".experts." in name or _last(name) in KEPT else self

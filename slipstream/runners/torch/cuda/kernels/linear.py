@@ -146,9 +146,11 @@ def fitted(
 class Scratch:
     """Where the parts of split products meet: one for all matrices of a device, since kernels run one by one."""
 
-    def __init__(self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS) -> None:
+    def __init__(
+        self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS, num_meetings: int = PROCESSORS
+    ) -> None:
         self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
-        self.arrived = torch.zeros(PROCESSORS, device=device, dtype=torch.int32)
+        self.arrived = torch.zeros(num_meetings, device=device, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
