@@ -75,8 +75,9 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
 
 
 def test_real_matrices_are_cut_to_fill_the_machine() -> None:
-    assert tiling(5120, 6144, 16) == Tiling(64, 128, 6)
-    assert tiling(16480, 5120, 16) == Tiling(64, 128, 4)
+    assert tiling(5120, 6144, 16) == Tiling(64, 128, 6, ahead=True)
+    assert tiling(16480, 5120, 16) == Tiling(64, 128, 4, ahead=True)
+    assert tiling(5120, 17408, 16) == Tiling(64, 128, 6)  # long: nothing is gained before its turn
     assert tiling(16480, 5120, 64) == Tiling(128, 128, 4)
     assert tiling(2560, 4096, 64) is None  # narrow: the library
     assert tiling(5120, 6144, 65) is None

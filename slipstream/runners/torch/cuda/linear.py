@@ -95,7 +95,8 @@ def _has_gluon(device: torch.device) -> bool:
     """Whether the products that fetch ahead run here. Gluon is experimental: each version of Triton may move it."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     known = GLUON_VERSIONS[0] <= version <= GLUON_VERSIONS[1]
-    return known and OVERLAP.value and torch.cuda.get_device_capability(device)[0] == 9
+    here = device.type == "cuda" and OVERLAP.value
+    return known and here and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

@@ -40,26 +40,18 @@ def _fed(row, position, start, mixed_stride, channel, along, size):
 
 
 @triton.jit
-def _store_gates(
-    fed, tape, gates, decay_scale, dt_bias, entry, value, num_v_heads, is_fed, STORE_RING: tl.constexpr
-):  # fmt: skip
-    """Decay and beta of some value heads, from b and a: fed in this step, and kept, or from the ring."""
-    is_value = (value >= 0) & (value < num_v_heads)
-    if is_fed:
-        b = tl.load(fed + value, mask=is_value, other=0.0).to(tl.float32)
-        a = tl.load(fed + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
-        if STORE_RING:
-            tl.store(tape + value, b.to(tape.dtype.element_ty), mask=is_value)
-            tl.store(tape + num_v_heads + value, a.to(tape.dtype.element_ty), mask=is_value)
-    else:
-        b = tl.load(tape + value, mask=is_value, other=0.0).to(tl.float32)
-        a = tl.load(tape + num_v_heads + value, mask=is_value, other=0.0).to(tl.float32)
-    rate = a + tl.load(dt_bias + value, mask=is_value, other=0.0)
-    rate = tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
-    decay = tl.load(decay_scale + value, mask=is_value, other=0.0) * rate
-    at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + value
-    tl.store(at_gates, decay, mask=is_value)
-    tl.store(at_gates + num_v_heads, tl.sigmoid(b), mask=is_value)
+def _two(source, value, num_v_heads, wanted):
+    """b and a of some value heads; zeros if they are not wanted."""
+    mask = (value >= 0) & (value < tl.where(wanted, num_v_heads, 0))
+    b = tl.load(source + value, mask=mask, other=0.0).to(tl.float32)
+    return b, tl.load(source + num_v_heads + value, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _log_decay(a, scale, bias):
+    """scale * softplus(a + bias)"""
+    rate = a + bias
+    return scale * tl.where(rate > 20.0, rate, tl.log(1.0 + tl.exp(tl.minimum(rate, 20.0))))
 
 
 @triton.jit
@@ -102,6 +94,13 @@ def _conv(
     x2 = _kept(rings, position - 2, start, ring_size, ring_width, channel, along, size)
     x1 = _kept(rings, position - 1, start, ring_size, ring_width, channel, along, size)
     x0 = _kept(rings, position, start, ring_size, ring_width, channel, along, size)
+    place = rings + (tl.maximum(position, 0) % ring_size) * ring_width
+    gate = tl.program_id(1) * H + tl.arange(0, H) - 2 * num_k_heads  # value heads
+    is_gate = (gate >= 0) & (gate < num_v_heads)
+    is_fed = entry < num_tokens
+    kept_b, kept_a = _two(place + channels, gate, num_v_heads, (entry >= num_tokens) & (position >= 0))
+    rate = tl.load(decay_scale + gate, mask=is_gate, other=0.0)
+    bias = tl.load(dt_bias + gate, mask=is_gate, other=0.0)
     wait_for_last()
     if position < 0:
         return
@@ -110,19 +109,21 @@ def _conv(
     x2 += _fed(fed, position - 2, start, mixed_stride, channel, along, size)
     x1 += _fed(fed, position - 1, start, mixed_stride, channel, along, size)
     x0 += _fed(fed, position, start, mixed_stride, channel, along, size)
+    token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
+    fed_b, fed_a = _two(token, gate, num_v_heads, is_fed)
     y = x3 * w3 + x2 * w2 + x1 * w1 + x0 * w0
     y = y * tl.sigmoid(y)
     unit = tl.rsqrt(tl.sum(y * y, axis=1) + 1e-6)[:, None]
     unit = tl.where(head < num_k_heads, unit * scale, unit)
     y = tl.where(value >= 0, y, y * unit)
     tl.store(convolved + entry.to(tl.int64) * channels + channel, y, mask=inside)
-    place = rings + (position % ring_size) * ring_width
-    if STORE_RING and entry < num_tokens:
+    at_gates = gates + entry.to(tl.int64) * (2 * num_v_heads) + gate
+    tl.store(at_gates, _log_decay(kept_a + fed_a, rate, bias), mask=is_gate)
+    tl.store(at_gates + num_v_heads, tl.sigmoid(kept_b + fed_b), mask=is_gate)
+    if STORE_RING and is_fed:
         tl.store(place + channel, x0.to(ring.dtype.element_ty), mask=inside)
-    value = tl.program_id(1) * H + tl.arange(0, H) - 2 * num_k_heads
-    token = mixed + entry.to(tl.int64) * mixed_stride + channels + num_v_heads * v_dim
-    is_fed = entry < num_tokens
-    _store_gates(token, place + channels, gates, decay_scale, dt_bias, entry, value, num_v_heads, is_fed, STORE_RING)
+        tl.store(place + channels + gate, fed_b.to(ring.dtype.element_ty), mask=is_gate)
+        tl.store(place + channels + num_v_heads + gate, fed_a.to(ring.dtype.element_ty), mask=is_gate)
 
 
 @triton.jit

@@ -123,7 +123,7 @@ def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
         return Tiling(128, 128, 4) if PROCESSORS < blocks <= 2 * PROCESSORS else Tiling(64, 128, 6)
     if num_out > 24_000 and width % 256 == 0:
         return Tiling(64, 256, 5)
-    ahead = min(num_out, width) < WIDE  # of a small model: products are short
+    ahead = num_out <= 24_000 and width < 10_000  # short products; longer ones lose by it
     if blocks > 2 * PROCESSORS:  # three stages leave room for three programs on a processor: all run at once
         return Tiling(64, 128, 3, ahead=ahead)
     if blocks > PROCESSORS:

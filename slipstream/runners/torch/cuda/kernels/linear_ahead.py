@@ -1,9 +1,9 @@
 """The product of linear.py whose first weights are on their way before its turn, as they depend on no other kernel.
 
-Worth it where products follow each other closely: what a kernel loses while it fills and drains, the next one's weights
-make up for. Triton's own pipelines cannot begin before a wait, so this one is written out, in Gluon: for compute
-capability 9 alone, and no interpreter runs it (tests/runners/cuda/gluon_on_cpu.py does). Everything but the order of
-its loads is as in linear.py, which says what the arguments are.
+Worth it where products are short: what a kernel loses while it fills and drains, the next one's weights make up for.
+Triton's own pipelines cannot begin before a wait, so this one is written out, in Gluon: for compute capability 9 alone,
+and no interpreter runs it (tests/runners/cuda/gluon_on_cpu.py does). Everything but the order of its loads is as in
+linear.py, which says what the arguments are.
 """
 
 from __future__ import annotations
