@@ -39,7 +39,7 @@ def test_what_only_torch_can_do_says_so(command: list[str], capsys: pytest.Captu
     assert "--runner torch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "int8"}])
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "int8"}, {"dtype": "int4"}])
 def test_options_that_mlx_does_not_have(options: dict[str, str]) -> None:
     pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
     with pytest.raises(ConfigError, match="on MLX"):

@@ -106,6 +106,15 @@ def test_matrices_in_8_bits_are_half_the_bytes() -> None:
     assert sparse.experts == floor("qwen3.5-35b-a3b").experts
 
 
+def test_matrices_in_4_bits_are_fewer_but_for_the_vocabulary() -> None:
+    pytest.importorskip("triton")
+    whole, rounded = (floor("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int4"))
+    output = 248320 * 5120 * 2
+    assert rounded.dense == pytest.approx((whole.dense - output) * 4.5 / 16 + output / 2, rel=0.002)
+    assert rounded.head_dense == pytest.approx(whole.head_dense * 4.5 / 16, rel=0.002)
+    assert rounded.draft_output == pytest.approx(whole.draft_output / 2, rel=0.002)
+
+
 def test_a_tied_table_is_read_as_the_output() -> None:
     tied = open_random("qwen3.5-4b")
     head = sum(tied.checkpoint.num_bytes(name) for name in tied.checkpoint.names() if name.startswith("mtp."))

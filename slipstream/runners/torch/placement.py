@@ -21,6 +21,7 @@ from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
 PROMPT_TOKENS = 2048  # of prompts a step: enough to be bound by arithmetic
 LARGE_DRAFT_VOCAB = 65536  # on a GPU, where a vocabulary is much larger than that
+ROUNDED = ("int8", "int4")  # matrices stored in fewer bits than any activations
 SMALL_DRAFT_VOCAB = 24576  # on a CPU a draft pass reads little else than the output matrix
 
 
@@ -80,22 +81,29 @@ def _on_gpu(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Plac
 
 def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.torch.cuda.layers import stack
-    from slipstream.runners.torch.cuda.linear import CudaFormat, CudaInt8Format  # Triton is not everywhere
+    from slipstream.runners.torch.cuda.layers import stack  # Triton is not everywhere
+    from slipstream.runners.torch.cuda.linear import CudaFormat
     from slipstream.runners.torch.cuda.ops import CudaOps
+    from slipstream.runners.torch.cuda.rounded import rounded_format
 
-    rounded = config.dtype == "int8"
+    rounded = config.dtype in ROUNDED
     name = _half(device) if rounded else "bfloat16" if config.dtype == "auto" else config.dtype
     ops = CudaOps(device, getattr(torch, name))
-    form = CudaInt8Format(ops) if rounded else CudaFormat(ops)
-    stored = ", matrices int8" + (f" (experts {name})" if spec.moe else "") if rounded else ""
+    form = rounded_format(ops, config.dtype) if rounded else CudaFormat(ops)
+    stored = f", matrices {_rounded_note(config.dtype, name, spec)}" if rounded else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = _draft_vocab(config, spec, _gpu_draft_vocab(spec))
     return Placement(ops, form, form, note, vocab, resident=True, prompt_tokens=2048, stack=stack)
 
 
+def _rounded_note(dtype: str, kept: str, spec: ModelSpec) -> str:
+    """What is stored how, the exceptions in brackets."""
+    others = ["vocabulary int8"] * (dtype == "int4") + [f"experts {kept}"] * (spec.moe is not None)
+    return f"{dtype} ({', '.join(others)})" if others else dtype
+
+
 def _half(device: torch.device) -> str:
-    """The type of activations beside 8-bit matrices: float16 only where a GPU that is here knows no bfloat16."""
+    """The type of activations beside rounded matrices: float16 only where a GPU that is here knows no bfloat16."""
     here = device.type == "cuda" and torch.cuda.is_available()
     return "float16" if here and torch.cuda.get_device_capability(device) < (8, 0) else "bfloat16"
 
@@ -108,7 +116,7 @@ def _gpu_draft_vocab(spec: ModelSpec) -> int:
 def _no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
     if not config.kernels:
         return "kernels are switched off"
-    if config.dtype not in ("auto", "float32", "bfloat16", "float16", "int8"):
+    if config.dtype not in ("auto", "float32", "bfloat16", "float16", *ROUNDED):
         return f"the kernels do not compute in {config.dtype}"
     if spec.gdn is not None and spec.gdn.conv_kernel != CONV_KERNEL:
         return f"the kernels do not take a conv over {spec.gdn.conv_kernel}"
@@ -120,6 +128,8 @@ def _no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
 def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:
     if not config.kernels:
         return "kernels are switched off"
+    if config.dtype == "int4":
+        return "the CPU's kernels do not round to 4 bits"
     if config.dtype not in ("auto", "float32", "bfloat16", "int8"):
         return f"the kernels do not compute in {config.dtype}"
     if spec.head_dim % 16 or spec.head_dim > 256:
@@ -135,9 +145,9 @@ def _draft_vocab(config: RunnerConfig, spec: ModelSpec, default: int) -> int:
 def _dense(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str) -> Placement:
     default = "float32" if device.type == "cpu" else "bfloat16"
     name = default if config.dtype == "auto" else config.dtype
-    if name == "int8":
-        ours = "CPU" if device.type == "cpu" else "Triton"
-        raise ConfigError(f"dtype int8 needs the {ours} kernels, but here there are only {why}")
+    if name in ROUNDED:
+        ours = "CPU" if device.type == "cpu" and name == "int8" else "Triton"
+        raise ConfigError(f"dtype {name} needs the {ours} kernels, but here there are only {why}")
     ops = TorchOps(device, getattr(torch, name))
     form = DenseFormat(ops)
     return Placement(ops, form, form, f"{device.type}, {name}, {why}", _draft_vocab(config, spec, 0))

@@ -29,11 +29,13 @@ from slipstream.runners.torch.cuda.kernels import linear
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
-from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix, num_words, weights
+from slipstream.runners.torch.cuda.kernels.int4 import Int4Matrix, num_tiles
+from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix, num_words
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, skinny_gated, skinny_normed
-from slipstream.runners.torch.cuda.kernels.linear_int8 import SCRATCH, int8_linear, tiling
+from slipstream.runners.torch.cuda.kernels.linear_rounded import MEETINGS, SCRATCH, rounded_linear, tiling
 from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
+from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -145,13 +147,17 @@ def int8_matrix(num_out: int, width: int) -> Int8Matrix:
     return Int8Matrix(torch.empty(num_out, num_words(width), dtype=torch.int16), torch.empty(num_out), width)
 
 
-def int8_product(num_out: int, width: int, num_tokens: int, dtype: torch.dtype = BF16) -> None:
-    matrix = int8_matrix(num_out, width)
-    cut = tiling(num_out, matrix.num_groups, num_tokens)
+def int4_matrix(num_out: int, width: int) -> Int4Matrix:
+    tiles = num_tiles(width)
+    return Int4Matrix(torch.empty(num_out, tiles * 64, dtype=torch.int16), ints(tiles * 4, num_out), width)
+
+
+def rounded_product(matrix: RoundedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
+    cut = tiling(matrix.bits, matrix.num_rows, matrix.num_tiles, matrix.tile, num_tokens)
     assert cut is not None
-    add = torch.empty(num_tokens, num_out, dtype=dtype)
-    scratch = Scratch(torch.device("cpu"), SCRATCH)
-    int8_linear(torch.empty(num_tokens, width, dtype=dtype), matrix, cut, scratch, add=add)
+    add = torch.empty(num_tokens, matrix.num_rows, dtype=dtype)
+    scratch = Scratch(torch.device("cpu"), SCRATCH, MEETINGS)
+    rounded_linear(torch.empty(num_tokens, matrix.width, dtype=dtype), matrix, cut, scratch, add=add)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -165,15 +171,26 @@ CASES: dict[str, Callable[[], object]] = {
     "rope 27B, 4": lambda: rope(QWEN, 4, 32),
     "rope 27B, 2048": lambda: rope(QWEN, 2048, 32),
     "rope SmolLM2, 4": lambda: rope(SMOLLM, 4, 32),
-    "int8 27B, 34816 x 5120, 16": lambda: int8_product(34816, 5120, 16),
-    "int8 27B, 34816 x 5120, 64": lambda: int8_product(34816, 5120, 64),
-    "int8 27B, 34816 x 5120, 512": lambda: int8_product(34816, 5120, 512),
-    "int8 27B, 5120 x 17408, 1": lambda: int8_product(5120, 17408, 1),
-    "int8 27B, 5120 x 17408, 64": lambda: int8_product(5120, 17408, 64),
-    "int8 27B, 5120 x 17408, 128": lambda: int8_product(5120, 17408, 128),
-    "int8 27B in float16, 16480 x 5120, 16": lambda: int8_product(16480, 5120, 16, torch.float16),
-    "int8 27B, rows": lambda: weights(int8_matrix(97, 5120), BF16, ints(4)),
-    "int8 27B, unpacked": lambda: weights(int8_matrix(97, 5120), BF16),
+    "int8 27B, 34816 x 5120, 16": lambda: rounded_product(int8_matrix(34816, 5120), 16),
+    "int8 27B, 34816 x 5120, 64": lambda: rounded_product(int8_matrix(34816, 5120), 64),
+    "int8 27B, 34816 x 5120, 512": lambda: rounded_product(int8_matrix(34816, 5120), 512),
+    "int8 27B, 5120 x 17408, 1": lambda: rounded_product(int8_matrix(5120, 17408), 1),
+    "int8 27B, 5120 x 17408, 64": lambda: rounded_product(int8_matrix(5120, 17408), 64),
+    "int8 27B, 5120 x 17408, 128": lambda: rounded_product(int8_matrix(5120, 17408), 128),
+    "int8 27B in float16, 16480 x 5120, 16": lambda: rounded_product(int8_matrix(16480, 5120), 16, torch.float16),
+    "int8 27B, rows": lambda: int8_matrix(97, 5120).weights(BF16, ints(4)),
+    "int8 27B, unpacked": lambda: int8_matrix(97, 5120).weights(BF16),
+    "int4 27B, 34816 x 5120, 1": lambda: rounded_product(int4_matrix(34816, 5120), 1),
+    "int4 27B, 34816 x 5120, 16": lambda: rounded_product(int4_matrix(34816, 5120), 16),
+    "int4 27B, 34816 x 5120, 64": lambda: rounded_product(int4_matrix(34816, 5120), 64),
+    "int4 27B, 34816 x 5120, 256": lambda: rounded_product(int4_matrix(34816, 5120), 256),
+    "int4 27B, 5120 x 17408, 1": lambda: rounded_product(int4_matrix(5120, 17408), 1),
+    "int4 27B, 5120 x 17408, 64": lambda: rounded_product(int4_matrix(5120, 17408), 64),
+    "int4 27B in float16, 16480 x 5120, 16": lambda: rounded_product(int4_matrix(16480, 5120), 16, torch.float16),
+    "int4 27B in float16, 16480 x 5120, 1": lambda: rounded_product(int4_matrix(16480, 5120), 1, torch.float16),
+    "int4 4B in float32, 2560 x 4096, 1": lambda: rounded_product(int4_matrix(2560, 4096), 1, torch.float32),
+    "int4 27B, rows": lambda: int4_matrix(97, 5120).weights(BF16, ints(4)),
+    "int4 27B, unpacked": lambda: int4_matrix(97, 5120).weights(BF16),
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import triton
-from compile_report import BF16, CASES, H100
+from compile_report import BF16, CASES, H100, int4_matrix, int8_matrix, ints, rounded_product
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load.random_model import open_random
@@ -103,10 +103,20 @@ def calibration() -> dict[str, list[str]]:
     return {"calibration": told(launches), "not rehearsed": told(set(launches) - set(rehearsed))}
 
 
+def rounded_for_few_tokens() -> list[str]:
+    """What products with rounded matrices and lookups in them launch, for any number of tokens that is not padded."""
+    with noted() as launches:
+        for num_tokens in (1, 2, 3, 4, 8, 12, 16):
+            for matrix in (int8_matrix(64, 512), int4_matrix(64, 512)):
+                rounded_product(matrix, num_tokens)
+                matrix.weights(BF16, ints(num_tokens))
+    return told(launches)
+
+
 def main() -> None:
     driver = LaunchingH100()
     triton.runtime.driver.set_active(driver)
-    print(json.dumps(compiled_ahead(driver) | calibration()))
+    print(json.dumps(compiled_ahead(driver) | calibration() | {"rounded, few tokens": rounded_for_few_tokens()}))
 
 
 def compiled_ahead(driver: LaunchingH100) -> dict[str, Any]:

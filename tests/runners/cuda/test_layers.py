@@ -57,7 +57,7 @@ def careful_product(x: Tensor, weight: Tensor, bias: None, add: Tensor | None) -
 @pytest.mark.parametrize("num_tokens", [1, 5, 17, 70])
 def test_equals_layer_by_layer(num_tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr("slipstream.runners.torch.cuda.linear._library_product", careful_product)
+        monkeypatch.setattr("slipstream.runners.torch.cuda.linear.library_product", careful_product)
     weights = [[weight.to(device, torch.bfloat16) for weight in matrices()] for _ in range(2)]
     norms = (1 + 0.3 * torch.randn(2, 2, HIDDEN)).to(device)
     scratch = Scratch(device)

@@ -82,6 +82,13 @@ def test_decode_steps_have_few_shapes() -> None:
     assert len(shapes) < 40
 
 
+def test_the_first_step_of_a_kind_compiles_for_the_others() -> None:
+    """Products in 4 bits are others for up to 8 tokens than for 16."""
+    kinds = [laid_out([RowStep(i, 1, 0) for i in range(n)], [1] * n)[0].shape.kind for n in (1, 8, 16, 32)]
+    assert kinds[0] == kinds[1]
+    assert len(set(kinds)) == 3
+
+
 def test_prompts_are_cut_into_tiles() -> None:
     layout, _ = laid_out([RowStep(0, 100, 1), RowStep(1, 4, 3)], [100, 1])
     assert layout.shape.has_prompts

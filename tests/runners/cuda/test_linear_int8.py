@@ -6,29 +6,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.int8 import BIAS, MOST, Int8Matrix, rounded, weights
+from slipstream.runners.torch.cuda.kernels import int8
+from slipstream.runners.torch.cuda.kernels.int8 import BIAS, MOST, Int8Matrix, rounded
 from slipstream.runners.torch.cuda.kernels.linear import PROCESSORS, Scratch, Tiling, fitted
-from slipstream.runners.torch.cuda.kernels.linear_int8 import (
+from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     LIBRARY_TOKENS,
     SCRATCH,
-    int8_linear,
+    rounded_linear,
     tiling,
     tokens_of_a_block,
 )
-from slipstream.runners.torch.cuda.linear import CudaInt8Format, CudaInt8Linear, CudaLinear
+from slipstream.runners.torch.cuda.linear import CudaLinear
 from slipstream.runners.torch.cuda.ops import CudaOps
+from slipstream.runners.torch.cuda.rounded import CudaRoundedFormat, CudaRoundedLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-def made(num_rows: int, width: int, device: torch.device, group: int = 128) -> Int8Matrix:
+def made(num_rows: int, width: int, device: torch.device, tile: int = 128) -> Int8Matrix:
     spread = torch.logspace(-3, 1, num_rows, device=device)[:, None]  # a scale of its own for each row
-    return rounded([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device, group)
+    return rounded([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device, tile)
 
 
 def levels(matrix: Int8Matrix) -> Tensor:
     """As whole numbers, read from the words without our kernels. [rows, columns]"""
-    pairs = matrix.words.cpu().view(torch.uint8).view(matrix.num_rows, matrix.num_groups, matrix.group // 2, 2)
+    pairs = matrix.words.cpu().view(torch.uint8).view(matrix.num_rows, matrix.num_tiles, matrix.tile // 2, 2)
     return pairs.transpose(2, 3).reshape(matrix.num_rows, -1)[:, : matrix.width].long() - BIAS
 
 
@@ -58,19 +60,19 @@ def test_rounding_is_off_by_half_a_level_at_most(dtype: torch.dtype, device: tor
 def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.randn(50, 256, device=device)
     at_once = rounded([whole], whole.shape, device)
-    monkeypatch.setattr("slipstream.runners.torch.cuda.kernels.int8.SLAB", 7 * 256)
+    monkeypatch.setattr("slipstream.runners.torch.cuda.kernels.rounding.SLAB", 7 * 256)
     in_slabs = rounded([whole[:9], whole[9:]], whole.shape, device)
     assert torch.equal(at_once.words, in_slabs.words)
     assert torch.equal(at_once.scale, in_slabs.scale)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("width", "group"), [(384, 128), (200, 128), (520, 256)])
-def test_rows_are_level_times_scale(width: int, group: int, dtype: torch.dtype, device: torch.device) -> None:
-    matrix = made(37, width, device, group)
+@pytest.mark.parametrize(("width", "tile"), [(384, 128), (200, 128), (520, 256)])
+def test_rows_are_level_times_scale(width: int, tile: int, dtype: torch.dtype, device: torch.device) -> None:
+    matrix = made(37, width, device, tile)
     wanted = (levels(matrix).float() * matrix.scale.cpu()[:, None]).to(dtype)
     ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
-    whole, some = weights(matrix, dtype).cpu(), weights(matrix, dtype, ids).cpu()
+    whole, some = matrix.weights(dtype).cpu(), matrix.weights(dtype, ids).cpu()
     # The interpreter cuts bits off where a GPU rounds to bfloat16.
     cut = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
     assert torch.allclose(whole, wanted, rtol=cut, atol=0.0)
@@ -92,7 +94,7 @@ CUTS = [
 def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cuda" and dtype == torch.float32 and num_tokens > 64:
         pytest.skip("float32 is there to be compared with: its tiles of 128 tokens do not fit")
-    x = torch.randn(num_tokens, 328, device=device).to(dtype)  # the last group of columns is not full
+    x = torch.randn(num_tokens, 328, device=device).to(dtype)  # the last tile is not full
     matrix = made(97, 328, device)
     add = torch.randn(num_tokens, 97, device=device).to(dtype)
     bias = torch.randn(97, device=device).to(dtype)
@@ -100,7 +102,7 @@ def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device
     # The second finds the counters as the first left them.
     for beside, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
         total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(int8_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
+        assert error(rounded_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
     assert not scratch.arrived.any()
 
 
@@ -114,27 +116,27 @@ def test_every_level_is_exact(dtype: torch.dtype, device: torch.device) -> None:
     cut, scratch = Tiling(64, 128, 2), Scratch(device)
     for columns in range(0, 256, 64):
         x = torch.eye(256, dtype=dtype, device=device)[columns : columns + 64].contiguous()
-        assert torch.equal(int8_linear(x, matrix, cut, scratch).cpu().long().T, wanted[:, columns : columns + 64])
+        assert torch.equal(rounded_linear(x, matrix, cut, scratch).cpu().long().T, wanted[:, columns : columns + 64])
 
 
-def test_two_groups_of_columns_in_one(device: torch.device) -> None:
+def test_tiles_of_twice_the_columns(device: torch.device) -> None:
     x, matrix = torch.randn(3, 512, device=device), made(70, 512, device, 256)
-    assert error(int8_linear(x, matrix, Tiling(64, 256, 2), Scratch(device)), product(x, matrix), matrix) < 1e-5
+    assert error(rounded_linear(x, matrix, Tiling(64, 256, 2), Scratch(device)), product(x, matrix), matrix) < 1e-5
 
 
 def test_the_same_bits_in_any_company(device: torch.device) -> None:
     x, matrix, scratch = torch.randn(16, 1024, device=device), made(64, 1024, device), Scratch(device)
-    together = int8_linear(x, matrix, CUTS[1], scratch)
-    alone = torch.cat([int8_linear(row[None], matrix, CUTS[1], scratch) for row in x])
+    together = rounded_linear(x, matrix, CUTS[1], scratch)
+    alone = torch.cat([rounded_linear(row[None], matrix, CUTS[1], scratch) for row in x])
     assert torch.equal(together, alone)
 
 
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816, 248320])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 256, 512, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
-    cut, block = tiling(num_out, 40, num_tokens), tokens_of_a_block(num_tokens)
+    cut, block = tiling(8, num_out, 40, 128, num_tokens), tokens_of_a_block(8, num_tokens)
     if cut is None:
-        assert num_tokens > LIBRARY_TOKENS
+        assert num_tokens > LIBRARY_TOKENS[8]
         return
     programs = -(-num_out // cut.rows) * -(-num_tokens // block)
     assert cut.split == 1 or programs <= PROCESSORS
@@ -146,17 +148,19 @@ def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> No
 # ---- As the model sees it ----
 
 
-def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaInt8Linear:
-    made = CudaInt8Format(CudaOps(device, torch.float32)).dense(torch.randn(num_out, width, device=device), bias)
-    assert isinstance(made, CudaInt8Linear)
+def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaRoundedLinear:
+    form = CudaRoundedFormat(CudaOps(device, torch.float32), int8)
+    made = form.dense(torch.randn(num_out, width, device=device), bias)
+    assert isinstance(made, CudaRoundedLinear)
     return made
 
 
-@pytest.mark.parametrize("num_tokens", [1, 40, LIBRARY_TOKENS + 1])
+@pytest.mark.parametrize("num_tokens", [1, 40, LIBRARY_TOKENS[8] + 1])
 def test_a_linear_of_few_or_many_tokens(num_tokens: int, device: torch.device) -> None:
     bias = torch.randn(70, device=device)
     made, x = linear(70, 128, device, bias), torch.randn(num_tokens, 128, device=device)
     add = torch.randn(num_tokens, 70, device=device)
+    assert isinstance(made.matrix, Int8Matrix)
     wanted = product(x, made.matrix) + bias.cpu().double()
     assert error(made(x), wanted, made.matrix) < 1e-4
     assert error(made(x, add.clone()), wanted + add.cpu().double(), made.matrix) < 1e-4
@@ -175,7 +179,7 @@ def test_drafts_read_the_first_rows_where_they_are(device: torch.device) -> None
 
 
 def test_what_is_kept_as_it_is(device: torch.device) -> None:
-    form = CudaInt8Format(CudaOps(device, torch.bfloat16))
+    form = CudaRoundedFormat(CudaOps(device, torch.bfloat16), int8)
     for name in ("model.layers.3.mlp.gate", "model.layers.3.mlp.gate.weight", "mtp.layers.0.mlp.shared_expert_gate"):
         assert isinstance(form.of(name).dense(torch.ones(64, 64, device=device)), CudaLinear), name
         assert form.of(name).stored_bytes("F32", (64, 64)) == 64 * 64 * 2

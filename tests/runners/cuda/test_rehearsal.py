@@ -89,6 +89,7 @@ def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
     assert told["as a launch compiles them"]
     assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(told["calibration"])
     assert told["not rehearsed"] == []
+    assert told["rounded, few tokens"] == 3 * ["_rounded"] + 2 * ["_weights_kernel"]  # in 4 bits for 8 and 16
 
 
 def test_each_launch_is_noted_once_and_skipped() -> None:
@@ -178,9 +179,9 @@ def layer(mixer: Any, mlp: Any) -> DecoderLayer:
     return DecoderLayer(None, mixer, None, mlp)  # type: ignore[arg-type]
 
 
-def laid_out(num_tokens: int, num_rows: int, propose: int = 0) -> Layout:
+def laid_out(num_tokens: int, num_rows: int, propose: int = 0, depth: int = 4) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    return lay_out([RowStep(i, feed, propose) for i, feed in enumerate(feeds)], [1] * num_rows, 64, 4, 64)
+    return lay_out([RowStep(i, feed, propose) for i, feed in enumerate(feeds)], [1] * num_rows, 64, depth, 64)
 
 
 @pytest.fixture
@@ -226,6 +227,12 @@ def test_layouts_that_need_the_same_kernels_are_rehearsed_once() -> None:
         (2, 8, 0),
         (2, 1, 1),
     ]
+
+
+def test_up_to_8_tokens_and_more_are_rehearsed_each() -> None:
+    """Products in 4 bits tell them apart."""
+    chosen = distinct([laid_out(6, 2, depth=2), laid_out(12, 4, depth=2), laid_out(9, 3, depth=2)])
+    assert [layout.shape.num_tokens for layout in chosen] == [6, 12]
 
 
 def test_one_layer_of_each_kind_and_the_first_behind_another() -> None:

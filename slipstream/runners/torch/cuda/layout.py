@@ -18,7 +18,7 @@ from slipstream.engine.plan import RowStep
 from slipstream.runners.logprobs import Telling
 from slipstream.runners.rows import Asked
 from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels.linear import padded
+from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 ROW_BUCKETS = tuple(1 << i for i in range(11))
@@ -65,7 +65,7 @@ class StepShape:
         """Steps of a kind use the same kernels. One that reads prompts is worth a capture when it comes again."""
         if self.has_prompts:
             return self
-        return padded(self.num_tokens), self.tile_size, self.context, self.plain, self.feeds_head, self.masked
+        return compiled_for(self.num_tokens), self.tile_size, self.context, self.plain, self.feeds_head, self.masked
 
     @property
     def parts(self) -> list[int]:

@@ -1,11 +1,10 @@
 """Matrices on a GPU: our kernels while reading the weights is all that counts, the library's product beyond.
 
-Stored in the activations' own type, or rounded to 8 bits.
+Stored in the activations' own type; rounded.py has those in fewer bits.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -15,8 +14,6 @@ import torch
 import triton
 from torch import Tensor
 
-from slipstream.load.tensor import RawTensor
-from slipstream.runners.torch.cuda.kernels import int8, linear_int8
 from slipstream.runners.torch.cuda.kernels.gather import gather_rows
 from slipstream.runners.torch.cuda.kernels.linear import (
     FEW_TOKENS,
@@ -33,10 +30,9 @@ from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, rou
 from slipstream.runners.torch.cuda.kernels.turns import OVERLAP
 from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
-from slipstream.runners.torch.weights import DenseFormat, LinearFormat, Parts, as_tensor
+from slipstream.runners.torch.weights import DenseFormat, Parts
 
 GLUON_VERSIONS = ((3, 6), (3, 9))  # of Triton, first and last that linear_ahead.py was compiled with
-KEPT = ("gate", "shared_expert_gate")  # routers: rounded, they would choose other experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class CudaLinear(DenseLinear):
         if cut is not None:
             return skinny_linear(x, self.weight, cut, self.scratch, add)
         assert isinstance(x, Tensor)
-        return _library_product(x, self.weight, self.bias, add)
+        return library_product(x, self.weight, self.bias, add)
 
     def normed(self, x: Tensor, add: Tensor, norm: RmsNorm) -> tuple[Tensor, Unscaled]:
         """x W^T + add, and that normalised: for as many tokens as there is a cut for."""
@@ -72,7 +68,7 @@ class CudaLinear(DenseLinear):
         return make_linear(self.weight[:num_rows], None, self.scratch)
 
 
-def _library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
+def library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:
     if add is None or bias is not None:
         y = torch.nn.functional.linear(x, weight, bias)
         return y if add is None else y + add
@@ -91,7 +87,7 @@ def _cut(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tiling | None:
     cut = tiling(num_out, width, num_tokens)
     if cut is not None and cut.ahead:
         cut = replace(cut, ahead=weight.dtype == torch.bfloat16 and _has_gluon(weight.device))
-    return cut and fitted(cut, num_tokens, weight.itemsize, _shared_bytes(weight.device))
+    return cut and fitted(cut, num_tokens, weight.itemsize, shared_bytes(weight.device))
 
 
 @cache
@@ -104,46 +100,11 @@ def _has_gluon(device: torch.device) -> bool:
 
 
 @cache
-def _shared_bytes(device: torch.device) -> int:
+def shared_bytes(device: torch.device) -> int:
     """That a program may have. Asked once: it takes a millisecond."""
     if device.type == "cpu":
         return 1 << 30
     return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
-
-
-@dataclass(frozen=True, slots=True)
-class CudaInt8Linear:
-    matrix: int8.Int8Matrix
-    bias: Tensor | None  # [out]
-    scratch: Scratch
-    dtype: torch.dtype  # of activations
-
-    @property
-    def num_out(self) -> int:
-        return self.matrix.num_rows
-
-    @property
-    def num_bytes(self) -> int:
-        return self.matrix.num_bytes
-
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        cut = self._cut(x.shape[0])
-        if cut is not None:
-            return linear_int8.int8_linear(x, self.matrix, cut, self.scratch, self.bias, add)
-        return _library_product(x, int8.weights(self.matrix, self.dtype), self.bias, add)
-
-    def _cut(self, num_tokens: int) -> Tiling | None:
-        """None: unpacked for the library."""
-        cut = linear_int8.tiling(self.num_out, self.matrix.num_groups, num_tokens, self.matrix.group)
-        block = linear_int8.tokens_of_a_block(num_tokens)
-        return cut and fitted(cut, block, self.dtype.itemsize, _shared_bytes(self.matrix.words.device), weight_bytes=1)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return int8.weights(self.matrix, self.dtype, ids)
-
-    def for_drafts(self, num_rows: int) -> CudaInt8Linear:
-        assert self.bias is None
-        return replace(self, matrix=self.matrix.first(num_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,45 +143,3 @@ class CudaFormat(DenseFormat):
         for place, parts in zip(whole, matrices, strict=True):
             place.copy_(self.matrix(parts))
         return whole
-
-
-class CudaInt8Format(CudaFormat):
-    """Matrices in 8 bits, but for experts and routers; rounded on the device, one after the other."""
-
-    @cached_property
-    def _kept(self) -> CudaFormat:
-        return CudaFormat(self.ops)
-
-    @cached_property
-    def _int8_scratch(self) -> Scratch:
-        return Scratch(self.ops.device, linear_int8.SCRATCH)
-
-    def of(self, name: str) -> LinearFormat:
-        kept = ".experts." in name or name.removesuffix(".weight").rpartition(".")[2] in KEPT
-        return self._kept if kept else self
-
-    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
-        if not self._fits(parts[0].shape[1]):
-            return super().linear(parts, bias)
-        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        return self._linear(int8.rounded((as_tensor(part) for part in parts), shape, self.ops.device), bias)
-
-    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
-        if not self._fits(matrix.shape[1]):
-            return super().dense(matrix, bias)
-        return self._linear(int8.rounded([matrix], matrix.shape, self.ops.device), bias)
-
-    def _linear(self, matrix: int8.Int8Matrix, bias: Tensor | None) -> Linear:
-        return CudaInt8Linear(matrix, bias, self._int8_scratch, self.ops.dtype)
-
-    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        if len(shape) != 2 or not self._fits(shape[1]):
-            return super().stored_bytes(dtype, shape)
-        return shape[0] * (2 * int8.num_words(shape[1]) + 4)
-
-    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
-        return math.prod(shape) * self.ops.dtype.itemsize
-
-    def _fits(self, width: int) -> bool:
-        """Rows of activations must start where the copy engine can."""
-        return width * self.ops.dtype.itemsize % 16 == 0

@@ -20,6 +20,7 @@ import triton
 
 from slipstream.host import available_threads
 from slipstream.runners.torch.cuda.kernels.linear import padded
+from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
 from slipstream.runners.torch.cuda.layout import Layout
 from slipstream.runners.torch.models.layers import InTurn, Layers
 
@@ -121,11 +122,12 @@ def _needs(layout: Layout) -> Hashable:
     shape = layout.shape
     way = (shape.tile_size, shape.context, shape.has_prompts, shape.plain, shape.feeds_head, shape.masked)
     sizes = (shape.num_rows, shape.num_tokens, shape.num_draws, shape.num_tiles, *layout.pass_rows)
-    return way, tuple(_compiled_for(size) for size in sizes)
+    multiplied = (shape.num_tokens, shape.num_draws, *layout.pass_rows)
+    return way, tuple(_told_apart(size) for size in sizes), tuple(compiled_for(size) for size in multiplied)
 
 
-def _compiled_for(size: int) -> Hashable:
-    """What our products and Triton make a difference of."""
+def _told_apart(size: int) -> Hashable:
+    """What attention and Triton make a difference of."""
     return padded(size), size == 1, size % 16 == 0
 
 

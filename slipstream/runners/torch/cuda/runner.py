@@ -24,7 +24,7 @@ from slipstream.runners.torch.cuda.constrained import ConstrainedRows, MaskBuffe
 from slipstream.runners.torch.cuda.graphs import Graphs
 from slipstream.runners.torch.cuda.kernels import step as kernels
 from slipstream.runners.torch.cuda.kernels.gather import gather_rows
-from slipstream.runners.torch.cuda.kernels.linear import padded
+from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
 from slipstream.runners.torch.cuda.kernels.masks import apply_masks
 from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
 from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
@@ -232,7 +232,7 @@ class CudaRunner:
         verified = _mark(self.device)
         for ahead, num_rows in enumerate(layout.pass_rows):
             key = (ahead, num_rows, shape.context)
-            self.graphs.run(key, (ahead > 0, padded(num_rows)), partial(self._draft, *key))
+            self.graphs.run(key, (ahead > 0, compiled_for(num_rows)), partial(self._draft, *key))
         if self.depth:
             kernels.tell_drafts(self.rows.state, self.buffers.step(shape), self._report, self.depth)
         return start, verified

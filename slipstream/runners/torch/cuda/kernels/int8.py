@@ -1,7 +1,7 @@
 """Matrices in 8 bits: a weight is level * scale, a level from -127 to 127, a float32 scale for each row (output).
 
-Levels lie in pairs, biased by 128, in words of 16 bits: of every ``group`` columns, word c holds column c in its low
-byte and column c + group / 2 in its high one. So the columns of a tile's low bytes are neighbours, and so are those of
+Levels lie in pairs, biased by 128, in words of 16 bits: of every ``tile`` columns, word c holds column c in its low
+byte and column c + tile / 2 in its high one. So the columns of a tile's low bytes are neighbours, and so are those of
 its high bytes, and what a thread needs for the tensor cores it loads as words and unpacks at one instruction a weight:
 plain bytes cost it three or four.
 """
@@ -9,7 +9,8 @@ plain bytes cost it three or four.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import triton
@@ -17,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
+from slipstream.runners.torch.cuda.kernels.rounding import slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
-GROUP = 128
+TILE = 128
 MOST = 127  # the largest level
 BIAS = 128
 UNIT = tl.constexpr(64.0)  # kernels compute with levels over this: it saves them an instruction
-SLAB = 1 << 23  # weights rounded at once
 _BLOCK = 512  # words a program makes into weights
 
 # Bits of a small whole number, read as bfloat16, are that number times 2^-133: denormal or not. Times 2^127, less 2.
@@ -67,60 +68,70 @@ def halves(words, dtype: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    words: Tensor  # int16 [rows, columns / 2, rounded up to whole groups], contiguous
+    words: Tensor  # int16 [rows, columns / 2, rounded up to whole tiles], contiguous
     scale: Tensor  # float32 [rows]
     width: int  # columns
-    group: int = GROUP
+    tile: int = TILE
+
+    bits: ClassVar[int] = 8
+
+    @property
+    def at_once(self) -> int:
+        return self.tile // 2
 
     @property
     def num_rows(self) -> int:
         return self.words.shape[0]
 
     @property
-    def num_groups(self) -> int:
-        return self.words.shape[1] * 2 // self.group
+    def num_tiles(self) -> int:
+        return self.words.shape[1] * 2 // self.tile
 
     @property
     def num_bytes(self) -> int:
         return self.words.nbytes + self.scale.nbytes
 
+    def facts(self, num_rows: int) -> Tensor:
+        return self.scale
+
     def first(self, num_rows: int) -> Int8Matrix:
-        """A view."""
-        return Int8Matrix(self.words[:num_rows], self.scale[:num_rows], self.width, self.group)
+        return replace(self, words=self.words[:num_rows], scale=self.scale[:num_rows])
+
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+        row_words = self.words.shape[1]
+        num_rows = self.num_rows if ids is None else ids.shape[0]
+        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        _weights_kernel[(num_rows, triton.cdiv(row_words, _BLOCK))](
+            self.words, self.scale, ids, out, self.width, row_words, K=self.tile, BLOCK=_BLOCK, num_warps=4,
+            **IN_TURN,
+        )  # fmt: skip
+        return out
 
 
-def num_words(width: int, group: int = GROUP) -> int:
-    return -(-width // group) * group // 2
+def num_words(width: int, tile: int = TILE) -> int:
+    return -(-width // tile) * tile // 2
 
 
-def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, group: int = GROUP) -> Int8Matrix:
+def stored_bytes(shape: Sequence[int]) -> int:
+    num_rows, width = shape
+    return num_rows * (2 * num_words(width) + 4)
+
+
+def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, tile: int = TILE) -> Int8Matrix:
     """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type, taken in turn."""
     num_rows, width = shape
-    words = torch.empty(num_rows, num_words(width, group), dtype=torch.int16, device=device)
-    made = Int8Matrix(words, torch.empty(num_rows, dtype=torch.float32, device=device), width, group)
-    start = 0
-    for part in parts:
-        _fill(made, start, part)
-        start += part.shape[0]
-    assert start == num_rows
-    return made
+    words = torch.empty(num_rows, num_words(width, tile), dtype=torch.int16, device=device)
+    scale = torch.empty(num_rows, dtype=torch.float32, device=device)
+    for rows, weights in slabs(parts, num_rows, device):
+        scale[rows] = weights.abs().amax(dim=1) / MOST
+        steps = weights / torch.where(scale[rows] > 0, scale[rows], 1.0)[:, None]
+        words[rows] = _paired(steps.round_().clamp_(-MOST, MOST), tile)
+    return Int8Matrix(words, scale, width, tile)
 
 
-def _fill(made: Int8Matrix, start: int, part: Tensor) -> None:
-    """Rounds ``part`` into the rows from ``start`` on, slab by slab: what stands between stays small."""
-    for slab in part.split(max(1, SLAB // made.width)):
-        weights = slab.to(made.words.device).float()
-        end = start + slab.shape[0]
-        scale = weights.abs().amax(dim=1) / MOST
-        levels = (weights / torch.where(scale > 0, scale, 1.0)[:, None]).round_().clamp_(-MOST, MOST)
-        made.scale[start:end] = scale
-        made.words[start:end] = _paired(levels, made.group)
-        start = end
-
-
-def _paired(levels: Tensor, group: int) -> Tensor:
-    biased = torch.nn.functional.pad(levels + BIAS, (0, -levels.shape[1] % group), value=BIAS).to(torch.uint8)
-    low_high = biased.view(levels.shape[0], -1, 2, group // 2).transpose(2, 3)
+def _paired(levels: Tensor, tile: int) -> Tensor:
+    biased = torch.nn.functional.pad(levels + BIAS, (0, -levels.shape[1] % tile), value=BIAS).to(torch.uint8)
+    low_high = biased.view(levels.shape[0], -1, 2, tile // 2).transpose(2, 3)
     return low_high.reshape(levels.shape[0], -1).view(torch.int16)
 
 
@@ -140,15 +151,3 @@ def _weights_kernel(words, scale, ids, out, width, row_words, K: tl.constexpr, B
     high = ((found >> 8 & 255) - 128).to(tl.float32) * factor
     tl.store(target, low.to(out.dtype.element_ty), mask=(index < row_words) & (column < width))
     tl.store(target + K // 2, high.to(out.dtype.element_ty), mask=(index < row_words) & (column + K // 2 < width))
-
-
-def weights(matrix: Int8Matrix, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-    """All rows, or those that ``ids`` name, as plain weights. [rows, columns]"""
-    row_words = matrix.words.shape[1]
-    num_rows = matrix.num_rows if ids is None else ids.shape[0]
-    out = torch.empty(num_rows, matrix.width, dtype=dtype, device=matrix.words.device)
-    _weights_kernel[(num_rows, triton.cdiv(row_words, _BLOCK))](
-        matrix.words, matrix.scale, ids, out, matrix.width, row_words, K=matrix.group, BLOCK=_BLOCK, num_warps=4,
-        **IN_TURN,
-    )  # fmt: skip
-    return out

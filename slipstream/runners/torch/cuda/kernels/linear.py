@@ -132,23 +132,25 @@ def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
 
 
 def fitted(
-    cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: int | None = None
+    cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: float | None = None
 ) -> Tiling | None:
     """With no more stages than a program's shared memory holds; None: it does not hold two.
 
     ``weight_bytes``: of a weight, where it is not stored as activations are.
     """
     column_bytes = cut.rows * (weight_bytes or item_bytes) + num_tokens * item_bytes
-    stages = (shared_bytes - 1024) // (column_bytes * cut.inner)
+    stages = int((shared_bytes - 1024) // (column_bytes * cut.inner))
     return replace(cut, stages=min(cut.stages, stages)) if stages >= 2 else None
 
 
 class Scratch:
     """Where the parts of split products meet: one for all matrices of a device, since kernels run one by one."""
 
-    def __init__(self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS) -> None:
+    def __init__(
+        self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS, num_meetings: int = PROCESSORS
+    ) -> None:
         self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
-        self.arrived = torch.zeros(PROCESSORS, device=device, dtype=torch.int32)
+        self.arrived = torch.zeros(num_meetings, device=device, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,208 @@
+"""Matrices in 4 bits: a weight is level * scale + low, a level from 0 to 15; every ``GROUP`` columns of a row have a
+scale and a low end, both bfloat16. That makes 4.5 bits a weight.
+
+Four levels make a word of 16 bits: word c of every ``TILE`` columns holds columns c, c + 64, c + 128 and c + 192, from
+its lowest bits up. So a tile's four groups are the first, second, third and fourth levels of its words, and a thread
+that holds two neighbouring words, as the tensor cores want them, has two neighbouring columns of each group. It makes
+two levels into weights by two instructions, one that cuts out their bits and one that multiplies and adds; one more,
+for eight levels, brings down the high bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
+from slipstream.runners.torch.cuda.kernels.rounding import slabs
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
+TILE = 256
+GROUP = TILE // 4
+MOST = 15  # the largest level
+UNIT_BITS = 24
+UNIT = tl.constexpr(2.0**UNIT_BITS)  # kernels compute with weights over this: see below
+# Bits of a small whole number, read as bfloat16, are that number times 2^-133: denormal or not. What they are
+# multiplied with is therefore stored as scale * 2^133 / UNIT (without UNIT, ordinary scales would be too large for
+# bfloat16), and for levels in the upper half of a byte as a sixteenth of that.
+FACTOR_BITS = 133 - UNIT_BITS
+_ROWS = 32  # that a program makes into weights
+
+_LEVELS = tl.constexpr("""{
+    .reg .b32 high;
+    shr.u32 high, $4, 8;
+    and.b32 $0, $4, 0x000f000f;
+    and.b32 $1, $4, 0x00f000f0;
+    and.b32 $2, high, 0x000f000f;
+    and.b32 $3, high, 0x00f000f0;
+}""")
+# Two columns of one row have the same facts: the compiler sees it, and takes both halves of them as they are.
+_WEIGHTS = tl.constexpr("""{
+    .reg .b16 factor0, factor1, low0, low1;
+    .reg .b32 factor, low;
+    mov.b32 {factor0, low0}, $2;
+    mov.b32 {factor1, low1}, $3;
+    mov.b32 factor, {factor0, factor1};
+    mov.b32 low, {low0, low1};
+    fma.rn.bf16x2 $0, $1, factor, low;
+}""")
+
+
+@triton.jit
+def weights_of(words, facts, dtype: tl.constexpr):
+    """Those of whole tiles, in that type, rounded once. words: [N, W], facts: int32 [4, N] -> [N, 4 W]
+
+    Over UNIT, but for float16, which would lose them: see ``plain``.
+    """
+    N: tl.constexpr = words.shape[0]
+    W: tl.constexpr = words.shape[1]
+    found = tl.broadcast_to(facts.T[:, :, None], [N, 4, W]).reshape([N, 4 * W])
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _LEVELS, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True, pack=2,
+        )  # fmt: skip
+        return tl.inline_asm_elementwise(
+            _WEIGHTS, "=r,r,r,r", [_joined(a, b, c, d), found], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    bits = _joined(words & 0x0F, words & 0xF0, words >> 8 & 0x0F, words >> 8 & 0xF0).to(tl.float32)
+    factor = (found << 16).to(tl.float32, bitcast=True) * 2.0**-100  # in two steps: 2^-133 is denormal
+    made = bits * (factor * 2.0**-33) + (found & -65536).to(tl.float32, bitcast=True)
+    return (made * UNIT if dtype == tl.float16 else made).to(dtype)
+
+
+@triton.jit
+def _joined(a, b, c, d):
+    """Side by side. [N, W] each -> [N, 4 W]"""
+    N: tl.constexpr = a.shape[0]
+    W: tl.constexpr = a.shape[1]
+    four = tl.join(tl.join(a, c), tl.join(b, d)).reshape([N, W, 4])
+    return four.permute(0, 2, 1).reshape([N, 4 * W])
+
+
+@triton.jit
+def plain(values, dtype: tl.constexpr):
+    """What was computed from ``weights_of`` in that type, in float32: as if from the weights themselves."""
+    return values if dtype == tl.float16 else values * UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Matrix:
+    words: Tensor  # int16 [rows, columns / 4, rounded up to whole tiles], contiguous
+    # Factor, in the low half, and low end / UNIT, both bfloat16; a group's start at a multiple of 16 bytes.
+    pairs: Tensor  # int32 [groups, rows]
+    width: int  # columns
+
+    bits: ClassVar[int] = 4
+    tile: ClassVar[int] = TILE
+    at_once: ClassVar[int] = TILE
+
+    @property
+    def num_rows(self) -> int:
+        return self.words.shape[0]
+
+    @property
+    def num_tiles(self) -> int:
+        return self.words.shape[1] // GROUP
+
+    @property
+    def num_bytes(self) -> int:
+        return stored_bytes((self.num_rows, self.width))
+
+    def facts(self, num_rows: int) -> TensorDescriptor:
+        return TensorDescriptor(self.pairs, list(self.pairs.shape), list(self.pairs.stride()), [4, num_rows])
+
+    def first(self, num_rows: int) -> Int4Matrix:
+        return replace(self, words=self.words[:num_rows], pairs=self.pairs[:, :num_rows])
+
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+        num_rows = self.num_rows if ids is None else ids.shape[0]
+        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
+            self.words, self.pairs, ids, out, num_rows, self.width, self.words.shape[1], self.pairs.stride(0),
+            N=_ROWS, W=GROUP, num_warps=4, **IN_TURN,
+        )  # fmt: skip
+        return out
+
+
+def num_tiles(width: int) -> int:
+    return -(-width // TILE)
+
+
+def stored_bytes(shape: Sequence[int]) -> int:
+    num_rows, width = shape
+    return num_tiles(width) * (2 * GROUP * num_rows + 4 * 4 * _padded(num_rows))
+
+
+def _padded(num_rows: int) -> int:
+    """So that each group's facts start where the copy engine can."""
+    return -(-num_rows // 4) * 4
+
+
+def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device) -> Int4Matrix:
+    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type, taken in turn."""
+    num_rows, width = shape
+    tiles = num_tiles(width)
+    words = torch.empty(num_rows, tiles * GROUP, dtype=torch.int16, device=device)
+    pairs = torch.empty(tiles * 4, _padded(num_rows), dtype=torch.int32, device=device)[:, :num_rows]
+    for rows, weights in slabs(parts, num_rows, device):
+        groups = torch.nn.functional.pad(weights, (0, -width % TILE)).view(weights.shape[0], tiles * 4, GROUP)
+        scale, low = _ends(groups)
+        words[rows] = _packed(_levels(groups, scale, low))
+        pairs[:, rows] = _pairs(scale, low).T
+    return Int4Matrix(words, pairs, width)
+
+
+def _ends(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and low end as stored, in float32; zero is always between the ends, so neither dwarfs the other."""
+    low, high = groups.aminmax(dim=2)
+    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    return ((high - low) / MOST).bfloat16().float(), low.bfloat16().float()
+
+
+def _levels(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    steps = (groups - low[..., None]) / torch.where(scale > 0, scale, 1.0)[..., None]
+    return steps.round_().clamp_(0, MOST).to(torch.uint8)
+
+
+def _packed(levels: Tensor) -> Tensor:
+    """[rows, groups, GROUP] -> [rows, words]"""
+    first, second, third, fourth = levels.view(levels.shape[0], -1, 4, GROUP).unbind(2)
+    low_high = torch.stack((first | second << 4, third | fourth << 4), dim=-1)  # bytes of a word
+    return low_high.flatten(1).view(torch.int16)
+
+
+def _pairs(scale: Tensor, low: Tensor) -> Tensor:
+    """[rows, groups]"""
+    factor = scale * 2.0**FACTOR_BITS
+    factor[:, 1::2] /= 16
+    return torch.stack((factor, low * 2.0**-UNIT_BITS), dim=-1).bfloat16().view(torch.int32).squeeze(-1)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _weights_kernel(
+    words, pairs, ids, out, num_rows, width, row_words, group_stride, N: tl.constexpr, W: tl.constexpr
+):  # fmt: skip
+    take_turn()
+    place = tl.program_id(0) * N + tl.arange(0, N)
+    tile = tl.program_id(1)
+    inside = place < num_rows
+    row = place.to(tl.int64)
+    if ids is not None:
+        row = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
+    word = tile * W + tl.arange(0, W)
+    group = (tile * 4 + tl.arange(0, 4)).to(tl.int64)
+    found = tl.load(words + row[:, None] * row_words + word[None, :], mask=inside[:, None], other=0)
+    facts = tl.load(pairs + group[:, None] * group_stride + row[None, :], mask=inside[None, :], other=0)
+    dtype: tl.constexpr = out.dtype.element_ty
+    made = plain(weights_of(found, facts, dtype).to(tl.float32), dtype)
+    column = tile * (4 * W) + tl.arange(0, 4 * W)
+    target = out + place[:, None].to(tl.int64) * width + column[None, :]
+    tl.store(target, made.to(dtype), mask=inside[:, None] & (column < width)[None, :])

@@ -1,0 +1,64 @@
+"""What matrices in few bits have in common, however many: rounded slab by slab, multiplied and unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+SLAB = 1 << 23  # weights rounded at once
+
+
+class RoundedMatrix(Protocol):
+    """[rows, columns]; its levels lie in words of 16 bits, those of every ``tile`` columns together."""
+
+    @property
+    def words(self) -> Tensor: ...  # int16 [rows, words], contiguous
+
+    @property
+    def width(self) -> int: ...  # columns
+
+    @property
+    def tile(self) -> int: ...  # columns
+
+    @property
+    def bits(self) -> int: ...  # of a level
+
+    @property
+    def at_once(self) -> int: ...  # columns of activations that meet weights in one product
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_tiles(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def facts(self, num_rows: int) -> Any:
+        """What makes levels into weights, as the kernel of products takes it with so many rows a program."""
+        ...
+
+    def first(self, num_rows: int) -> Self:
+        """A view."""
+        ...
+
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+        """All rows, or those that ``ids`` name, as plain weights. [rows, columns]"""
+        ...
+
+
+def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    """Rows and their weights in float32 on the device, a few at a time: what stands between stays small.
+
+    ``parts``: [rows, columns] of any float type, stacked along the output; taken in turn.
+    """
+    start = 0
+    for part in parts:
+        for slab in part.split(max(1, SLAB // part.shape[1])):
+            yield slice(start, start + slab.shape[0]), slab.to(device).float()
+            start += slab.shape[0]
+    assert start == num_rows

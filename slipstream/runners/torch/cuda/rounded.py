@@ -1,0 +1,143 @@
+"""Matrices on a GPU that are rounded to 8 or 4 bits at load: our kernels, or unpacked for the library's product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.load.tensor import RawTensor
+from slipstream.runners.torch.cuda.kernels import int4, int8
+from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted
+from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+    MEETINGS,
+    SCRATCH,
+    rounded_linear,
+    tiling,
+    tokens_of_a_block,
+)
+from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
+from slipstream.runners.torch.cuda.linear import CudaFormat, library_product, shared_bytes
+from slipstream.runners.torch.ops import Linear, Ops
+from slipstream.runners.torch.weights import LinearFormat, as_tensor
+
+KEPT = ("gate", "shared_expert_gate")  # routers: rounded, they would choose other experts
+VOCABULARY = ("embed_tokens", "lm_head")
+WEIGHT_BYTES = {8: 1.0, 4: 0.5 + 4 / int4.GROUP}  # in a tile, by bits: with facts that come with it
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRoundedLinear:
+    matrix: RoundedMatrix
+    bias: Tensor | None  # [out]
+    scratch: Scratch
+    dtype: torch.dtype  # of activations
+
+    @property
+    def num_out(self) -> int:
+        return self.matrix.num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        return self.matrix.num_bytes
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        cut = self._cut(x.shape[0])
+        if cut is not None:
+            return rounded_linear(x, self.matrix, cut, self.scratch, self.bias, add)
+        return library_product(x, self.matrix.weights(self.dtype), self.bias, add)
+
+    def _cut(self, num_tokens: int) -> Tiling | None:
+        """None: unpacked for the library."""
+        matrix = self.matrix
+        cut = tiling(matrix.bits, self.num_out, matrix.num_tiles, matrix.tile, num_tokens)
+        shared, block = shared_bytes(matrix.words.device), tokens_of_a_block(matrix.bits, num_tokens)
+        return cut and fitted(cut, block, self.dtype.itemsize, shared, weight_bytes=WEIGHT_BYTES[matrix.bits])
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.matrix.weights(self.dtype, ids)
+
+    def for_drafts(self, num_rows: int) -> CudaRoundedLinear:
+        assert self.bias is None
+        return replace(self, matrix=self.matrix.first(num_rows))
+
+
+class Rounding(Protocol):
+    """A module of kernels: how matrices are rounded."""
+
+    def rounded(self, parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, /) -> RoundedMatrix: ...
+
+    def stored_bytes(self, shape: Sequence[int], /) -> int: ...
+
+
+class CudaRoundedFormat(CudaFormat):
+    """Matrices in few bits, but for experts and routers; rounded on the device, one after the other."""
+
+    def __init__(self, ops: Ops, rounding: Rounding) -> None:
+        super().__init__(ops)
+        self._rounding = rounding
+
+    @cached_property
+    def _kept(self) -> CudaFormat:
+        return CudaFormat(self.ops)
+
+    @cached_property
+    def _rounded_scratch(self) -> Scratch:
+        return Scratch(self.ops.device, SCRATCH, MEETINGS)
+
+    def of(self, name: str) -> LinearFormat:
+        return self._kept if ".experts." in name or _last(name) in KEPT else self
+
+    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        if not self._fits(parts[0].shape[1]):
+            return super().linear(parts, bias)
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        return self._rounded((as_tensor(part) for part in parts), shape, bias)
+
+    def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        if not self._fits(matrix.shape[1]):
+            return super().dense(matrix, bias)
+        return self._rounded([matrix], matrix.shape, bias)
+
+    def _rounded(self, parts: Iterable[Tensor], shape: Sequence[int], bias: Tensor | None) -> Linear:
+        matrix = self._rounding.rounded(parts, shape, self.ops.device)
+        return CudaRoundedLinear(matrix, bias, self._rounded_scratch, self.ops.dtype)
+
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if len(shape) != 2 or not self._fits(shape[1]):
+            return super().stored_bytes(dtype, shape)
+        return self._rounding.stored_bytes(shape)
+
+    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
+        return math.prod(shape) * self.ops.dtype.itemsize
+
+    def _fits(self, width: int) -> bool:
+        """Rows of activations must start where the copy engine can."""
+        return width * self.ops.dtype.itemsize % 16 == 0
+
+
+class CudaInt4Format(CudaRoundedFormat):
+    """4 bits, but 8 for embedding and output: what they get wrong no later layer makes up for."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops, int4)
+
+    @cached_property
+    def _vocabulary(self) -> CudaRoundedFormat:
+        return CudaRoundedFormat(self.ops, int8)
+
+    def of(self, name: str) -> LinearFormat:
+        return self._vocabulary if _last(name) in VOCABULARY else super().of(name)
+
+
+def _last(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def rounded_format(ops: Ops, dtype: str) -> CudaRoundedFormat:
+    return CudaInt4Format(ops) if dtype == "int4" else CudaRoundedFormat(ops, int8)
