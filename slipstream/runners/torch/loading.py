@@ -86,6 +86,10 @@ class _Loader:
         self.blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
 
     def load(self) -> Runner:
+        if self.placement.resident and self.ops.device.type == "cuda":
+            from slipstream.runners.torch.cuda.rehearsal import hash_triton  # Triton is not everywhere
+
+            hash_triton()
         decoder = self._decoder()
         return self._resident(decoder) if self.placement.resident else self._hosted(decoder)
 

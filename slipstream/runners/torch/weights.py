@@ -18,12 +18,16 @@ from slipstream.load.dequantize import dequantize
 from slipstream.load.tensor import Checkpoint, RawTensor
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.ops import DenseLinear, HeadShape, Linear, Ops
+from slipstream.runners.torch.unpack import can_unpack, unpacked
 
+CPU = torch.device("cpu")
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def as_tensor(raw: RawTensor) -> Tensor:
-    """The tensor in its own float type; block types dequantised to float32."""
+def as_tensor(raw: RawTensor, device: torch.device = CPU) -> Tensor:
+    """The tensor in its own float type; block types dequantised to float32, on that device if it can do so."""
+    if device.type != "cpu" and can_unpack(raw):
+        return unpacked(raw, device)
     if raw.dtype not in _PLAIN:
         return torch.from_numpy(dequantize(raw)).view(raw.shape)
     data = np.array(raw.data, copy=True)  # off the memory map, writable, contiguous
@@ -83,7 +87,8 @@ class DenseFormat:
         return self.dense(self.matrix(parts), bias)
 
     def matrix(self, parts: Parts) -> Tensor:
-        made = [as_tensor(part).to(self.ops.device, self.ops.dtype) for part in parts]
+        device, dtype = self.ops.device, self.ops.dtype
+        made = [as_tensor(part, device).to(device, dtype) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made)
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:

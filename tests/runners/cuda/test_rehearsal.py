@@ -20,7 +20,15 @@ import triton
 from slipstream.engine.plan import RowStep
 from slipstream.runners.torch.cuda import rehearsal
 from slipstream.runners.torch.cuda.layout import Layout, lay_out
-from slipstream.runners.torch.cuda.rehearsal import Launch, compile_together, distinct, noted, one_of_each, rehearse
+from slipstream.runners.torch.cuda.rehearsal import (
+    Launch,
+    compile_together,
+    distinct,
+    hash_triton,
+    noted,
+    one_of_each,
+    rehearse,
+)
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.layers import DecoderLayer, InTurn
 
@@ -242,3 +250,9 @@ def test_one_layer_of_each_kind_and_the_first_behind_another() -> None:
     assert len(chosen.layers) == 4
     assert chosen.layers[-1] is chosen.layers[0]
     assert {(type(each.mixer), type(each.mlp)) for each in chosen.layers} == {(int, str), (float, str), (int, bytes)}
+
+
+def test_triton_is_hashed_once_and_early() -> None:
+    triton.runtime.cache.triton_key.cache_clear()
+    hash_triton().join()
+    assert triton.runtime.cache.triton_key.cache_info().currsize == 1

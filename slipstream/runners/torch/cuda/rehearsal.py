@@ -52,6 +52,18 @@ def make_ready(kernel: Any) -> None:
     kernel[ANY_GRID]
 
 
+def hash_triton() -> threading.Thread:
+    """Triton tells its caches apart by a hash of itself, once a process: begun before it is asked for."""
+    thread = threading.Thread(target=_hash_triton, name="hash-triton", daemon=True)
+    thread.start()
+    return thread
+
+
+def _hash_triton() -> None:
+    with suppress(Exception):  # no part of Triton's interface: whoever needs it computes it
+        triton.runtime.cache.triton_key()
+
+
 def rehearse(runner: CudaRunner, layouts: Iterable[Layout]) -> None:
     """Compile what steps of these layouts need."""
     if not runner.graphs.enabled:

@@ -1,0 +1,54 @@
+"""GGUF blocks made into floats where they will be used: a GPU does in milliseconds what takes the host a second.
+
+The types that small models come in; load/dequantize.py knows all, and is the reference: the same floats, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.load.tensor import RawTensor
+
+
+def _halves(blocks: Tensor) -> Tensor:
+    """float32 [blocks, 1], from two bytes each."""
+    return blocks.contiguous().view(torch.float16).float()
+
+
+def _nibbles(blocks: Tensor) -> Tensor:
+    """The low ones of all bytes, then the high ones. float32 [blocks, 2 * bytes]"""
+    return torch.cat((blocks & 15, blocks >> 4), dim=1).float()
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].contiguous().view(torch.int8).float() * _halves(blocks[:, :2])
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return (_nibbles(blocks[:, 2:]) - 8) * _halves(blocks[:, :2])
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]) * _halves(blocks[:, :2]) + _halves(blocks[:, 2:4])
+
+
+_BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {  # bytes of a block, and what they are
+    "Q8_0": (34, _q8_0),
+    "Q4_0": (18, _q4_0),
+    "Q4_1": (20, _q4_1),
+}
+
+
+def can_unpack(raw: RawTensor) -> bool:
+    return raw.dtype in _BLOCKS
+
+
+def unpacked(raw: RawTensor, device: torch.device) -> Tensor:
+    """float32, in the tensor's logical shape."""
+    size, floats = _BLOCKS[raw.dtype]
+    data = torch.from_numpy(np.array(raw.data, copy=True))  # off the memory map, writable, contiguous
+    return floats(data.to(device).view(-1, size)).view(raw.shape)

@@ -1,0 +1,40 @@
+"""Blocks unpacked by PyTorch, on any device, are what the gguf package makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from slipstream.load.dequantize import dequantize
+from slipstream.load.tensor import RawTensor
+from slipstream.runners.torch.unpack import can_unpack, unpacked
+from slipstream.runners.torch.weights import as_tensor
+
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_blocks(dtype: str, rows: int = 6, blocks: int = 3) -> RawTensor:
+    columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[dtype]]
+    chance = np.random.default_rng(0)
+    data = chance.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    scales = chance.normal(size=(rows, blocks, 2)).astype(np.float16)  # finite ones, where types have one or two
+    count = 4 if dtype == "Q4_1" else 2
+    data[..., :count] = scales.view(np.uint8)[..., :count]
+    return RawTensor("some", dtype, (rows, columns * blocks), data.reshape(rows, -1))
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q4_1"])
+def test_the_same_floats(dtype: str) -> None:
+    raw = random_blocks(dtype)
+    assert can_unpack(raw)
+    got = unpacked(raw, HERE)
+    assert got.device.type == HERE.type
+    assert np.array_equal(got.cpu().numpy(), dequantize(raw))
+    assert torch.equal(as_tensor(raw, HERE).cpu(), as_tensor(raw))
+
+
+def test_other_types_are_left_to_the_reference() -> None:
+    assert not can_unpack(random_blocks("Q6_K"))
+    assert not can_unpack(RawTensor("some", "F32", (1, 2), np.zeros((1, 2), np.float32)))
