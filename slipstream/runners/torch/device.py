@@ -36,14 +36,20 @@ def synchronize(device: torch.device) -> None:
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes read and written a second by the fastest of some large copies; what is free may make them smaller."""
+    """Bytes read and written a second by the fastest of some large copies; what is free may make them smaller.
+
+    Keeps no memory.
+    """
     wanted = num_bytes or COPY_BYTES[device.type]
     if device.type == "cuda":
         wanted = min(wanted, torch.cuda.mem_get_info(device)[0] // 3)
     source = torch.zeros(wanted, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)  # its pages are touched before the clock runs
-    return 2 * wanted / min(_copy_seconds(source, target) for _ in range(COPY_ROUNDS))
+    seconds = min(_copy_seconds(source, target) for _ in range(COPY_ROUNDS))
+    del source, target
+    release_memory(device)
+    return 2 * wanted / seconds
 
 
 def _copy_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
