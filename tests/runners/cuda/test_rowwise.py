@@ -34,6 +34,17 @@ def test_rms_norm(device: torch.device, dtype: torch.dtype, shape: tuple[int, ..
     close(got, norm(x, weight))
 
 
+def test_rms_norm_where_it_is_wanted(device: torch.device) -> None:
+    x, weight, buffer = (
+        torch.randn(3, 77, device=device),
+        torch.randn(77, device=device),
+        torch.zeros(4, 77, device=device),
+    )
+    rms_norm(x, weight, EPS, out=buffer[:3])
+    close(buffer[:3], norm(x, weight))
+    assert not buffer[3].any()
+
+
 @pytest.mark.parametrize("width", [64, 80])
 def test_rms_norm_of_a_slice(device: torch.device, width: int) -> None:
     wide, weight = torch.randn(5, 3 * width + 7, device=device), torch.randn(width, device=device)

@@ -26,6 +26,7 @@ from slipstream.runners.torch.cuda.kernels import step as kernels
 from slipstream.runners.torch.cuda.kernels.gather import gather_rows
 from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
 from slipstream.runners.torch.cuda.kernels.masks import apply_masks
+from slipstream.runners.torch.cuda.kernels.norm import rms_norm
 from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
 from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
 from slipstream.runners.torch.cuda.kernels.truncate import truncate
@@ -272,7 +273,8 @@ class CudaRunner:
         batch = self.buffers.step(shape)
         _, _, feed, _, token_rows, _, _, draw_flat = self.buffers.parts(shape)
         kernels.begin(self.rows.state, batch, feed, token_rows, draw_flat, *self.buffers.draws(shape))
-        self.buffers.hidden(shape).copy_(self.decoder.forward(batch))
+        norm = self.decoder.norm
+        rms_norm(self.decoder.body(batch), norm.weight, norm.eps, out=self.buffers.hidden(shape))
 
     def _verify(self, shape: StepShape) -> None:
         """The other half: verdict and commit of all rows, and the head's share of what was computed."""

@@ -25,7 +25,11 @@ class Decoder:
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states after the final norm. [tokens, hidden]"""
-        return self.norm(self.layers(self.embedding.rows(batch.tokens), batch))
+        return self.norm(self.body(batch))
+
+    def body(self, batch: Batch) -> Tensor:
+        """All but the final norm. [tokens, hidden]"""
+        return self.layers(self.embedding.rows(batch.tokens), batch)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Logits. [rows, vocab]"""

@@ -66,15 +66,22 @@ def _concat_norm_kernel(
     tl.store(target + cols[None, :], normed.to(out.dtype.element_ty), mask=mask[None, :])
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x: [..., width], its last dimension contiguous; rows may lie apart (a slice of a wider matrix)."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """x: [..., width], its last dimension contiguous; rows may lie apart (a slice of a wider matrix).
+
+    ``out``: where the result goes, contiguous.
+    """
     width = x.shape[-1]
     rows = x if x.dim() == 3 else x[:, None] if x.dim() == 2 else x.view(-1, 1, width)  # [outer, inner, width]
     num_outer, num_inner, _ = rows.shape
     assert rows.stride(2) == 1
     assert weight.shape == (width,)
     assert weight.is_contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    assert out.shape == x.shape
+    assert out.dtype == x.dtype
+    assert out.is_contiguous()
     block = triton.next_power_of_2(width)
     rows_each = max(1, 1024 // block)
     _rms_norm_kernel[(triton.cdiv(num_outer * num_inner, rows_each),)](
