@@ -17,6 +17,7 @@ import test_rope
 import torch
 from paged import Row
 from torch import Tensor
+from triton.language import constexpr
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.kernels import attention, gdn, norm, rope
@@ -77,6 +78,7 @@ def _watch(module: ModuleType, late: Late, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "let_next_in", late.hide)
     monkeypatch.setattr(module, "wait_for_last", late.show)
     monkeypatch.setattr(module, "torch", Recorded(late))
+    monkeypatch.setattr(module, "OVERLAP", constexpr(True), raising=False)
 
 
 def given(function: Callable[..., Tensor], late: Late, *names: int) -> Callable[..., Tensor]:

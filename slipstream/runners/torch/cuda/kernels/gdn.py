@@ -18,7 +18,7 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.cuda.batch import DeviceBatch
 from slipstream.runners.torch.cuda.kernels.gdn_chunks import is_long, recur_in_chunks
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, OVERLAP, let_next_in, wait_for_last
 
 FEW_ROWS = 8
 CONV_HEADS = 2  # a program's
@@ -72,6 +72,9 @@ def _conv(
         i = (entry - num_tokens) % DEPTH
         count = tl.load(row_replay + row)
         position = tl.where(i < count, tl.load(row_starts + row) - count + i, -1)
+    if not OVERLAP:  # noqa: SIM102 (decided when it is compiled)
+        if position < 0:
+            return
     start = tl.load(row_starts + row)
     offset = tl.load(row_offsets + row)
     key_width = num_k_heads * k_dim
@@ -138,6 +141,9 @@ def _recur(
     head = tl.program_id(1)
     row = tl.program_id(2)
     fed = tl.load(row_fed + row)
+    if not OVERLAP:  # noqa: SIM102 (decided when it is compiled)
+        if fed == 0:
+            return
     slot = tl.load(row_slots + row).to(tl.int64)
     offset = tl.load(row_offsets + row)
     certain = tl.load(row_certain + row)
