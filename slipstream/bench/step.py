@@ -59,7 +59,7 @@ def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> in
     times = _measure(sized, settings)
     taken, memory_line = memory.told(), memory.line()
     release_memory(device)
-    bandwidth = max(bandwidth, copy_bandwidth(device))  # before and behind a large model they differ by a tenth
+    bandwidth = max(bandwidth, copy_bandwidth(device))  # behind a large model copies are slower
     limits = _limits(times, _floor(sized, memory), settings.context, bandwidth)
     _print_table(times, limits, bandwidth, simulated(options))
     print(memory_line)
