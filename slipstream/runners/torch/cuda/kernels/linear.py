@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.product import product
+from slipstream.runners.torch.cuda.kernels.product import leave_part, product
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
 FEW_TOKENS = 16
@@ -55,10 +55,7 @@ def _skinny(
     if SPLIT > 1:
         place = tl.arange(0, N)[:, None] * M + tokens[None, :]
         base = partial + block.to(tl.int64) * (SPLIT * N * M)
-        tl.store(base + part * (N * M) + place, total)
-        tl.debug_barrier()
-        before = tl.atomic_add(arrived + block, 1, sem="acq_rel")
-        if before < SPLIT - 1:
+        if leave_part(total, base + part * (N * M) + place, arrived + block) < SPLIT - 1:
             return
         total = tl.zeros([N, M], tl.float32)
         for other in tl.static_range(SPLIT):

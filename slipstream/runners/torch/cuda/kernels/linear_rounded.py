@@ -25,7 +25,7 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     Tiling,
     padded,
 )
-from slipstream.runners.torch.cuda.kernels.product import product
+from slipstream.runners.torch.cuda.kernels.product import leave_part, product
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
@@ -72,10 +72,7 @@ def _rounded(
         meeting = tl.program_id(0) * tl.num_programs(1) + block
         place = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
         base = partial + meeting.to(tl.int64) * split * (N * M)
-        tl.store(base + part * (N * M) + place, total)
-        tl.debug_barrier()
-        before = tl.atomic_add(arrived + meeting, 1, sem="acq_rel")
-        if before < split - 1:
+        if leave_part(total, base + part * (N * M) + place, arrived + meeting) < split - 1:
             return
         total = tl.zeros([N, M], tl.float32)
         for other in range(split):
