@@ -129,7 +129,7 @@ def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:
     if not config.kernels:
         return "kernels are switched off"
     if config.dtype == "int4":
-        return "the CPU's kernels do not round to 4 bits"
+        return "the CPU's kernels do not round to 4 bits; take --dtype int8, or a CUDA GPU"
     if config.dtype not in ("auto", "float32", "bfloat16", "int8"):
         return f"the kernels do not compute in {config.dtype}"
     if spec.head_dim % 16 or spec.head_dim > 256:
