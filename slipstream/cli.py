@@ -110,7 +110,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="auto",
         choices=DTYPES,
-        help="how matrices are stored; int8, int4: rounded at load, int8 on a CPU or a GPU, int4 on a GPU",
+        help="how matrices are stored; int8, int4, fp8: rounded at load, int8 on a CPU or a GPU, the others on a GPU",
     )
     parser.add_argument(
         "--draft", type=draft_setting, default="adaptive", help=f"off, solo, adaptive, or 0 to {MAX_DEPTH}"

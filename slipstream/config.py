@@ -71,4 +71,4 @@ class RunnerConfig:
             raise ConfigError(f"simulate_acceptance must fall from at most 1 to at least 0, not {rates}")
 
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4", "fp8")

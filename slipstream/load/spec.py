@@ -71,6 +71,7 @@ class ModelSpec:
     moe: MoeSpec | None = None
     num_mtp_layers: int = 0  # as the config claims; whether the tensors exist is another question
     eos_token_ids: tuple[int, ...] = ()
+    fp8: bool = False  # most matrices are stored in FP8
     name: str = ""
 
     @property

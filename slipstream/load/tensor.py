@@ -10,6 +10,8 @@ import numpy as np
 
 from slipstream.load.spec import ModelSpec
 
+FP8_GROUP = 128  # columns of a row of FP8 codes that share a scale
+
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
@@ -18,6 +20,7 @@ class RawTensor:
     shape: tuple[int, ...]  # logical shape, rows first
     # Plain types: the elements, as uint16 for BF16. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
+    scale: np.ndarray | None = None  # of F8_E4M3: float32 [rows, columns / FP8_GROUP, rounded up]
 
 
 class Checkpoint(Protocol):

@@ -21,7 +21,7 @@ from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
 PROMPT_TOKENS = 2048  # of prompts a step: enough to be bound by arithmetic
 LARGE_DRAFT_VOCAB = 65536  # on a GPU, where a vocabulary is much larger than that
-ROUNDED = ("int8", "int4")  # matrices stored in fewer bits than any activations
+ROUNDED = ("int8", "int4", "fp8")  # matrices stored in fewer bits than any activations
 SMALL_DRAFT_VOCAB = 24576  # on a CPU a draft pass reads little else than the output matrix
 
 
@@ -84,13 +84,14 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     from slipstream.runners.torch.cuda.layers import stack  # Triton is not everywhere
     from slipstream.runners.torch.cuda.linear import CudaFormat
     from slipstream.runners.torch.cuda.ops import CudaOps
-    from slipstream.runners.torch.cuda.rounded import rounded_format
+    from slipstream.runners.torch.cuda.rounded import CudaStoredFormat, rounded_format
 
-    rounded = config.dtype in ROUNDED
-    name = _half(device) if rounded else "bfloat16" if config.dtype == "auto" else config.dtype
+    rounded, as_stored = config.dtype in ROUNDED, config.dtype == "auto"
+    name = _half(device) if rounded else "bfloat16" if as_stored else config.dtype
     ops = CudaOps(device, getattr(torch, name))
-    form = rounded_format(ops, config.dtype) if rounded else CudaFormat(ops)
-    stored = f", matrices {_rounded_note(config.dtype, name, spec)}" if rounded else ""
+    form = rounded_format(ops, config.dtype) if rounded else (CudaStoredFormat if as_stored else CudaFormat)(ops)
+    few_bits = config.dtype if rounded else "fp8" if as_stored and spec.fp8 else ""
+    stored = f", matrices {_rounded_note(few_bits, name, spec)}" if few_bits else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = _draft_vocab(config, spec, _gpu_draft_vocab(spec))
     return Placement(ops, form, form, note, vocab, resident=True, prompt_tokens=2048, stack=stack)
@@ -98,7 +99,8 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
 
 def _rounded_note(dtype: str, kept: str, spec: ModelSpec) -> str:
     """What is stored how, the exceptions in brackets."""
-    others = ["vocabulary int8"] * (dtype == "int4") + [f"experts {kept}"] * (spec.moe is not None)
+    vocabulary = {"int4": ["vocabulary int8"], "fp8": [f"vocabulary {kept}"]}.get(dtype, [])
+    others = vocabulary + [f"experts {kept}"] * (spec.moe is not None)
     return f"{dtype} ({', '.join(others)})" if others else dtype
 
 
@@ -128,8 +130,9 @@ def _no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
 def _cpu_kernels(config: RunnerConfig, spec: ModelSpec) -> Kernels | str:
     if not config.kernels:
         return "kernels are switched off"
-    if config.dtype == "int4":
-        return "the CPU's kernels do not round to 4 bits; take --dtype int8, or a CUDA GPU"
+    if config.dtype in ("int4", "fp8"):
+        bits = "4 bits" if config.dtype == "int4" else "FP8"
+        return f"the CPU's kernels do not round to {bits}; take --dtype int8, or a CUDA GPU"
     if config.dtype not in ("auto", "float32", "bfloat16", "int8"):
         return f"the kernels do not compute in {config.dtype}"
     if spec.head_dim % 16 or spec.head_dim > 256:

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch
+from slipstream.runners.torch.cuda.kernels.linear import FEW_TOKENS, MAX_TOKENS, Scratch
 from slipstream.runners.torch.cuda.layers import Joined, StripedMlp, stack
-from slipstream.runners.torch.cuda.linear import make_linear
+from slipstream.runners.torch.cuda.linear import CudaFormat, CudaLinear, make_linear
 from slipstream.runners.torch.cuda.ops import CudaOps
+from slipstream.runners.torch.cuda.rounded import CudaRoundedLinear, rounded_format
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, InTurn
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm, TorchOps
+from slipstream.runners.torch.placement import ROUNDED
 
 HIDDEN, MIXED, INNER = 640, 512, 1152
 BATCH: Any = None  # these mixers do not ask for it
@@ -54,27 +56,39 @@ def careful_product(x: Tensor, weight: Tensor, bias: None, add: Tensor | None) -
     return (y if add is None else y + add).to(x.dtype)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 17, 70])
-def test_equals_layer_by_layer(num_tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype"),
+    [*((n, "bfloat16") for n in (1, 5, 17, 70)), *((5, dtype) for dtype in ROUNDED), (17, "fp8")],
+)
+def test_equals_layer_by_layer(
+    num_tokens: int, dtype: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device.type == "cpu":
         monkeypatch.setattr("slipstream.runners.torch.cuda.linear.library_product", careful_product)
     weights = [[weight.to(device, torch.bfloat16) for weight in matrices()] for _ in range(2)]
     norms = (1 + 0.3 * torch.randn(2, 2, HIDDEN)).to(device)
-    scratch = Scratch(device)
-    copies = [[weight.clone() for weight in each] for each in weights]  # a stack keeps what it is given
-    ops = CudaOps(device, torch.bfloat16)
-    joined = stack(layers_of(copies, norms, ops, lambda weight: make_linear(weight, None, scratch)))
+    ops, exact_ops = CudaOps(device, torch.bfloat16), TorchOps(device, torch.float64)
+    form = CudaFormat(ops) if dtype == "bfloat16" else rounded_format(ops, dtype)
+    exact = InTurn(layers_of(weights, norms, exact_ops, lambda weight: DenseLinear(stands_for(form.dense(weight)))))
+    # A stack keeps what it is given.
+    joined = stack(layers_of(weights, norms, ops, lambda weight: form.dense(weight.clone())))
     assert isinstance(joined, Joined)
-    assert joined.most_tokens == 16  # narrow matrices: the library takes more
-    exact = InTurn(
-        layers_of(weights, norms, TorchOps(device, torch.float64), lambda weight: DenseLinear(weight.double()))
-    )
+    # Narrow matrices in bfloat16: the library takes more.
+    assert joined.most_tokens == (FEW_TOKENS if dtype == "bfloat16" else MAX_TOKENS)
     x = torch.randn(num_tokens, HIDDEN).to(device, torch.bfloat16)
     wanted = exact(x.double(), BATCH)
     got = joined(x.clone(), BATCH)
     one_by_one = InTurn.__call__(joined, x.clone(), BATCH)
     assert error(got, wanted) < 0.02
     assert error(got, wanted) < 1.5 * error(one_by_one, wanted)
+
+
+def stands_for(linear: Linear) -> Tensor:
+    """The weights. float64 [out, in]"""
+    if isinstance(linear, CudaRoundedLinear):  # but for int8, weights are rounded to what activations are
+        return linear.matrix.weights(torch.float32 if linear.matrix.kind == "int8" else torch.bfloat16).double()
+    assert isinstance(linear, CudaLinear)
+    return linear.weight.double()
 
 
 def error(got: Tensor, wanted: Tensor) -> float:

@@ -23,7 +23,7 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     skinny_gated,
     skinny_linear,
     skinny_normed,
-    striped,
+    stripes,
 )
 from slipstream.runners.torch.cuda.linear import make_linear
 from slipstream.runners.torch.ops import TorchOps
@@ -102,7 +102,7 @@ def test_a_norm_between_two_products(num_tokens: int, cut: Tiling, gated: bool, 
     close(total, wanted)
     product = ops.rms_norm(wanted, norm, 1e-3) @ second.double().T
     if gated:
-        close(skinny_gated(normed, striped(second), cut, scratch), ops.silu_mul(product), 0.02)
+        close(skinny_gated(normed, second[stripes(208, device)], cut, scratch), ops.silu_mul(product), 0.02)
     else:
         close(skinny_linear(normed, second, cut, scratch), product, 0.01)
     assert not scratch.arrived.any()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.int4 import FACTOR_BITS, GROUP, MOST, UNIT_BITS, Int4Matrix, rounded
+from slipstream.runners.torch.cuda.kernels.int4 import FACTOR_BITS, GROUP, MOST, Int4Matrix, rounded
 from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted
 from slipstream.runners.torch.cuda.kernels.linear_rounded import (
@@ -20,6 +20,7 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     tiling,
     tokens_of_a_block,
 )
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS
 from slipstream.runners.torch.cuda.linear import CudaLinear
 from slipstream.runners.torch.cuda.ops import CudaOps
 from slipstream.runners.torch.cuda.rounded import WEIGHT_BYTES, CudaInt4Format, CudaRoundedLinear

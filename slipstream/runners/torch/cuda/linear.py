@@ -22,8 +22,10 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     Tiling,
     Unscaled,
     fitted,
+    skinny_gated,
     skinny_linear,
     skinny_normed,
+    stripes,
     tiling,
 )
 from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
@@ -50,11 +52,25 @@ class CudaLinear(DenseLinear):
         assert isinstance(x, Tensor)
         return library_product(x, self.weight, self.bias, add)
 
+    @property
+    def most_joined(self) -> int:
+        if self.few is None or self.weight.dtype != torch.bfloat16:  # float16: a sum times a norm's weight is too large
+            return 0
+        return MAX_TOKENS if self.some is not None else FEW_TOKENS
+
     def normed(self, x: Tensor, add: Tensor, norm: RmsNorm) -> tuple[Tensor, Unscaled]:
-        """x W^T + add, and that normalised: for as many tokens as there is a cut for."""
         cut = self.cut(x.shape[0])
         assert cut is not None
         return skinny_normed(x, self.weight, cut, self.scratch, add, norm.weight, norm.eps)
+
+    def stripe(self) -> None:
+        # In place: of all layers together there is no room for a copy.
+        self.weight.copy_(self.weight[stripes(self.num_out, self.weight.device)])
+
+    def gated(self, x: Tensor | Unscaled) -> Tensor:
+        cut = self.cut(x.shape[0])
+        assert cut is not None
+        return skinny_gated(x, self.weight, cut, self.scratch)
 
     def cut(self, num_tokens: int) -> Tiling | None:
         """None: the library."""

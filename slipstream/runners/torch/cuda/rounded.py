@@ -8,26 +8,30 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
-from slipstream.runners.torch.cuda.kernels import int4, int8
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted
+from slipstream.runners.torch.cuda.kernels import fp8, int4, int8
+from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, Unscaled, fitted, stripes
 from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     MEETINGS,
     SCRATCH,
+    rounded_gated,
     rounded_linear,
+    rounded_normed,
     tiling,
     tokens_of_a_block,
 )
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
 from slipstream.runners.torch.cuda.linear import CudaFormat, library_product, shared_bytes
-from slipstream.runners.torch.ops import Linear, Ops
+from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, as_tensor
 
 KEPT = ("gate", "shared_expert_gate")  # routers: rounded, they would choose other experts
 VOCABULARY = ("embed_tokens", "lm_head")
+FP8 = "F8_E4M3"  # a tensor's type, as files call it
 WEIGHT_BYTES = {8: 1.0, 4: 0.5 + 4 / int4.GROUP}  # in a tile, by bits: with facts that come with it
 
 
@@ -46,11 +50,30 @@ class CudaRoundedLinear:
     def num_bytes(self) -> int:
         return self.matrix.num_bytes
 
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor | Unscaled, add: Tensor | None = None) -> Tensor:
         cut = self._cut(x.shape[0])
         if cut is not None:
             return rounded_linear(x, self.matrix, cut, self.scratch, self.bias, add)
+        assert isinstance(x, Tensor)
         return library_product(x, self.matrix.weights(self.dtype), self.bias, add)
+
+    @property
+    def most_joined(self) -> int:
+        joins = self.bias is None and self.dtype == torch.bfloat16 and self._cut(MAX_TOKENS) is not None
+        return MAX_TOKENS if joins else 0
+
+    def normed(self, x: Tensor, add: Tensor, norm: RmsNorm) -> tuple[Tensor, Unscaled]:
+        cut = self._cut(x.shape[0])
+        assert cut is not None
+        return rounded_normed(x, self.matrix, cut, self.scratch, add, norm.weight, norm.eps)
+
+    def stripe(self) -> None:
+        self.matrix.reorder(stripes(self.num_out, self.matrix.words.device))
+
+    def gated(self, x: Tensor | Unscaled) -> Tensor:
+        cut = self._cut(x.shape[0])
+        assert cut is not None
+        return rounded_gated(x, self.matrix, cut, self.scratch)
 
     def _cut(self, num_tokens: int) -> Tiling | None:
         """None: unpacked for the library."""
@@ -75,12 +98,8 @@ class Rounding(Protocol):
     def stored_bytes(self, shape: Sequence[int], /) -> int: ...
 
 
-class CudaRoundedFormat(CudaFormat):
-    """Matrices in few bits, but for experts and routers; rounded on the device, one after the other."""
-
-    def __init__(self, ops: Ops, rounding: Rounding) -> None:
-        super().__init__(ops)
-        self._rounding = rounding
+class CudaStoredFormat(CudaFormat):
+    """What a checkpoint holds in FP8 stays so, but for experts; all else in the activations' own type."""
 
     @cached_property
     def _kept(self) -> CudaFormat:
@@ -91,11 +110,52 @@ class CudaRoundedFormat(CudaFormat):
         return Scratch(self.ops.device, SCRATCH, MEETINGS)
 
     def of(self, name: str) -> LinearFormat:
-        return self._kept if ".experts." in name or _last(name) in KEPT else self
+        return self._kept if ".experts." in name else self
+
+    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        num_coded = sum(part.dtype == FP8 for part in parts)
+        if not num_coded or not all(_stays_coded(part) for part in parts[:num_coded]):
+            return super().linear(parts, bias)
+        return self._multiplied(self._as_stored(parts[:num_coded], parts[num_coded:]), bias)
+
+    def _as_stored(self, coded: Sequence[RawTensor], others: Sequence[RawTensor]) -> RoundedMatrix:
+        """``others``: rows behind those in codes that the checkpoint keeps in more bits."""
+        shape = (sum(part.shape[0] for part in coded), coded[0].shape[1])
+        matrix = fp8.empty(shape, self.ops.device, self.matrix(others) if others else None)
+        start = 0
+        for part in coded:
+            assert part.scale is not None
+            codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (part.data, part.scale))
+            fp8.put(matrix, slice(start, start + part.shape[0]), codes, scale)
+            start += part.shape[0]
+        return matrix
+
+    def _multiplied(self, matrix: RoundedMatrix, bias: Tensor | None) -> Linear:
+        return CudaRoundedLinear(matrix, bias, self._rounded_scratch, self.ops.dtype)
+
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if dtype == FP8 and len(shape) == 2 and shape[1] % fp8.TILE == 0:
+            return fp8.stored_bytes(shape)
+        return super().stored_bytes(dtype, shape)
+
+
+def _stays_coded(part: RawTensor) -> bool:
+    return part.dtype == FP8 and part.shape[1] % fp8.TILE == 0
+
+
+class CudaRoundedFormat(CudaStoredFormat):
+    """Matrices in few bits, but for experts and routers; rounded on the device, one after the other."""
+
+    def __init__(self, ops: Ops, rounding: Rounding) -> None:
+        super().__init__(ops)
+        self._rounding = rounding
+
+    def of(self, name: str) -> LinearFormat:
+        return self._kept if _last(name) in KEPT else super().of(name)
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         if not self._fits(parts[0].shape[1]):
-            return super().linear(parts, bias)
+            return CudaFormat.linear(self, parts, bias)
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         return self._rounded((as_tensor(part) for part in parts), shape, bias)
 
@@ -105,12 +165,11 @@ class CudaRoundedFormat(CudaFormat):
         return self._rounded([matrix], matrix.shape, bias)
 
     def _rounded(self, parts: Iterable[Tensor], shape: Sequence[int], bias: Tensor | None) -> Linear:
-        matrix = self._rounding.rounded(parts, shape, self.ops.device)
-        return CudaRoundedLinear(matrix, bias, self._rounded_scratch, self.ops.dtype)
+        return self._multiplied(self._rounding.rounded(parts, shape, self.ops.device), bias)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) != 2 or not self._fits(shape[1]):
-            return super().stored_bytes(dtype, shape)
+            return CudaFormat.stored_bytes(self, dtype, shape)
         return self._rounding.stored_bytes(shape)
 
     def unpacked_bytes(self, shape: tuple[int, int]) -> int:
@@ -135,9 +194,29 @@ class CudaInt4Format(CudaRoundedFormat):
         return self._vocabulary if _last(name) in VOCABULARY else super().of(name)
 
 
+class CudaFp8Format(CudaRoundedFormat):
+    """As checkpoints in FP8 are: embedding and output in the activations' own type."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__(ops, fp8)
+
+    def of(self, name: str) -> LinearFormat:
+        return self._kept if _last(name) in VOCABULARY else super().of(name)
+
+    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        if all(_stays_coded(part) for part in parts):
+            return CudaStoredFormat.linear(self, parts, bias)
+        return super().linear(parts, bias)
+
+    def _fits(self, width: int) -> bool:
+        return width % fp8.TILE == 0
+
+
 def _last(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def rounded_format(ops: Ops, dtype: str) -> CudaRoundedFormat:
-    return CudaInt4Format(ops) if dtype == "int4" else CudaRoundedFormat(ops, int8)
+    if dtype == "int8":
+        return CudaRoundedFormat(ops, int8)
+    return CudaInt4Format(ops) if dtype == "int4" else CudaFp8Format(ops)

@@ -21,17 +21,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import slabs
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT, UNIT_BITS, plain, slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 TILE = 256
 GROUP = TILE // 4
 MOST = 15  # the largest level
-UNIT_BITS = 24
-UNIT = tl.constexpr(2.0**UNIT_BITS)  # kernels compute with weights over this: see below
 # Bits of a small whole number, read as bfloat16, are that number times 2^-133: denormal or not. What they are
-# multiplied with is therefore stored as scale * 2^133 / UNIT (without UNIT, ordinary scales would be too large for
-# bfloat16), and for levels in the upper half of a byte as a sixteenth of that.
+# multiplied with is therefore stored as scale * 2^133 / UNIT, and for levels in the upper half of a byte as a sixteenth
+# of that.
 FACTOR_BITS = 133 - UNIT_BITS
 _ROWS = 32  # that a program makes into weights
 
@@ -87,12 +85,6 @@ def _joined(a, b, c, d):
     return four.permute(0, 2, 1).reshape([N, 4 * W])
 
 
-@triton.jit
-def plain(values, dtype: tl.constexpr):
-    """What was computed from ``weights_of`` in that type, in float32: as if from the weights themselves."""
-    return values if dtype == tl.float16 else values * UNIT
-
-
 @dataclass(frozen=True, slots=True)
 class Int4Matrix:
     words: Tensor  # int16 [rows, columns / 4, rounded up to whole tiles], contiguous
@@ -100,7 +92,9 @@ class Int4Matrix:
     pairs: Tensor  # int32 [groups, rows]
     width: int  # columns
 
+    kind: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
+    kept: ClassVar[None] = None
     tile: ClassVar[int] = TILE
     at_once: ClassVar[int] = TILE
 
@@ -121,6 +115,10 @@ class Int4Matrix:
 
     def first(self, num_rows: int) -> Int4Matrix:
         return replace(self, words=self.words[:num_rows], pairs=self.pairs[:, :num_rows])
+
+    def reorder(self, rows: Tensor) -> None:
+        self.words.copy_(self.words[rows])
+        self.pairs.copy_(self.pairs[:, rows])
 
     def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
         num_rows = self.num_rows if ids is None else ids.shape[0]

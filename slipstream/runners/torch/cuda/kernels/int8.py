@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import slabs
+from slipstream.runners.torch.cuda.kernels.rounding import in_pairs, slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 TILE = 128
@@ -73,7 +73,9 @@ class Int8Matrix:
     width: int  # columns
     tile: int = TILE
 
+    kind: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
+    kept: ClassVar[None] = None
 
     @property
     def at_once(self) -> int:
@@ -96,6 +98,10 @@ class Int8Matrix:
 
     def first(self, num_rows: int) -> Int8Matrix:
         return replace(self, words=self.words[:num_rows], scale=self.scale[:num_rows])
+
+    def reorder(self, rows: Tensor) -> None:
+        self.words.copy_(self.words[rows])
+        self.scale.copy_(self.scale[rows])
 
     def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
         row_words = self.words.shape[1]
@@ -125,14 +131,10 @@ def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device,
     for rows, weights in slabs(parts, num_rows, device):
         scale[rows] = weights.abs().amax(dim=1) / MOST
         steps = weights / torch.where(scale[rows] > 0, scale[rows], 1.0)[:, None]
-        words[rows] = _paired(steps.round_().clamp_(-MOST, MOST), tile)
+        biased = steps.round_().clamp_(-MOST, MOST) + BIAS
+        padded = torch.nn.functional.pad(biased, (0, -width % tile), value=BIAS)
+        words[rows] = in_pairs(padded.to(torch.uint8), tile)
     return Int8Matrix(words, scale, width, tile)
-
-
-def _paired(levels: Tensor, tile: int) -> Tensor:
-    biased = torch.nn.functional.pad(levels + BIAS, (0, -levels.shape[1] % tile), value=BIAS).to(torch.uint8)
-    low_high = biased.view(levels.shape[0], -1, 2, tile // 2).transpose(2, 3)
-    return low_high.reshape(levels.shape[0], -1).view(torch.int16)
 
 
 @triton.jit(do_not_specialize=["width"])

@@ -20,15 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.product import leave_part, product
+from slipstream.runners.torch.cuda.kernels.product import STRIPE_ROWS, deliver, leave_part, product
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
 FEW_TOKENS = 16
 FEW = tl.constexpr(FEW_TOKENS)
 MAX_TOKENS = 64
 WIDE = 5120  # columns of a matrix, from which on more than FEW_TOKENS are worth a kernel of our own
-STRIPE_ROWS = 8  # of gate, then as many of up, and so on: a thread has both in its registers
-STRIPE = tl.constexpr(STRIPE_ROWS)
 PROCESSORS = 132  # of the GPU that the tilings were measured on
 
 
@@ -45,6 +43,7 @@ def _skinny(
     if M > FEW:  # measured: early is better there
         let_next_in()
     tokens = tl.arange(0, M)
+    found = None
     if squares is not None:  # on their way while the weights are read
         which = tl.arange(0, SQUARES)[:, None]
         found = tl.load(squares + which * M + tokens[None, :], mask=which < num_squares, other=0.0)
@@ -61,34 +60,10 @@ def _skinny(
         for other in tl.static_range(SPLIT):
             total += tl.load(base + other * (N * M) + place, cache_modifier=".cg")
         tl.store(arrived + block, 0)
-    if squares is not None:
-        total *= tl.rsqrt(tl.sum(found, axis=0) / width + eps)[None, :]
-    if GATED:
-        gate, up = gate_and_up(total, N, M)
-        total = gate * tl.sigmoid(gate) * up
-        num_out = num_out // 2
-        rows = block * (N // 2) + tl.arange(0, N // 2)
-    else:
-        rows = block * N + tl.arange(0, N)
-    where = tokens[None, :].to(tl.int64) * num_out + rows[:, None]
-    inside = (rows[:, None] < num_out) & (tokens[None, :] < num_tokens)
-    if add is not None:
-        total += tl.load(add + where, mask=inside, other=0.0).to(tl.float32)
-    result = total.to(out.dtype.element_ty)
-    tl.store(out + where, result, mask=inside)
-    if norm is not None:
-        result = tl.where(inside, result.to(tl.float32), 0.0)
-        scaled = result * tl.load(norm + rows, mask=rows < num_out, other=0.0)[:, None]
-        tl.store(normed + where, scaled.to(out.dtype.element_ty), mask=inside)
-        tl.store(normed_squares + block * M + tokens, tl.sum(result * result, axis=0))
-
-
-@triton.jit
-def gate_and_up(total, N: tl.constexpr, M: tl.constexpr):
-    """Of rows that hold both in turn, STRIPE by STRIPE. total: [N, M] -> two of [N / 2, M]"""
-    apart = total.reshape(N // (2 * STRIPE), 2, STRIPE, M).permute(0, 2, 3, 1)
-    gate, up = tl.split(apart)
-    return gate.reshape(N // 2, M), up.reshape(N // 2, M)
+    deliver(
+        total, found, block * N, num_out, tokens, num_tokens, num_out, width, eps,
+        out, add, None, norm, normed, None if norm is None else normed_squares + block * M, N, M, GATED,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +138,22 @@ class Unscaled:
         return self.values.shape
 
 
+Norm = tuple[Tensor, Tensor, Tensor]  # weights of the one behind a product, and where its values and squares go
+NoNorm = tuple[None, None, None]
+NO_NORM: NoNorm = (None, None, None)
+
+
+def values_of(x: Tensor | Unscaled) -> Tensor:
+    return x.values if isinstance(x, Unscaled) else x
+
+
+def unscaled_like(x: Tensor, cut: Tiling, eps: float) -> Unscaled:
+    """Room for the norm of a product that is shaped like ``x``."""
+    num_tokens, num_out = x.shape
+    squares = torch.empty(triton.cdiv(num_out, cut.rows), padded(num_tokens), device=x.device, dtype=torch.float32)
+    return Unscaled(torch.empty_like(x), squares, eps)
+
+
 def skinny_linear(
     x: Tensor | Unscaled,  # [tokens <= MAX_TOKENS, width], contiguous
     weight: Tensor,  # [num_out, width], contiguous
@@ -170,16 +161,14 @@ def skinny_linear(
     scratch: Scratch,
     add: Tensor | None = None,  # [tokens, num_out], contiguous
 ) -> Tensor:
-    values = x.values if isinstance(x, Unscaled) else x
-    out = values.new_empty(values.shape[0], weight.shape[0])
+    out = values_of(x).new_empty(x.shape[0], weight.shape[0])
     _launch(x, weight, cut, scratch, out, add)
     return out
 
 
 def skinny_gated(x: Tensor | Unscaled, weight: Tensor, cut: Tiling, scratch: Scratch) -> Tensor:
-    """silu(gate) * up, of a weight that ``striped`` made. [tokens, num_out / 2]"""
-    values = x.values if isinstance(x, Unscaled) else x
-    out = values.new_empty(values.shape[0], weight.shape[0] // 2)
+    """silu(gate) * up, of a weight whose rows lie as ``stripes`` says. [tokens, num_out / 2]"""
+    out = values_of(x).new_empty(x.shape[0], weight.shape[0] // 2)
     _launch(x, weight, cut, scratch, out, gated=True)
     return out
 
@@ -188,20 +177,16 @@ def skinny_normed(
     x: Tensor, weight: Tensor, cut: Tiling, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
 ) -> tuple[Tensor, Unscaled]:
     """The product, and the product normalised."""
-    num_tokens, num_out = add.shape
-    assert norm.shape == (num_out,)
-    out, normed = torch.empty_like(add), torch.empty_like(add)
-    num_parts = triton.cdiv(num_out, cut.rows)
-    squares = torch.empty(num_parts, padded(num_tokens), device=x.device, dtype=torch.float32)
-    _launch(x, weight, cut, scratch, out, add, norm=(norm, normed, squares))
-    return out, Unscaled(normed, squares, eps)
+    assert norm.shape == (add.shape[1],)
+    out, normed = torch.empty_like(add), unscaled_like(add, cut, eps)
+    _launch(x, weight, cut, scratch, out, add, norm=(norm, normed.values, normed.squares))
+    return out, normed
 
 
-def striped(gate_up: Tensor) -> Tensor:
-    """The rows of gate and up in turn, STRIPE_ROWS by STRIPE_ROWS. gate_up: [2 * inner, width], gate first"""
-    num_out, width = gate_up.shape
+def stripes(num_out: int, device: torch.device) -> Tensor:
+    """The rows of gate and up in turn, STRIPE_ROWS by STRIPE_ROWS: in this order, of a matrix that has gate first."""
     assert num_out % (2 * STRIPE_ROWS) == 0
-    return gate_up.view(2, -1, STRIPE_ROWS, width).transpose(0, 1).reshape(num_out, width)
+    return torch.arange(num_out, device=device).view(2, -1, STRIPE_ROWS).transpose(0, 1).flatten()
 
 
 def _launch(
@@ -213,7 +198,7 @@ def _launch(
     add: Tensor | None = None,
     *,
     gated: bool = False,
-    norm: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
+    norm: Norm | NoNorm = NO_NORM,
 ) -> None:
     values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
     num_tokens, width = values.shape

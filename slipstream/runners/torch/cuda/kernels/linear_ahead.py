@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.linear import STRIPE
+from slipstream.runners.torch.cuda.kernels.product import STRIPE
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, OVERLAP
 
 # As Triton's versions call them.

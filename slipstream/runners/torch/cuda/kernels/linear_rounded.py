@@ -1,7 +1,7 @@
 """Products with matrices in 8 or 4 bits for any number of tokens, in blocks of up to ``TOKEN_BLOCK``.
 
-As the products for few tokens in linear.py: bound by reading the weights, split along the inner side where there are
-few programs. The levels are unpacked between memory and the tensor cores; the scale of a row meets the finished sum.
+As the products for few tokens in linear.py, what surrounds a product included: bound by reading the weights, split
+along the inner side where there are few programs. Levels are unpacked between memory and the tensor cores.
 """
 
 from __future__ import annotations
@@ -14,19 +14,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.int4 import plain, weights_of
-from slipstream.runners.torch.cuda.kernels.int8 import UNIT, halves
+from slipstream.runners.torch.cuda.kernels.fp8 import coded_weights
+from slipstream.runners.torch.cuda.kernels.int4 import weights_of
+from slipstream.runners.torch.cuda.kernels.int8 import UNIT as INT8_UNIT
+from slipstream.runners.torch.cuda.kernels.int8 import halves
 from slipstream.runners.torch.cuda.kernels.linear import (
     FEW,
     FEW_TOKENS,
     MAX_TOKENS,
+    NO_NORM,
     PROCESSORS,
+    NoNorm,
+    Norm,
     Scratch,
     Tiling,
+    Unscaled,
     padded,
+    unscaled_like,
+    values_of,
 )
-from slipstream.runners.torch.cuda.kernels.product import leave_part, product
-from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
+from slipstream.runners.torch.cuda.kernels.product import deliver, leave_part, product
+from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix, plain
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
 
 TOKEN_BLOCK = 128
@@ -40,34 +48,45 @@ MEETINGS = 2 * PROCESSORS  # blocks of a split product
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split"])
 def _rounded(
-    x, words, facts, bias, out, add, partial, arrived, num_tokens, num_out, num_tiles, split,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
-    SPLIT: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    x, squares, words, facts, kept, out, add, bias, norm, normed, normed_squares, partial, arrived,
+    num_tokens, num_out, num_levels, width, num_tiles, num_squares, token_stride, eps, split,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
+    SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * M
     block = tl.program_id(1)
     part = tl.program_id(2)
     dtype: tl.constexpr = out.dtype.element_ty
-    rows = block * N + tl.arange(0, N)
-    if BITS == 8:  # nobody writes them: before the turn
-        scales = tl.load(facts + rows, mask=rows < num_out, other=0.0) * UNIT
+    first_row = block * N
+    end_row = num_levels
+    scales = None
+    if KIND == "int8":  # nobody writes them: before the turn
+        rows = first_row + tl.arange(0, N)
+        scales = tl.load(facts + rows, mask=rows < num_levels, other=0.0) * INT8_UNIT
     wait_for_last()
     if M > FEW:
         let_next_in()
-    total = tl.zeros([N, M], tl.float32)
-    for tile in range(num_tiles * part // split, num_tiles * (part + 1) // split):
-        found = words.load([block * N, tile * (K * BITS // 16)])
-        if BITS == 8:
-            low, high = halves(found, dtype)
-            total = product(low, x.load([first, tile * K]).T, total)
-            total = product(high, x.load([first, tile * K + K // 2]).T, total)
-        else:
-            weights = weights_of(found, facts.load([tile * 4, block * N]), dtype)
-            total = product(weights, x.load([first, tile * K]).T, total)
-    let_next_in()
     tokens = first + tl.arange(0, M)
-    where = tokens[None, :].to(tl.int64) * num_out + rows[:, None]
-    inside = (rows[:, None] < num_out) & (tokens[None, :] < num_tokens)
+    found = None
+    if squares is not None:  # on their way while the weights are read
+        which = tl.arange(0, SQUARES)[:, None]
+        found = tl.load(squares + which * token_stride + tokens[None, :], mask=which < num_squares, other=0.0)
+    begin = num_tiles * part // split
+    end = num_tiles * (part + 1) // split
+    if kept is None:
+        total = _of_levels(x, words, facts, scales, first, block, begin, end, dtype, M, N, K, KIND)
+    else:
+        beyond = block - tl.cdiv(num_levels, N)
+        if beyond < 0:
+            total = _of_levels(x, words, facts, scales, first, block, begin, end, dtype, M, N, K, KIND)
+        else:
+            total = tl.zeros([N, M], tl.float32)
+            for half in range(2 * begin, 2 * end):
+                column = half * (K // 2)
+                total = product(kept.load([beyond * N, column]), x.load([first, column]).T, total)
+            first_row = num_levels + beyond * N
+            end_row = num_out
+    let_next_in()
     if SPLIT:
         meeting = tl.program_id(0) * tl.num_programs(1) + block
         place = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
@@ -78,15 +97,33 @@ def _rounded(
         for other in range(split):
             total += tl.load(base + other * (N * M) + place, cache_modifier=".cg")
         tl.store(arrived + meeting, 0)
-    if BITS == 8:
-        total *= scales[:, None]
-    else:
-        total = plain(total, dtype)
-    if BIAS:
-        total += tl.load(bias + rows, mask=rows < num_out, other=0.0).to(tl.float32)[:, None]
-    if ADD:
-        total += tl.load(add + where, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + where, total.to(dtype), mask=inside)
+    deliver(
+        total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
+        out, add, bias, norm, normed, None if norm is None else normed_squares + block * token_stride, N, M, GATED,
+    )  # fmt: skip
+
+
+@triton.jit
+def _of_levels(
+    x, words, facts, scales, first, block, begin, end,
+    dtype: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """The sums over these tiles. [N, M]"""
+    row_words: tl.constexpr = K // 4 if KIND == "int4" else K // 2
+    total = tl.zeros([N, M], tl.float32)
+    for tile in range(begin, end):
+        found = words.load([block * N, tile * row_words])
+        if KIND == "int4":
+            weights = weights_of(found, facts.load([tile * 4, block * N]), dtype)
+            total = product(weights, x.load([first, tile * K]).T, total)
+        else:
+            if KIND == "int8":
+                low, high = halves(found, dtype)
+            else:
+                low, high = coded_weights(found, facts.load([tile, block * N]), dtype)
+            total = product(low, x.load([first, tile * K]).T, total)
+            total = product(high, x.load([first, tile * K + K // 2]).T, total)
+    return total * scales[:, None] if KIND == "int8" else plain(total, dtype)
 
 
 def tokens_of_a_block(bits: int, num_tokens: int) -> int:
@@ -148,32 +185,75 @@ def _shared_out(cut: Tiling, num_out: int, num_tiles: int, num_tokens: int, most
 
 
 def rounded_linear(
-    x: Tensor,  # [tokens, width], contiguous
+    x: Tensor | Unscaled,  # [tokens, width], contiguous
     matrix: RoundedMatrix,
     cut: Tiling,
     scratch: Scratch,
     bias: Tensor | None = None,  # [num_out]
     add: Tensor | None = None,  # [tokens, num_out], contiguous
 ) -> Tensor:
-    num_tokens, width = x.shape
-    num_out, words = matrix.num_rows, matrix.words
+    out = values_of(x).new_empty(x.shape[0], matrix.num_rows)
+    _launch(x, matrix, cut, scratch, out, add, bias)
+    return out
+
+
+def rounded_gated(x: Tensor | Unscaled, matrix: RoundedMatrix, cut: Tiling, scratch: Scratch) -> Tensor:
+    """silu(gate) * up, of a matrix whose rows lie as ``stripes`` says. [tokens <= MAX_TOKENS, num_out / 2]"""
+    out = values_of(x).new_empty(x.shape[0], matrix.num_rows // 2)
+    _launch(x, matrix, cut, scratch, out, gated=True)
+    return out
+
+
+def rounded_normed(
+    x: Tensor, matrix: RoundedMatrix, cut: Tiling, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
+) -> tuple[Tensor, Unscaled]:
+    """The product of up to MAX_TOKENS, and the product normalised."""
+    out, normed = torch.empty_like(add), unscaled_like(add, cut, eps)
+    _launch(x, matrix, cut, scratch, out, add, norm=(norm, normed.values, normed.squares))
+    return out, normed
+
+
+def _launch(
+    x: Tensor | Unscaled,
+    matrix: RoundedMatrix,
+    cut: Tiling,
+    scratch: Scratch,
+    out: Tensor,
+    add: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    norm: Norm | NoNorm = NO_NORM,
+) -> None:
+    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
+    num_tokens, width = values.shape
+    words, kept = matrix.words, matrix.kept
+    num_kept = 0 if kept is None else kept.shape[0]
     made_for = tokens_of_a_block(matrix.bits, num_tokens)
-    grid = (triton.cdiv(num_tokens, made_for), triton.cdiv(num_out, cut.rows), cut.split)
+    blocks = triton.cdiv(words.shape[0], cut.rows) + triton.cdiv(num_kept, cut.rows)
+    grid = (triton.cdiv(num_tokens, made_for), blocks, cut.split)
+    num_squares = 0 if squares is None else squares.shape[0]
+    token_stride = padded(num_tokens)
     assert cut.inner == matrix.tile
     assert width == matrix.width
-    assert x.is_contiguous()
+    assert values.is_contiguous()
     assert add is None or add.is_contiguous()
+    assert squares is None or squares.shape[1] == token_stride
+    assert kept is None or (not gated and norm is NO_NORM)
     if cut.split > 1:
         assert grid[0] * grid[1] <= scratch.arrived.numel()
         assert grid[0] * grid[1] * grid[2] * cut.rows * made_for <= scratch.partial.numel()
-    out = torch.empty(num_tokens, num_out, device=x.device, dtype=x.dtype)
     _rounded[grid](
-        TensorDescriptor(x, [num_tokens, width], [width, 1], [made_for, matrix.at_once]),
-        TensorDescriptor(words, list(words.shape), list(words.stride()), [cut.rows, matrix.tile * matrix.bits // 16]),
-        matrix.facts(cut.rows), x if bias is None else bias, out, x if add is None else add,
-        scratch.partial, scratch.arrived, num_tokens, num_out, matrix.num_tiles, cut.split,
-        M=made_for, N=cut.rows, K=cut.inner, BITS=matrix.bits,
-        SPLIT=cut.split > 1, BIAS=bias is not None, ADD=add is not None,
+        _tiles(values, made_for, matrix.at_once), squares,
+        _tiles(words, cut.rows, matrix.tile * matrix.bits // 16), matrix.facts(cut.rows),
+        None if kept is None else _tiles(kept, cut.rows, matrix.at_once),
+        out, add, bias, *norm, scratch.partial, scratch.arrived,
+        num_tokens, matrix.num_rows, words.shape[0], width, matrix.num_tiles, num_squares, token_stride, eps, cut.split,
+        M=made_for, N=cut.rows, K=cut.inner, KIND=matrix.kind,
+        SPLIT=cut.split > 1, SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated,
         num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
     )  # fmt: skip
-    return out
+
+
+def _tiles(matrix: Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [num_rows, num_columns])

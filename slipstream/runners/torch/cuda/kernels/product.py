@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+STRIPE_ROWS = 8  # of gate, then as many of up, and so on: a thread has both in its registers
+STRIPE = tl.constexpr(STRIPE_ROWS)
 
 
 @triton.jit
@@ -23,6 +25,50 @@ def leave_part(total, places, arrived):
     tl.store(places, total)
     tl.debug_barrier()
     return tl.atomic_add(arrived, 1, sem="acq_rel")
+
+
+@triton.jit
+def deliver(
+    total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
+    out, add, bias, norm, normed, normed_squares,
+    N: tl.constexpr, M: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """What a program does with its finished sums, rows ``first_row`` to ``end_row`` of the product at most.
+
+    ``found``: squares of the activations, whose norm is not scaled yet. ``normed_squares``: where this program's go.
+    total: [N, M]
+    """
+    if found is not None:
+        total *= tl.rsqrt(tl.sum(found, axis=0) / width + eps)[None, :]
+    if GATED:
+        gate, up = gate_and_up(total, N, M)
+        total = gate * tl.sigmoid(gate) * up
+        num_out = num_out // 2
+        end_row = end_row // 2
+        rows = first_row // 2 + tl.arange(0, N // 2)
+    else:
+        rows = first_row + tl.arange(0, N)
+    where = tokens[None, :].to(tl.int64) * num_out + rows[:, None]
+    inside = (rows[:, None] < end_row) & (tokens[None, :] < num_tokens)
+    if bias is not None:
+        total += tl.load(bias + rows, mask=rows < end_row, other=0.0).to(tl.float32)[:, None]
+    if add is not None:
+        total += tl.load(add + where, mask=inside, other=0.0).to(tl.float32)
+    result = total.to(out.dtype.element_ty)
+    tl.store(out + where, result, mask=inside)
+    if norm is not None:
+        result = tl.where(inside, result.to(tl.float32), 0.0)
+        scaled = result * tl.load(norm + rows, mask=rows < end_row, other=0.0)[:, None]
+        tl.store(normed + where, scaled.to(out.dtype.element_ty), mask=inside)
+        tl.store(normed_squares + tokens, tl.sum(result * result, axis=0))
+
+
+@triton.jit
+def gate_and_up(total, N: tl.constexpr, M: tl.constexpr):
+    """Of rows that hold both in turn, STRIPE by STRIPE. total: [N, M] -> two of [N / 2, M]"""
+    apart = total.reshape(N // (2 * STRIPE), 2, STRIPE, M).permute(0, 2, 3, 1)
+    gate, up = tl.split(apart)
+    return gate.reshape(N // 2, M), up.reshape(N // 2, M)
 
 
 @triton.jit

@@ -6,9 +6,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 SLAB = 1 << 23  # weights rounded at once
+UNIT_BITS = 24
+# Kernels that scale weights compute with weights over this: without it, what scales are stored times, to undo how
+# levels and codes are read as bfloat16, would be too large for bfloat16.
+UNIT = tl.constexpr(2.0**UNIT_BITS)
 
 
 class RoundedMatrix(Protocol):
@@ -24,7 +30,13 @@ class RoundedMatrix(Protocol):
     def tile(self) -> int: ...  # columns
 
     @property
+    def kind(self) -> str: ...  # int8, int4, fp8
+
+    @property
     def bits(self) -> int: ...  # of a level
+
+    @property
+    def kept(self) -> Tensor | None: ...  # the last rows, if they are not in levels: [rows, columns]
 
     @property
     def at_once(self) -> int: ...  # columns of activations that meet weights in one product
@@ -46,9 +58,31 @@ class RoundedMatrix(Protocol):
         """A view."""
         ...
 
+    def reorder(self, rows: Tensor) -> None:
+        """In place. ``rows``: those that come to lie in this order, all of them."""
+        ...
+
     def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
         """All rows, or those that ``ids`` name, as plain weights. [rows, columns]"""
         ...
+
+
+@triton.jit
+def plain(values, dtype: tl.constexpr):
+    """What was computed, in float32, from weights over UNIT in that type: as if from the weights themselves.
+
+    float16 would lose them: there, weights are as they are.
+    """
+    return values if dtype == tl.float16 else values * UNIT
+
+
+def in_pairs(codes: Tensor, tile: int) -> Tensor:
+    """Words of 16 bits: of every ``tile`` columns, word c holds column c and, in its high byte, column c + tile / 2.
+
+    uint8 [rows, columns] -> int16 [rows, columns / 2]
+    """
+    low_high = codes.view(codes.shape[0], -1, 2, tile // 2).transpose(2, 3)
+    return low_high.reshape(codes.shape[0], -1).view(torch.int16)
 
 
 def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:

@@ -1,0 +1,177 @@
+"""Matrices in FP8, as checkpoints hold them: a weight is a code (e4m3) times the scale of ``TILE`` columns of its row.
+
+Codes lie in words of 16 bits as the levels of int8.py do. A code's exponent and mantissa, moved to where bfloat16 has
+its own, are the code's value times 2^-120: one multiplication by what is stored of a scale makes two weights.
+Rows that a checkpoint keeps in more bits may follow behind those in codes: they are read as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from slipstream.load.tensor import FP8_GROUP
+from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, in_pairs, plain, slabs
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
+TILE = FP8_GROUP
+MOST = 448.0  # the largest code's value
+FACTOR_BITS = 120 - UNIT_BITS  # a scale is stored times two to the power of this
+_ROWS = 32  # that a program makes into weights
+
+_WEIGHTS = tl.constexpr("""{
+    .reg .b32 low, high, sign, zero;
+    mov.b32 zero, 0x80008000;
+    shl.b32 sign, $2, 8;
+    shl.b32 low, $2, 4;
+    and.b32 low, low, 0x07f007f0;
+    lop3.b32 low, sign, zero, low, 0xea;
+    shr.u32 high, $2, 4;
+    and.b32 high, high, 0x07f007f0;
+    lop3.b32 high, $2, zero, high, 0xea;
+    fma.rn.bf16x2 $0, low, $3, zero;
+    fma.rn.bf16x2 $1, high, $3, zero;
+}""")
+
+
+@triton.jit
+def coded_weights(words, factors, dtype: tl.constexpr):
+    """Those of the codes in the low and in the high bytes, in that type, rounded once; see ``plain``.
+
+    words: [N, W], factors: [1, N] -> two of [N, W]
+    """
+    factor = tl.broadcast_to(factors.T, words.shape)
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        low, high = tl.inline_asm_elementwise(
+            _WEIGHTS, "=r,=r,r,r", [words, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        low = _made(words, factor, dtype)
+        high = _made(words >> 8, factor, dtype)
+    return low, high
+
+
+@triton.jit
+def _made(codes, factor, dtype: tl.constexpr):
+    bits = (codes.to(tl.int32) & 127) << 20 | (codes.to(tl.int32) & 128) << 24
+    made = bits.to(tl.float32, bitcast=True) * factor.to(tl.float32)
+    return (plain(made, tl.bfloat16) if dtype == tl.float16 else made).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    words: Tensor  # int16 [rows in codes, columns / 2], contiguous
+    factors: Tensor  # bfloat16 [tiles, rows in codes]; a tile's start at a multiple of 16 bytes
+    kept: Tensor | None = None  # [rows, columns], contiguous: those behind the rows in codes
+
+    kind: ClassVar[str] = "fp8"
+    bits: ClassVar[int] = 8
+    tile: ClassVar[int] = TILE
+    at_once: ClassVar[int] = TILE // 2
+
+    @property
+    def width(self) -> int:
+        return self.words.shape[1] * 2
+
+    @property
+    def num_rows(self) -> int:
+        return self.words.shape[0] + (0 if self.kept is None else self.kept.shape[0])
+
+    @property
+    def num_tiles(self) -> int:
+        return self.words.shape[1] * 2 // TILE
+
+    @property
+    def num_bytes(self) -> int:
+        return stored_bytes((self.words.shape[0], self.width)) + (0 if self.kept is None else self.kept.nbytes)
+
+    def facts(self, num_rows: int) -> TensorDescriptor:
+        return TensorDescriptor(self.factors, list(self.factors.shape), list(self.factors.stride()), [1, num_rows])
+
+    def first(self, num_rows: int) -> Fp8Matrix:
+        assert num_rows <= self.words.shape[0]
+        return Fp8Matrix(self.words[:num_rows], self.factors[:, :num_rows])
+
+    def reorder(self, rows: Tensor) -> None:
+        assert self.kept is None
+        self.words.copy_(self.words[rows])
+        self.factors.copy_(self.factors[:, rows])
+
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+        num_coded = self.words.shape[0]
+        num_rows = self.num_rows if ids is None else ids.shape[0]
+        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        if ids is None and self.kept is not None:
+            out[num_coded:].copy_(self.kept)
+            num_rows = num_coded
+        assert ids is None or self.kept is None
+        _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
+            self.words, self.factors, ids, out, num_rows, self.width, self.factors.stride(0), N=_ROWS, K=TILE,
+            num_warps=4, **IN_TURN,
+        )  # fmt: skip
+        return out
+
+
+def stored_bytes(shape: Sequence[int]) -> int:
+    num_rows, width = shape
+    return num_rows * width + width // TILE * 2 * _padded(num_rows)
+
+
+def _padded(num_rows: int) -> int:
+    """So that each tile's factors start where the copy engine can."""
+    return -(-num_rows // 8) * 8
+
+
+def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device) -> Fp8Matrix:
+    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type, taken in turn."""
+    matrix = empty(shape, device)
+    for rows, weights in slabs(parts, shape[0], device):
+        groups = weights.view(weights.shape[0], -1, TILE)
+        scale = (groups.abs().amax(dim=2) / MOST).bfloat16().float()
+        steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
+        codes = steps.clamp_(-MOST, MOST).to(torch.float8_e4m3fn).view(torch.uint8)
+        put(matrix, rows, codes.view(weights.shape), scale)
+    return matrix
+
+
+def empty(shape: Sequence[int], device: torch.device, kept: Tensor | None = None) -> Fp8Matrix:
+    num_rows, width = shape
+    assert width % TILE == 0
+    words = torch.empty(num_rows, width // 2, dtype=torch.int16, device=device)
+    factors = torch.empty(width // TILE, _padded(num_rows), dtype=torch.bfloat16, device=device)[:, :num_rows]
+    return Fp8Matrix(words, factors, kept)
+
+
+def put(matrix: Fp8Matrix, rows: slice, codes: Tensor, scale: Tensor) -> None:
+    """``codes``: uint8 [rows, columns]; ``scale``: float32 [rows, tiles], at most 2^23"""
+    matrix.words[rows] = in_pairs(codes, TILE)
+    matrix.factors[:, rows] = (scale * 2.0**FACTOR_BITS).T.bfloat16()
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _weights_kernel(
+    words, factors, ids, out, num_rows, width, tile_stride, N: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    take_turn()
+    place = tl.program_id(0) * N + tl.arange(0, N)
+    tile = tl.program_id(1)
+    inside = place < num_rows
+    row = place.to(tl.int64)
+    if ids is not None:
+        row = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
+    word = tile * (K // 2) + tl.arange(0, K // 2)
+    found = tl.load(words + row[:, None] * (width // 2) + word[None, :], mask=inside[:, None], other=0)
+    factor = tl.load(factors + tile.to(tl.int64) * tile_stride + row, mask=inside, other=0.0)[None, :]
+    dtype: tl.constexpr = out.dtype.element_ty
+    low, high = coded_weights(found, factor, dtype)
+    target = out + place[:, None].to(tl.int64) * width + tile * K + tl.arange(0, K // 2)[None, :]
+    tl.store(target, plain(low.to(tl.float32), dtype).to(dtype), mask=inside[:, None])
+    tl.store(target + K // 2, plain(high.to(tl.float32), dtype).to(dtype), mask=inside[:, None])

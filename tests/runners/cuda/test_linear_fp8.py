@@ -1,0 +1,169 @@
+"""FP8 matrices: codes as PyTorch reads them, the layout in words, and products against PyTorch on the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.load.tensor import RawTensor
+from slipstream.runners.torch.cuda.kernels.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
+from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling
+from slipstream.runners.torch.cuda.kernels.linear_rounded import MEETINGS, SCRATCH, rounded_linear
+from slipstream.runners.torch.cuda.linear import CudaLinear
+from slipstream.runners.torch.cuda.ops import CudaOps
+from slipstream.runners.torch.cuda.rounded import CudaFp8Format, CudaRoundedLinear, CudaStoredFormat
+
+# Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter cuts bits off.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+CODES = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)  # but for NaN
+WIDTH = 3 * TILE
+
+
+def made(num_rows: int, width: int, device: torch.device, num_kept: int = 0) -> Fp8Matrix:
+    """Of any codes and scales, each tile with its own."""
+    kept = torch.randn(num_kept, width).to(device) if num_kept else None
+    matrix = empty((num_rows, width), device, kept)
+    codes = CODES[torch.randint(len(CODES), (num_rows, width))]
+    scale = torch.logspace(-5, -1, num_rows)[:, None] * (1 + torch.rand(num_rows, width // TILE))
+    put(matrix, slice(0, num_rows), codes.to(device), scale.to(device).bfloat16().float())
+    return matrix
+
+
+def exact(matrix: Fp8Matrix) -> Tensor:
+    """The weights that it stands for, read without our kernels. float64 [rows, columns]"""
+    words = matrix.words.cpu()
+    pairs = words.view(torch.uint8).view(words.shape[0], matrix.num_tiles, TILE // 2, 2)
+    values = pairs.transpose(2, 3).reshape(words.shape[0], matrix.num_tiles, TILE).view(torch.float8_e4m3fn)
+    weights = (values.double() * (matrix.factors.cpu().double().T * 2.0**-FACTOR_BITS)[..., None]).flatten(1)
+    return weights if matrix.kept is None else torch.cat((weights, matrix.kept.cpu().double()))
+
+
+def error(got: Tensor, wanted: Tensor, matrix: Fp8Matrix) -> float:
+    """Every row counts by its own size."""
+    size = exact(matrix).norm(dim=1)
+    return float(((got.cpu().double() - wanted) / size).norm() / (wanted / size).norm())
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_every_code_is_what_pytorch_says(dtype: torch.dtype, device: torch.device) -> None:
+    matrix = empty((1, 256), device)
+    put(matrix, slice(0, 1), CODES.repeat(2)[None, :256].to(device), torch.ones(1, 2, device=device))
+    wanted = CODES.repeat(2)[:256].view(torch.float8_e4m3fn).to(dtype)
+    assert torch.equal(matrix.weights(dtype)[0].cpu(), wanted)
+    x = torch.eye(256, dtype=dtype, device=device)
+    got = torch.cat(
+        [rounded_linear(x[at : at + 16], matrix, CUTS[0], Scratch(device))[:, 0] for at in range(0, 256, 16)]
+    )
+    assert torch.equal(got.cpu(), wanted)
+
+
+CUTS = [
+    Tiling(64, 128, 3),
+    Tiling(64, 128, 3, split=3),
+    Tiling(32, 128, 3, split=2, warps=2),
+    Tiling(128, 128, 2, split=2, warps=8),
+]
+
+
+@pytest.mark.parametrize("num_kept", [0, 37])
+@pytest.mark.parametrize(
+    ("num_tokens", "cut"), [(1, CUTS[0]), (16, CUTS[1]), (17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])]
+)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, num_kept: int, device: torch.device) -> None:
+    if device.type == "cuda" and dtype == torch.float32 and num_tokens > 64:
+        pytest.skip("float32 is there to be compared with: its tiles of 128 tokens do not fit")
+    matrix = made(97, WIDTH, device, num_kept)
+    if matrix.kept is not None:
+        matrix = Fp8Matrix(matrix.words, matrix.factors, matrix.kept.to(dtype))
+    num_out = 97 + num_kept
+    x = torch.randn(num_tokens, WIDTH, device=device).to(dtype)
+    add, bias = torch.randn(num_tokens, num_out, device=device).to(dtype), torch.randn(num_out, device=device).to(dtype)
+    scratch, wanted = Scratch(device, SCRATCH, MEETINGS), x.cpu().double() @ exact(matrix).T
+    # The second finds the counters as the first left them.
+    for beside, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
+        total = wanted + torch.as_tensor(more).cpu().double()
+        assert error(rounded_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
+    assert not scratch.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_all_rows_and_some_rows_as_plain_weights(dtype: torch.dtype, device: torch.device) -> None:
+    matrix = made(37, WIDTH, device)
+    wanted = exact(matrix).float().to(dtype)
+    ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
+    whole, some = matrix.weights(dtype).cpu(), matrix.weights(dtype, ids).cpu()
+    # The interpreter cuts bits off where a GPU rounds to bfloat16.
+    cut = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
+    assert torch.allclose(whole, wanted, rtol=cut, atol=0.0)
+    assert torch.equal(some, whole[ids.tolist()])
+    kept = Fp8Matrix(matrix.words, matrix.factors, torch.randn(5, WIDTH, device=device).to(dtype))
+    assert torch.equal(kept.weights(dtype), torch.cat((whole, kept.kept.cpu())).to(device))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_off_by_half_a_step_at_most(dtype: torch.dtype, device: torch.device) -> None:
+    parts = [torch.randn(rows, WIDTH, device=device).mul(0.03).to(dtype) for rows in (5, 70)]
+    parts[0][2] = 0.0
+    matrix, whole = rounded(iter(parts), (75, WIDTH), device), torch.cat(parts).double().cpu()
+    scale = (matrix.factors.cpu().double().T * 2.0**-FACTOR_BITS).repeat_interleave(TILE, dim=1)
+    off = (exact(matrix) - whole).abs()
+    # Three bits behind the first one; what is smaller than 2^-6 scales has steps of 2^-9; 448 scales may be too few.
+    assert (off <= torch.maximum(whole.abs() * 2**-4, scale * 2**-10) * 1.01).all()
+    assert (exact(matrix)[2] == 0).all()
+    assert matrix.num_bytes == stored_bytes((75, WIDTH)) == 75 * WIDTH + 3 * 80 * 2
+
+
+def test_rows_change_places(device: torch.device) -> None:
+    matrix = made(24, WIDTH, device)
+    before, order = exact(matrix), torch.randperm(24)
+    matrix.reorder(order.to(device))
+    assert torch.equal(exact(matrix), before[order])
+    assert torch.equal(exact(matrix.first(7)), before[order[:7]])
+
+
+def raw(num_rows: int, width: int = WIDTH) -> RawTensor:
+    codes = CODES[torch.randint(len(CODES), (num_rows, width))].numpy()
+    scale = (torch.rand(num_rows, -(-width // TILE)) / 100).bfloat16().float().numpy()
+    return RawTensor("model.layers.0.mlp.up_proj.weight", "F8_E4M3", (num_rows, width), codes, scale)
+
+
+def values(part: RawTensor) -> Tensor:
+    if part.scale is None:
+        return torch.from_numpy(part.data).double()
+    codes = torch.from_numpy(part.data).view(torch.float8_e4m3fn).double()
+    return codes * torch.from_numpy(part.scale).double().repeat_interleave(TILE, dim=1)
+
+
+def plain(num_rows: int) -> RawTensor:
+    data = torch.randn(num_rows, WIDTH).bfloat16().float().numpy()
+    return RawTensor("model.layers.0.linear_attn.in_proj_b.weight", "F32", (num_rows, WIDTH), data)
+
+
+@pytest.mark.parametrize("kind", [CudaStoredFormat, CudaFp8Format])
+def test_what_is_stored_in_fp8_stays_as_it_is(kind: type, device: torch.device) -> None:
+    form = kind(CudaOps(device, torch.bfloat16))
+    parts = [raw(40), raw(24)]
+    linear = form.linear(parts, None)
+    assert isinstance(linear, CudaRoundedLinear)
+    assert isinstance(linear.matrix, Fp8Matrix)
+    assert torch.equal(exact(linear.matrix), torch.cat([values(part) for part in parts]))
+    assert sum(form.stored_bytes(part.dtype, part.shape) for part in parts) == linear.num_bytes
+
+
+def test_rows_in_more_bits_stay_behind_it(device: torch.device) -> None:
+    form, parts = CudaStoredFormat(CudaOps(device, torch.bfloat16)), [raw(40), raw(24), plain(6), plain(6)]
+    linear = form.linear(parts, None)
+    assert isinstance(linear, CudaRoundedLinear)
+    assert linear.num_out == 76
+    assert torch.equal(exact(linear.matrix), torch.cat([values(part) for part in parts]))  # type: ignore[arg-type]
+    assert sum(form.stored_bytes(part.dtype, part.shape) for part in parts) == linear.num_bytes
+
+
+def test_other_orders_and_types_are_in_the_activations_type(device: torch.device) -> None:
+    form = CudaStoredFormat(CudaOps(device, torch.bfloat16))
+    for parts in ([plain(16)], [plain(16), plain(8)]):
+        linear = form.linear(parts, None)
+        assert isinstance(linear, CudaLinear)
+        assert torch.equal(linear.weight.cpu().double(), torch.cat([values(part) for part in parts]))
