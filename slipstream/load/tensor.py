@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,12 @@ class RawTensor:
     shape: tuple[int, ...]  # logical shape, rows first
     # Plain types: the elements, as uint16 for BF16. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
+
+    def rows(self, which: slice | np.ndarray) -> RawTensor:
+        """Some rows as a matrix of their own, those of a stack counted through; a slice copies nothing."""
+        num_rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
+        data = self.data.reshape(num_rows, -1)[which]
+        return replace(self, shape=(len(data), columns), data=data)
 
 
 class Checkpoint(Protocol):

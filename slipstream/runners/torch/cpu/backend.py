@@ -124,10 +124,7 @@ class PackedFormat:
 def _slabs(raw: RawTensor) -> list[RawTensor]:
     rows, cols = raw.shape
     step = max(1, SLAB // cols)
-    return [
-        RawTensor(raw.name, raw.dtype, (min(step, rows - at), cols), raw.data[at : at + step])
-        for at in range(0, rows, step)
-    ]
+    return [raw.rows(slice(at, at + step)) for at in range(0, rows, step)]
 
 
 class CpuOps:
