@@ -25,7 +25,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def as_tensor(raw: RawTensor, device: torch.device = CPU) -> Tensor:
-    """The tensor in its own float type; block types dequantised to float32, on that device if it can do so."""
+    """The tensor in its own float type; blocks and FP8 dequantised to float32, on that device if it can do so."""
     if device.type != "cpu" and can_unpack(raw):
         return unpacked(raw, device)
     if raw.dtype not in _PLAIN:
