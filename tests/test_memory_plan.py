@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_fp8
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
@@ -110,6 +111,14 @@ def test_what_is_allocated_is_what_was_planned(
     planned = loaded.plan.weights + loaded.plan.head
     # The kernels round a matrix's rows up to whole panels; merged matrices share one, the plan gives each its own.
     assert loaded.stored <= planned if kernels else loaded.stored == pytest.approx(planned, rel=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), [("float32", False), ("auto", True), ("bfloat16", True)])
+@pytest.mark.parametrize("shape", ["qwen3_5-odd", "qwen3_5_moe"])
+def test_fp8(shape: str, dtype: str, kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Loaded(tiny_fp8.save(tiny_fp8.build(shape), tmp_path), dtype, kernels, monkeypatch)
+    planned = loaded.plan.weights + loaded.plan.head
+    assert 0.9 * planned <= loaded.stored <= planned if kernels else loaded.stored == pytest.approx(planned, rel=0.02)
 
 
 def _state_bytes(runner: TorchRunner) -> int:

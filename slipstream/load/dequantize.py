@@ -1,4 +1,4 @@
-"""Any RawTensor as float32. The block arithmetic is the gguf package's; this file only feeds it."""
+"""Any RawTensor as float32. The arithmetic of GGUF blocks is the gguf package's; this file only feeds it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as dequantize_blocks
 
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
+
+
+def _e4m3_values() -> np.ndarray:
+    """What each byte stands for: a sign, 4 bits of exponent, 3 of mantissa; no infinities. float32 [256]"""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
+    size[codes & 127 == 127] = np.nan
+    values: np.ndarray = np.where(codes < 128, size, -size)
+    return values.astype(np.float32)
+
+
+E4M3_VALUES = _e4m3_values()
 
 
 def dequantize(raw: RawTensor) -> np.ndarray:
@@ -15,9 +28,18 @@ def dequantize(raw: RawTensor) -> np.ndarray:
         return raw.data.astype(np.float32)
     if raw.dtype == "BF16":
         return bf16_to_f32(raw.data)
+    if raw.dtype == FP8:
+        return _fp8_to_f32(raw)
     # [rows, columns]
     values: np.ndarray = dequantize_blocks(raw.data, GGMLQuantizationType[raw.dtype])
     return values.reshape(raw.shape)
+
+
+def _fp8_to_f32(raw: RawTensor) -> np.ndarray:
+    assert raw.scale is not None, raw.name
+    values: np.ndarray = E4M3_VALUES[raw.data]
+    values *= np.repeat(raw.scale, FP8_GROUP, axis=-1)[..., : raw.shape[-1]]
+    return values
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:

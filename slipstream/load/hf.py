@@ -1,6 +1,7 @@
 """A Hugging Face folder as a Checkpoint: config.json for the shape, safetensors for the tensors.
 
 Owns the mapping from the names on disk to the canonical ones; the vision tower of a multimodal folder is hidden.
+Joins an FP8 matrix with its scales, a tensor of their own: how it is stored decides, not what config.json says of it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from slipstream.errors import CorruptFile, LoadError, MissingTensor
+import numpy as np
+
+from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
+from slipstream.load.dequantize import dequantize
 from slipstream.load.hf_config import spec_from_config
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.safetensors import TensorStore, open_folder
+from slipstream.load.safetensors import Entry, TensorStore, open_folder
 from slipstream.load.shapes import check_trunk
 from slipstream.load.spec import ModelSpec
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
 
 # On disk -> canonical; None hides the tensor. The first prefix that fits decides.
 PREFIXES: tuple[tuple[str, str | None], ...] = (
@@ -25,6 +29,8 @@ PREFIXES: tuple[tuple[str, str | None], ...] = (
     ("model.visual.", None),
     ("visual.", None),
 )
+SCALE = "_scale_inv"  # behind the name of an FP8 matrix: its scales, which multiply it, whatever the name says
+SCALE_TYPES = ("BF16", "F32", "F16")
 
 
 class HfCheckpoint:
@@ -32,7 +38,10 @@ class HfCheckpoint:
         self.path = path
         self.spec = spec
         self._store = store
-        self._on_disk = _canonical_names(store)
+        found = _canonical_names(store)
+        self._on_disk = {name: place for name, place in found.items() if not name.endswith(SCALE)}
+        # Of the tensor with that name.
+        self._scales = {name: found[name + SCALE] for name in self._on_disk if name + SCALE in found}
 
     def names(self) -> Iterable[str]:
         return self._on_disk.keys()
@@ -41,17 +50,20 @@ class HfCheckpoint:
         return name in self._on_disk
 
     def get(self, name: str) -> RawTensor:
-        return replace(self._store.get(self._find(name)), name=name)
+        self._check_scale(name)
+        raw = replace(self._store.get(self._find(name)), name=name)
+        return raw if raw.dtype != FP8 else replace(raw, scale=self._row_scales(name, raw.shape))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._store.entry(self._find(name)).shape
+        self._check_scale(name)
+        return self._entry(name).shape
 
     def dtype(self, name: str) -> str:
-        return self._store.entry(self._find(name)).dtype
+        return self._entry(name).dtype
 
     def num_bytes(self, name: str) -> int:
-        entry = self._store.entry(self._find(name))
-        return entry.stop - entry.start
+        scale = self._scales.get(name)
+        return self._entry(name).num_bytes + (self._store.entry(scale).num_bytes if scale is not None else 0)
 
     def release(self) -> None:
         self._store.release()
@@ -60,6 +72,39 @@ class HfCheckpoint:
         if name not in self._on_disk:
             raise MissingTensor(f"{self.path} has no tensor {name!r}.")
         return self._on_disk[name]
+
+    def _entry(self, name: str) -> Entry:
+        return self._store.entry(self._find(name))
+
+    def _check_scale(self, name: str) -> None:
+        """From the headers alone: a folder that cannot be used is refused when it is opened."""
+        entry, scale = self._entry(name), self._scales.get(name)
+        if entry.dtype != FP8:
+            if scale is not None:
+                raise CorruptFile(f"{self.path}: {name} is stored as {entry.dtype}, but has FP8 scales beside it.")
+        elif scale is None:
+            raise MissingTensor(f"{self.path}: {name} is stored in FP8, but its scales, {name + SCALE!r}, are missing.")
+        else:
+            self._check_blocks(name, entry.shape, self._store.entry(scale))
+
+    def _check_blocks(self, name: str, shape: tuple[int, ...], scale: Entry) -> None:
+        if len(shape) < 2:
+            raise CorruptFile(f"{self.path}: {name} is stored in FP8, but is no matrix: its shape is {list(shape)}.")
+        *count, rows, columns = shape
+        wanted = (*count, -(-rows // FP8_GROUP), -(-columns // FP8_GROUP))
+        if scale.shape != wanted:
+            raise CorruptFile(
+                f"{self.path}: {name + SCALE} is {list(scale.shape)}, but {name}, {list(shape)} in FP8, "
+                f"needs {list(wanted)}: a scale for each block of {FP8_GROUP} x {FP8_GROUP}."
+            )
+        if scale.dtype not in SCALE_TYPES:
+            known = ", ".join(SCALE_TYPES)
+            raise UnknownModel(f"{self.path}: {name + SCALE} is stored as {scale.dtype}, only {known} can be read.")
+
+    def _row_scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A block's scale for each of its rows. float32 [*rows, groups]"""
+        blocks = dequantize(self._store.get(self._scales[name]))
+        return np.repeat(blocks, FP8_GROUP, axis=-2)[..., : shape[-2], :]
 
 
 def open_hf(folder: Path, name: str = "") -> HfCheckpoint:

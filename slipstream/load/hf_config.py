@@ -11,6 +11,7 @@ from typing import Any
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.config_fields import Fields
 from slipstream.load.spec import Family, GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec, all_full_attention
+from slipstream.load.tensor import FP8_GROUP
 
 FAMILIES: dict[str, Family] = {
     "llama": "llama",
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe_text": "qwen3_5_moe",
 }
 HYBRID: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe")
+SUPPORTED_QUANTISATION = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [FP8_GROUP, FP8_GROUP]}
 DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "qwen3_5": 256, "qwen3_5_moe": 256}
 
 
@@ -59,6 +61,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         moe=_moe(text) if family == "qwen3_5_moe" else None,
         num_mtp_layers=text.count("mtp_num_hidden_layers", 0),
         eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
+        fp8=any(level.raw("quantization_config") is not None for level in (outer, text)),
         name=name,
     )
 
@@ -73,7 +76,7 @@ def _family(outer: Fields) -> Family:
 def _refuse_unsupported(outer: Fields, text: Fields, family: Family) -> None:
     for level in (outer, text):
         if level.raw("quantization_config") is not None:
-            raise UnknownModel(f"{outer.where}: quantised Hugging Face checkpoints are not supported; use the GGUF.")
+            _refuse_other_quantisation(level.level("quantization_config"))
     if (act := text.text("hidden_act", "silu")) != "silu":
         raise UnknownModel(f"{outer.where}: the MLP's activation is {act!r}, only 'silu' is supported.")
     if text.flag("mlp_bias"):
@@ -82,6 +85,20 @@ def _refuse_unsupported(outer: Fields, text: Fields, family: Family) -> None:
         raise UnknownModel(f"{outer.where}: {family} without the attention's output gate is not supported.")
     if _uses_window(outer, text):
         raise UnknownModel(f"{outer.where}: the model uses sliding-window attention, which is not supported.")
+
+
+def _refuse_other_quantisation(found: Fields) -> None:
+    """Weights in FP8 blocks are all we read. `activation_scheme` does not matter, static or dynamic: we round weights
+    only, so activations are closer to those of the model before it was quantised. `modules_to_not_convert` does not
+    matter either: each tensor says itself what it is stored as."""
+    told = {key: found.raw(key) for key in ("quant_method", "fmt", "weight_block_size")}
+    if told | {"fmt": told["fmt"] or "e4m3"} == SUPPORTED_QUANTISATION:
+        return
+    names = ", ".join(f"{key} {value!r}" for key, value in told.items() if value is not None)
+    raise UnknownModel(
+        f"{found.where} ({names or 'without a quant_method'}) is not supported: use the model in FP8 (e4m3) with "
+        f"blocks of {FP8_GROUP} x {FP8_GROUP}, in BF16, or as a GGUF."
+    )
 
 
 def _uses_window(outer: Fields, text: Fields) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.json_file import parse_json, read_json
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, RawTensor
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -28,6 +28,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
+    FP8: np.dtype("u1"),  # its scale is a tensor of its own, under a name this file does not know
 }
 
 
@@ -37,6 +38,10 @@ class Entry:
     shape: tuple[int, ...]
     start: int  # bytes from the start of the file
     stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stop - self.start
 
 
 class TensorStore(Protocol):
@@ -185,7 +190,7 @@ def _read_entry(path: Path, name: str, value: Any, base: int, size: int) -> Entr
     entry = Entry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
     if entry.start > entry.stop or entry.stop > size:
         raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs up to byte {entry.stop}: it is truncated.")
-    if dtype in NUMPY_TYPES and entry.stop - entry.start != math.prod(shape) * NUMPY_TYPES[dtype].itemsize:
+    if dtype in NUMPY_TYPES and entry.num_bytes != math.prod(shape) * NUMPY_TYPES[dtype].itemsize:
         raise CorruptFile(f"{path}: tensor {name!r} of type {dtype} and shape {shape} has the wrong number of bytes.")
     return entry
 

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from slipstream.load.spec import ModelSpec
 
-FP8_GROUP = 128  # columns of a row of FP8 codes that share a scale
+FP8 = "F8_E4M3"
+FP8_GROUP = 128  # columns, and in a file rows, that share a scale
 
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     name: str  # canonical Hugging Face name, text model prefix "model."
-    dtype: str  # "F32", "F16", "BF16" or a GGUF block type such as "Q4_1"
+    dtype: str  # "F32", "F16", "BF16", "F8_E4M3" or a GGUF block type such as "Q4_1"
     shape: tuple[int, ...]  # logical shape, rows first
-    # Plain types: the elements, as uint16 for BF16. Block types: uint8 [rows, bytes per row].
+    # Plain types: the elements, as uint16 for BF16, uint8 for F8_E4M3. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
-    scale: np.ndarray | None = None  # of F8_E4M3: float32 [rows, columns / FP8_GROUP, rounded up]
+    # F8_E4M3: what each group of columns is multiplied by, float32 [*rows, ceil(columns / FP8_GROUP)]; else None.
+    scale: np.ndarray | None = None
+
+    def rows(self, which: slice | np.ndarray) -> RawTensor:
+        """Some rows as a matrix of their own, those of a stack counted through; a slice copies nothing."""
+        num_rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
+        data = self.data.reshape(num_rows, -1)[which]
+        scale = None if self.scale is None else self.scale.reshape(num_rows, -1)[which]
+        return replace(self, shape=(len(data), columns), data=data, scale=scale)
 
 
 class Checkpoint(Protocol):

@@ -19,7 +19,7 @@ from slipstream.load import OpenedModel
 from slipstream.load.hf import open_hf
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
-from slipstream.runners.torch.cuda.rounded import rounded_format
+from slipstream.runners.torch.cuda.rounded import CudaStoredFormat, rounded_format
 from slipstream.runners.torch.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed, load_runner
 from slipstream.runners.torch.placement import resident
@@ -57,7 +57,7 @@ def open_resident(
 ) -> CudaRunner:
     """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
 
-    ``rounded``: how matrices are stored (int8, int4), whatever the type of activations.
+    ``rounded``: how matrices are stored, whatever the type of activations: int8, int4, or as in the file.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = open_hf(folder)
@@ -66,7 +66,7 @@ def open_resident(
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
     placement = resident(device, config, checkpoint.spec)
     if rounded:
-        form = rounded_format(placement.ops, rounded)
+        form = CudaStoredFormat(placement.ops) if rounded == "stored" else rounded_format(placement.ops, rounded)
         placement = replace(placement, form=form, head_form=form)
     runner = load_placed(model, engine, config, placement)
     assert isinstance(runner, CudaRunner)

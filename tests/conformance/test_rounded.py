@@ -1,4 +1,4 @@
-"""Matrices in 8 or 4 bits on the GPU's runner: what it says equals a plain model of the rounded weights.
+"""Matrices in 8 or 4 bits, or in FP8, on the GPU's runner: what it says equals a plain model of the same weights.
 
 On a GPU, or on the CPU in Triton's interpreter.
 """
@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 import tiny
+import tiny_fp8
 import torch
 from harness import Ask, Traffic, alone, open_resident, open_runner, run_alone
 from safetensors.torch import load_file, save_file
@@ -18,10 +19,8 @@ from test_resident import ON_GPU, check_tokens, traffic
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
-from slipstream.load.hf import open_hf
+from slipstream.load.hf import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.cuda.kernels.int4 import Int4Matrix
-from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix
 from slipstream.runners.torch.cuda.linear import CudaLinear, ExpertStack
 from slipstream.runners.torch.cuda.ops import CudaOps
 from slipstream.runners.torch.cuda.rounded import CudaRoundedLinear, rounded_format
@@ -31,11 +30,12 @@ from slipstream.runners.torch.memory import plan_memory
 from slipstream.runners.torch.models.layers import InTurn
 from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
 from slipstream.runners.torch.placement import place, resident
+from slipstream.runners.torch.weights import LinearFormat
 from slipstream.sampling import SamplingParams
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
-MATRICES = {"int8": Int8Matrix, "int4": Int4Matrix}
+DTYPES = ("int8", "int4")
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 KINDS = list(tiny.MODELS) if ON_GPU else ["qwen2"]  # with biases
 
@@ -49,17 +49,17 @@ def folders(kind: str, dtype: str, folder: Path, activations: torch.dtype = torc
     for name, tensor in tensors.items():
         made = form.of(name).dense(tensor) if tensor.ndim == 2 else None
         if isinstance(made, CudaRoundedLinear):
-            exact = torch.float32 if isinstance(made.matrix, Int8Matrix) else activations
+            exact = torch.float32 if made.matrix.kind == "int8" else activations
             tensors[name] = made.matrix.weights(exact).float().cpu()
     save_file(tensors, rough / "model.safetensors", {"format": "pt"})
     return plain, rough
 
 
 def is_stored_as(matrix: object, dtype: str) -> bool:
-    return isinstance(matrix, CudaRoundedLinear) and isinstance(matrix.matrix, MATRICES[dtype])
+    return isinstance(matrix, CudaRoundedLinear) and matrix.matrix.kind == dtype
 
 
-@pytest.mark.parametrize("dtype", list(MATRICES))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_equal_those_of_the_rounded_weights(tmp_path: Path, kind: str, dtype: str) -> None:
     plain, rough = folders(kind, dtype, tmp_path)
@@ -72,8 +72,32 @@ def test_tokens_equal_those_of_the_rounded_weights(tmp_path: Path, kind: str, dt
     check_tokens(run, asks, wanted)
 
 
+@pytest.mark.parametrize("kind", list(tiny_fp8.MODELS) if ON_GPU else ["qwen3_5"])
+def test_tokens_equal_those_of_a_checkpoint_in_fp8(tmp_path: Path, kind: str) -> None:
+    folder = tiny_fp8.save(tiny_fp8.build(kind), tmp_path)
+    asks = traffic(6, 40) if ON_GPU else traffic(2, 5)
+    cpu = open_runner(folder, head=True)
+    wanted = [alone(cpu, ask) for ask in asks]
+    runner = open_resident(folder, rounded="stored")
+    assert isinstance(runner.decoder.output, CudaLinear)
+    assert isinstance(runner.decoder.layers, InTurn)
+    for layer in runner.decoder.layers.layers:
+        assert is_stored_as(layer.mixer.out, "fp8") == (kind in tiny_fp8.WHOLE)
+    check_tokens(Traffic(runner, CONFIG), asks, wanted)
+
+
+@pytest.mark.parametrize("kind", tiny_fp8.MODELS)
+def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, kind: str) -> None:
+    checkpoint = open_hf(tiny_fp8.save(tiny_fp8.build(kind), tmp_path))
+    model, options = OpenedModel("tiny", tmp_path, checkpoint, checkpoint, ""), RunnerConfig("cpu", kv_memory=8_000_000)
+    placement = resident(DEVICE, options, checkpoint.spec)
+    assert "bfloat16, matrices fp8 (vocabulary bfloat16" in placement.note
+    planned = plan_memory(model, placement, CONFIG, options)
+    assert planned.weights + planned.head == stored_bytes(placement.form, checkpoint)
+
+
 # Not with one key head: there, rounding the weights as bfloat16 does moves the second token's logits by 1.
-@pytest.mark.parametrize("dtype", list(MATRICES))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "one-key-head" not in kind] if ON_GPU else ["qwen3_5"])
 def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: str, dtype: str) -> None:
     plain, rough = folders(kind, dtype, tmp_path, torch.bfloat16)
@@ -133,14 +157,14 @@ def test_a_large_model_takes_little_memory(dtype: str, note: str) -> None:
     assert placement.note == f"cuda, bfloat16, matrices {note}, Triton kernels in captured steps"
 
 
-@pytest.mark.parametrize("dtype", list(MATRICES))
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_large_step_unpacks_its_largest_matrix(dtype: str) -> None:
     spec = open_random("qwen3.5-27b").spec
     placement = place(config(dtype), spec, present=False)
     assert placement.form.unpacked_bytes((34816, 5120)) == 34816 * 5120 * 2
 
 
-@pytest.mark.parametrize("dtype", list(MATRICES))
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_experts_stay_as_they_are(dtype: str) -> None:
     model, engine = open_random("qwen3.5-35b-a3b"), EngineConfig(max_streams=1)
     placement = place(config(dtype), model.spec, present=False)
@@ -150,23 +174,28 @@ def test_experts_stay_as_they_are(dtype: str) -> None:
     assert "experts bfloat16)" in placement.note
 
 
-@pytest.mark.parametrize("dtype", list(MATRICES))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
 def test_what_is_stored_is_what_was_planned(kind: str, dtype: str, tmp_path: Path) -> None:
     checkpoint = open_hf(tiny.save(tiny.build(kind), tmp_path, head=True))
     model = OpenedModel("tiny", tmp_path, checkpoint, checkpoint, "")
     placement = resident(DEVICE, RunnerConfig("cpu", dtype), checkpoint.spec)
     planned = plan_memory(model, placement, CONFIG, RunnerConfig("cpu", dtype, kv_memory=4_000_000))
-    form, stored = placement.form, 0
+    assert planned.weights + planned.head == stored_bytes(placement.form, checkpoint)
+
+
+def stored_bytes(form: LinearFormat, checkpoint: HfCheckpoint) -> int:
+    """What the tensors take, each by itself."""
+    total = 0
     for name in checkpoint.names():
         raw = checkpoint.get(name)
         is_matrix = len(raw.shape) == 2 and ".experts." not in name
         numel = int(torch.tensor(raw.shape).prod())
-        stored += form.of(name).linear([raw], None).num_bytes if is_matrix else 2 * numel
-    assert planned.weights + planned.head == stored
+        total += form.of(name).linear([raw], None).num_bytes if is_matrix else 2 * numel
+    return total
 
 
-@pytest.mark.parametrize("dtype", list(MATRICES))
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_without_triton_it_is_refused(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = open_random("tiny").spec
     with pytest.raises(ConfigError, match=rf"{dtype} needs the Triton kernels.*switched off"):

@@ -44,16 +44,16 @@ _HYBRID = {
 }
 
 
-def _llama(heads: int, kv_heads: int, tied: bool, **more: object) -> PreTrainedModel:
+def llama(heads: int, kv_heads: int, tied: bool, **more: object) -> PreTrainedModel:
     sizes = {"num_hidden_layers": 3, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
     return LlamaForCausalLM(LlamaConfig(**{**_COMMON, **sizes, "tie_word_embeddings": tied, **more}))
 
 
-def _hybrid(**more: object) -> PreTrainedModel:
+def hybrid(**more: object) -> PreTrainedModel:
     return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**_HYBRID, **more}))
 
 
-def _moe(**more: object) -> PreTrainedModel:
+def moe(**more: object) -> PreTrainedModel:
     experts = {
         "num_experts": 8,
         "num_experts_per_tok": 3,
@@ -74,23 +74,27 @@ _LLAMA3_ROPE = {
 _SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 MODELS = {
-    "llama-mha-untied": lambda: _llama(4, 4, tied=False),
-    "llama-gqa-tied": lambda: _llama(4, 2, tied=True),
-    "llama-mqa-tied": lambda: _llama(4, 1, tied=True),
-    "llama3-rope": lambda: _llama(4, 2, tied=False, rope_parameters=_LLAMA3_ROPE),
+    "llama-mha-untied": lambda: llama(4, 4, tied=False),
+    "llama-gqa-tied": lambda: llama(4, 2, tied=True),
+    "llama-mqa-tied": lambda: llama(4, 1, tied=True),
+    "llama3-rope": lambda: llama(4, 2, tied=False, rope_parameters=_LLAMA3_ROPE),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{**_COMMON, **_SMALL})),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**_COMMON, **_SMALL, "head_dim": 32})),
-    "qwen3_5": lambda: _hybrid(),
-    "qwen3_5-tied-equal-heads": lambda: _hybrid(tie_word_embeddings=True, linear_num_key_heads=4),
-    "qwen3_5-one-key-head": lambda: _hybrid(linear_num_key_heads=1, full_attention_interval=2),
-    "qwen3_5_moe": lambda: _moe(),
+    "qwen3_5": lambda: hybrid(),
+    "qwen3_5-tied-equal-heads": lambda: hybrid(tie_word_embeddings=True, linear_num_key_heads=4),
+    "qwen3_5-one-key-head": lambda: hybrid(linear_num_key_heads=1, full_attention_interval=2),
+    "qwen3_5_moe": lambda: moe(),
 }
 
 
 def build(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Weights large enough that logits differ clearly between tokens."""
     torch.manual_seed(seed)
-    model = MODELS[kind]().float().eval()
+    return randomise(MODELS[kind]())
+
+
+def randomise(model: PreTrainedModel) -> PreTrainedModel:
+    """Weights large enough that logits differ clearly between tokens."""
+    model = model.float().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim >= 2:

@@ -1,4 +1,4 @@
-"""Blocks unpacked by PyTorch, on any device, are what the gguf package makes of them."""
+"""Blocks and FP8 unpacked by PyTorch, on any device, are what the reference makes of them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,20 @@ def test_the_same_floats(dtype: str) -> None:
     assert got.device.type == HERE.type
     assert np.array_equal(got.cpu().numpy(), dequantize(raw))
     assert torch.equal(as_tensor(raw, HERE).cpu(), as_tensor(raw))
+
+
+@pytest.mark.parametrize("shape", [(4, 256), (5, 70), (3, 300), (2, 3, 140)])
+def test_fp8(shape: tuple[int, ...]) -> None:
+    chance = np.random.default_rng(0)
+    codes = chance.integers(0, 256, shape, dtype=np.uint8)
+    codes.reshape(-1)[:256] = np.arange(256)
+    scale = chance.normal(size=(*shape[:-1], -(-shape[-1] // 128))).astype(np.float32)
+    raw = RawTensor("some", "F8_E4M3", shape, codes, scale)
+    assert can_unpack(raw)
+    got = unpacked(raw, HERE)
+    assert got.device.type == HERE.type
+    np.testing.assert_array_equal(got.cpu().numpy(), dequantize(raw))
+    torch.testing.assert_close(as_tensor(raw, HERE).cpu(), as_tensor(raw), rtol=0, atol=0, equal_nan=True)
 
 
 def test_other_types_are_left_to_the_reference() -> None:

@@ -6,6 +6,7 @@ over. A GGUF becomes the model class of its family with the weights as they are 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,20 @@ def _without_head(config: dict[str, Any]) -> tuple[type, type]:
     class Trunk(model_class):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             kept = {name: weight for name, weight in weights.items() if head_name(name) is None}
-            return super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
+            made: dict[str, mx.array] = super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
+            if has_fp8_scales(made):
+                raise ValueError(
+                    "its matrices are in FP8, which mlx-lm does not read for this architecture; use the model in BF16 "
+                    "or converted to MLX, or take --runner torch."
+                )
+            return made
 
     return Trunk, args_class
+
+
+def has_fp8_scales(names: Iterable[str]) -> bool:
+    """Some architectures of mlx-lm multiply them in as they read; where they are left over, bytes would be weights."""
+    return any(name.endswith("_scale_inv") for name in names)
 
 
 def head_name(name: str) -> str | None:

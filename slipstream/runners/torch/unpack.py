@@ -1,6 +1,7 @@
-"""GGUF blocks made into floats where they will be used: a GPU does in milliseconds what takes the host a second.
+"""GGUF blocks and FP8 made into floats where they will be used: a GPU does in milliseconds what takes a host a second.
 
-The types that small models come in; load/dequantize.py knows all, and is the reference: the same floats, bit for bit.
+The GGUF types are those of small models; load/dequantize.py knows all, and is the reference: the same floats, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
 
 
 def _halves(blocks: Tensor) -> Tensor:
@@ -44,11 +45,23 @@ _BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {  # bytes of a blo
 
 
 def can_unpack(raw: RawTensor) -> bool:
-    return raw.dtype in _BLOCKS
+    return raw.dtype in _BLOCKS or raw.dtype == FP8
 
 
 def unpacked(raw: RawTensor, device: torch.device) -> Tensor:
     """float32, in the tensor's logical shape."""
+    data = torch.from_numpy(np.array(raw.data, copy=True)).to(device)  # off the memory map, writable, contiguous
+    if raw.dtype == FP8:
+        return _scaled(data.view(torch.float8_e4m3fn).float(), raw)
     size, floats = _BLOCKS[raw.dtype]
-    data = torch.from_numpy(np.array(raw.data, copy=True))  # off the memory map, writable, contiguous
-    return floats(data.to(device).view(-1, size)).view(raw.shape)
+    return floats(data.view(-1, size)).view(raw.shape)
+
+
+def _scaled(values: Tensor, raw: RawTensor) -> Tensor:
+    """In place, group by group of columns: no second array of the matrix's size."""
+    assert raw.scale is not None, raw.name
+    # [*rows, groups]
+    scale = torch.from_numpy(raw.scale).to(values.device)
+    for group, part in enumerate(values.split(FP8_GROUP, dim=-1)):
+        part.mul_(scale[..., group, None])
+    return values

@@ -25,7 +25,7 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def as_tensor(raw: RawTensor, device: torch.device = CPU) -> Tensor:
-    """The tensor in its own float type; block types dequantised to float32, on that device if it can do so."""
+    """The tensor in its own float type; blocks and FP8 dequantised to float32, on that device if it can do so."""
     if device.type != "cpu" and can_unpack(raw):
         return unpacked(raw, device)
     if raw.dtype not in _PLAIN:
@@ -143,10 +143,9 @@ class Weights:
         q_rows, kv_rows = heads.num_q * heads.dim, heads.num_kv * heads.dim
         mixed = self.raw(f"{names[0]}.weight", (2 * q_rows, num_in))
         k, v = (self.raw(f"{n}.weight", (kv_rows, num_in)) for n in names[1:])
-        split = mixed.data.reshape(heads.num_q, 2, heads.dim, -1)
-        query, gate = (
-            RawTensor(mixed.name, mixed.dtype, (q_rows, num_in), split[:, i].reshape(q_rows, -1)) for i in (0, 1)
-        )
+        # [query heads, query or gate, dim]
+        places = np.arange(2 * q_rows).reshape(heads.num_q, 2, heads.dim)
+        query, gate = (mixed.rows(places[:, i].ravel()) for i in (0, 1))
         return self._matrix(self.form.of(names[0]), [query, k, v, gate])
 
     def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:
@@ -165,8 +164,8 @@ class Weights:
 
     def _stack(self, name: str, shape: tuple[int, int, int]) -> list[list[RawTensor]]:
         raw = self.raw(name, shape)
-        rows = raw.data.reshape(shape[0], shape[1], -1)
-        return [[RawTensor(name, raw.dtype, shape[1:], part)] for part in rows]
+        count, num_rows, _ = shape
+        return [[raw.rows(slice(e * num_rows, (e + 1) * num_rows))] for e in range(count)]
 
     def _parts(self, names: Sequence[str], num_out: int, num_in: int) -> list[RawTensor]:
         return [self.raw(f"{name}.weight", (num_out, num_in)) for name in names]

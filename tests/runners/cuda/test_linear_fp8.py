@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, RawTensor
 from slipstream.runners.torch.cuda.kernels.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling
 from slipstream.runners.torch.cuda.kernels.linear_rounded import MEETINGS, SCRATCH, rounded_linear
@@ -126,7 +126,7 @@ def test_rows_change_places(device: torch.device) -> None:
 def raw(num_rows: int, width: int = WIDTH) -> RawTensor:
     codes = CODES[torch.randint(len(CODES), (num_rows, width))].numpy()
     scale = (torch.rand(num_rows, -(-width // TILE)) / 100).bfloat16().float().numpy()
-    return RawTensor("model.layers.0.mlp.up_proj.weight", "F8_E4M3", (num_rows, width), codes, scale)
+    return RawTensor("model.layers.0.mlp.up_proj.weight", FP8, (num_rows, width), codes, scale)
 
 
 def values(part: RawTensor) -> Tensor:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
 
 import mlx.core as mx
+import tiny_fp8
 from harness import Ask, Traffic
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
@@ -119,3 +120,10 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "no_such_thing"}))
     with pytest.raises(UnknownModel, match="no_such_thing"):
         open_mlx(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_moe"])
+def test_fp8_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    folder = tiny_fp8.save(tiny_fp8.build(kind), tmp_path)
+    with pytest.raises(UnknownModel, match=r"in FP8, which mlx-lm does not read.*--runner torch\.$"):
+        open_mlx(folder)

@@ -10,9 +10,10 @@ pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstr
 
 import mlx.core as mx
 import tiny
+import tiny_fp8
 from mlx.utils import tree_flatten
 from mlx_tiny import open_mlx, packed
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from slipstream.load import open_model
 from slipstream.runners.mlx.heads import load_head
@@ -77,3 +78,14 @@ def test_a_head_of_another_model_is_refused_and_the_model_runs(tmp_path: Path) -
     runner = open_mlx(raw, mtp=tmp_path / "head.safetensors")
     assert runner.info.max_depth == 0
     assert "is not an MTP head of this model" in runner.info.why_no_draft
+
+
+def test_a_head_in_fp8_is_a_reason(tmp_path: Path) -> None:
+    """The trunk runs; it says why it does not draft."""
+    folder = tiny_fp8.save(tiny_fp8.build("qwen3_5"), tmp_path)
+    trunk = {name: weight for name, weight in tiny_fp8.floats(folder).items() if not name.startswith("mtp.")}
+    head = {name: weight for name, weight in load_file(folder / "model.safetensors").items() if name.startswith("mtp.")}
+    save_file(trunk | head, folder / "model.safetensors", {"format": "pt"})
+    info = open_mlx(folder).info
+    assert info.max_depth == 0
+    assert info.why_no_draft.endswith("has its MTP head in FP8, which only the torch runner reads.")

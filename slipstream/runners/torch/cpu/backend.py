@@ -60,7 +60,11 @@ class PackedLinear:
 
 
 class PackedFormat:
-    """``dtype`` auto keeps what the file has where the kernels know it, 8-bit blocks where they do not."""
+    """``dtype`` auto keeps what the file has where the kernels know it, 8-bit blocks where they do not.
+
+    FP8 is such a case: in 8-bit blocks its products are off by 0.55 to 0.71 % (in BF16: 0.16 %) where FP8 itself
+    was off by 2.6 %, in half the bytes and half the time of BF16, which is there for who asks for it (decision 14).
+    """
 
     def __init__(self, kernels: Kernels, dtype: str) -> None:
         self.kernels = kernels
@@ -124,10 +128,7 @@ class PackedFormat:
 def _slabs(raw: RawTensor) -> list[RawTensor]:
     rows, cols = raw.shape
     step = max(1, SLAB // cols)
-    return [
-        RawTensor(raw.name, raw.dtype, (min(step, rows - at), cols), raw.data[at : at + step])
-        for at in range(0, rows, step)
-    ]
+    return [raw.rows(slice(at, at + step)) for at in range(0, rows, step)]
 
 
 class CpuOps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, RawTensor
 from slipstream.runners.torch.cuda.kernels import fp8, int4, int8
 from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, Unscaled, fitted, stripes
 from slipstream.runners.torch.cuda.kernels.linear_rounded import (
@@ -24,14 +24,13 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     tiling,
     tokens_of_a_block,
 )
-from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
+from slipstream.runners.torch.cuda.kernels.rounding import SLAB, RoundedMatrix
 from slipstream.runners.torch.cuda.linear import CudaFormat, library_product, shared_bytes
 from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, as_tensor
 
 KEPT = ("gate", "shared_expert_gate")  # routers: rounded, they would choose other experts
 VOCABULARY = ("embed_tokens", "lm_head")
-FP8 = "F8_E4M3"  # a tensor's type, as files call it
 WEIGHT_BYTES = {8: 1.0, 4: 0.5 + 4 / int4.GROUP}  # in a tile, by bits: with facts that come with it
 
 
@@ -157,7 +156,8 @@ class CudaRoundedFormat(CudaStoredFormat):
         if not self._fits(parts[0].shape[1]):
             return CudaFormat.linear(self, parts, bias)
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        return self._rounded((as_tensor(part) for part in parts), shape, bias)
+        slabs = (as_tensor(slab, self.ops.device) for part in parts for slab in _slabs(part))
+        return self._rounded(slabs, shape, bias)
 
     def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
         if not self._fits(matrix.shape[1]):
@@ -210,6 +210,11 @@ class CudaFp8Format(CudaRoundedFormat):
 
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0
+
+
+def _slabs(part: RawTensor) -> Iterator[RawTensor]:
+    step = max(1, SLAB // part.shape[1])
+    return (part.rows(slice(at, at + step)) for at in range(0, part.shape[0], step))
 
 
 def _last(name: str) -> str:
