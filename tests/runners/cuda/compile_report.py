@@ -25,14 +25,22 @@ from triton.runtime.jit import JITFunction
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.caches import GdnRings, LayerKv
-from slipstream.runners.torch.cuda.kernels import linear
+from slipstream.runners.torch.cuda.kernels import fp8, linear
 from slipstream.runners.torch.cuda.kernels.attention import attend
 from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.torch.cuda.kernels.fp8 import Fp8Matrix
 from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
 from slipstream.runners.torch.cuda.kernels.int4 import Int4Matrix, num_tiles
 from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix, num_words
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, skinny_gated, skinny_normed
-from slipstream.runners.torch.cuda.kernels.linear_rounded import MEETINGS, SCRATCH, rounded_linear, tiling
+from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+    MEETINGS,
+    SCRATCH,
+    rounded_gated,
+    rounded_linear,
+    rounded_normed,
+    tiling,
+)
 from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
@@ -152,6 +160,23 @@ def int4_matrix(num_out: int, width: int) -> Int4Matrix:
     return Int4Matrix(torch.empty(num_out, tiles * 64, dtype=torch.int16), ints(tiles * 4, num_out), width)
 
 
+def fp8_matrix(num_out: int, width: int, num_kept: int = 0) -> Fp8Matrix:
+    kept = torch.empty(num_kept, width, dtype=BF16) if num_kept else None
+    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept)
+
+
+def joined_rounded(make: Callable[[int, int], RoundedMatrix], num_tokens: int) -> None:
+    """A layer's two products around its second norm, the latter with the activation in it."""
+    scratch, add = Scratch(torch.device("cpu"), SCRATCH, MEETINGS), torch.empty(num_tokens, 5120, dtype=BF16)
+    out, gate_up = make(5120, 6144), make(34816, 5120)
+    first, second = (tiling(m.bits, m.num_rows, m.num_tiles, m.tile, num_tokens) for m in (out, gate_up))
+    assert first is not None
+    assert second is not None
+    x = torch.empty(num_tokens, 6144, dtype=BF16)
+    _, normed = rounded_normed(x, out, first, scratch, add, torch.empty(5120), 1e-6)
+    rounded_gated(normed, gate_up, second, scratch)
+
+
 def rounded_product(matrix: RoundedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
     cut = tiling(matrix.bits, matrix.num_rows, matrix.num_tiles, matrix.tile, num_tokens)
     assert cut is not None
@@ -191,6 +216,17 @@ CASES: dict[str, Callable[[], object]] = {
     "int4 4B in float32, 2560 x 4096, 1": lambda: rounded_product(int4_matrix(2560, 4096), 1, torch.float32),
     "int4 27B, rows": lambda: int4_matrix(97, 5120).weights(BF16, ints(4)),
     "int4 27B, unpacked": lambda: int4_matrix(97, 5120).weights(BF16),
+    "fp8 27B, 34816 x 5120, 1": lambda: rounded_product(fp8_matrix(34816, 5120), 1),
+    "fp8 27B, 34816 x 5120, 64": lambda: rounded_product(fp8_matrix(34816, 5120), 64),
+    "fp8 27B, 5120 x 17408, 256": lambda: rounded_product(fp8_matrix(5120, 17408), 256),
+    "fp8 27B, 16480 x 5120, 1": lambda: rounded_product(fp8_matrix(16480, 5120, 96), 1),
+    "fp8 27B, 16480 x 5120, 64": lambda: rounded_product(fp8_matrix(16480, 5120, 96), 64),
+    "fp8 27B in float16, 16480 x 5120, 16": lambda: rounded_product(fp8_matrix(16480, 5120), 16, torch.float16),
+    "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
+    "int8 27B joined, 1": lambda: joined_rounded(int8_matrix, 1),
+    "int4 27B joined, 1": lambda: joined_rounded(int4_matrix, 1),
+    "fp8 27B joined, 1": lambda: joined_rounded(fp8_matrix, 1),
+    "fp8 27B joined, 64": lambda: joined_rounded(fp8_matrix, 64),
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
