@@ -5,6 +5,7 @@ On a GPU, or on the CPU in Triton's interpreter.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import median
 
@@ -21,9 +22,9 @@ from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
 from slipstream.load.hf import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.cuda.linear import CudaLinear, ExpertStack
+from slipstream.runners.torch.cuda.linear import CudaLinear
 from slipstream.runners.torch.cuda.ops import CudaOps
-from slipstream.runners.torch.cuda.rounded import CudaRoundedLinear, rounded_format
+from slipstream.runners.torch.cuda.rounded import CudaRoundedLinear, RoundedExperts, rounded_format
 from slipstream.runners.torch.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.memory import plan_memory
@@ -47,10 +48,11 @@ def folders(kind: str, dtype: str, folder: Path, activations: torch.dtype = torc
     form = rounded_format(CudaOps(DEVICE, activations), dtype)
     tensors = load_file(plain / "model.safetensors")
     for name, tensor in tensors.items():
-        made = form.of(name).dense(tensor) if tensor.ndim == 2 else None
+        is_matrix = tensor.ndim > 1 and tensor.shape[-2] > 1  # or a stack of them
+        made = form.of(name).dense(tensor.flatten(0, -2)) if is_matrix else None
         if isinstance(made, CudaRoundedLinear):
             exact = torch.float32 if made.matrix.kind == "int8" else activations
-            tensors[name] = made.matrix.weights(exact).float().cpu()
+            tensors[name] = made.matrix.weights(exact).float().cpu().view(tensor.shape)
     save_file(tensors, rough / "model.safetensors", {"format": "pt"})
     return plain, rough
 
@@ -115,22 +117,20 @@ def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: 
     assert max(off) < (0.2 if dtype == "int8" else 1.0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "others"), [("int8", "experts bfloat16"), ("int4", "vocabulary int8, experts bfloat16")]
-)
-def test_random_weights_are_rounded_but_for_experts_and_routers(dtype: str, others: str) -> None:
+@pytest.mark.parametrize(("dtype", "stored"), [("int8", "int8"), ("int4", "int4 (vocabulary int8)")])
+def test_random_weights_are_rounded_but_for_routers(dtype: str, stored: str) -> None:
     model, options = open_random("tiny-moe"), RunnerConfig("cpu", dtype, kv_memory=4_000_000, max_context=64)
     runner = load_placed(model, EngineConfig(max_streams=2), options, resident(DEVICE, options, model.spec))
     assert isinstance(runner, CudaRunner)
-    assert runner.info.note.startswith(f"{DEVICE.type}, bfloat16, matrices {dtype} ({others})")
+    assert runner.info.note.startswith(f"{DEVICE.type}, bfloat16, matrices {stored}, Triton")
     assert is_stored_as(runner.decoder.embedding, "int8")
     layers = runner.decoder.layers
     assert isinstance(layers, InTurn)
     for layer in layers.layers:
         assert isinstance(layer.mlp, SparseMlp)
         assert isinstance(layer.mlp.router, CudaLinear)
-        assert isinstance(layer.mlp.experts, ExpertStack)
-        assert layer.mlp.experts.down.dtype == torch.bfloat16
+        assert isinstance(layer.mlp.experts, RoundedExperts)
+        assert layer.mlp.experts.gate_up.kind == layer.mlp.experts.down.kind == dtype
         assert is_stored_as(layer.mlp.shared.down, dtype)
 
 
@@ -141,18 +141,18 @@ def config(dtype: str, **more: object) -> RunnerConfig:
 def rounded_bytes(model: OpenedModel, dtype: str) -> float:
     """By the bits of a weight, facts of groups included; those of rows and what is no matrix are too few to count."""
     sizes = {name: model.checkpoint.num_bytes(name) for name in model.checkpoint.names()}
-    experts = sum(size for name, size in sizes.items() if ".experts." in name)
     vocabulary = sum(sizes.get(name, 0) for name in VOCABULARY)
-    others = model.num_bytes - experts - vocabulary
-    return experts + vocabulary / 2 + others * {"int8": 8.0, "int4": 4.5}[dtype] / 16
+    others = model.num_bytes - vocabulary
+    return vocabulary / 2 + others * {"int8": 8.0, "int4": 4.5}[dtype] / 16
 
 
 @pytest.mark.parametrize(("dtype", "note"), [("int8", "int8"), ("int4", "int4 (vocabulary int8)")])
-def test_a_large_model_takes_little_memory(dtype: str, note: str) -> None:
-    model, engine = open_random("qwen3.5-27b"), EngineConfig(max_streams=1)
+@pytest.mark.parametrize("shape", ["qwen3.5-27b", "qwen3.5-35b-a3b"])
+def test_a_large_model_takes_little_memory(shape: str, dtype: str, note: str) -> None:
+    model, engine = open_random(shape), EngineConfig(max_streams=1)
     placement = place(config(dtype), model.spec, present=False)
     plan = plan_memory(model, placement, engine, config(dtype), free=10**12)
-    assert plan.weights + plan.head == pytest.approx(rounded_bytes(model, dtype), rel=0.002)
+    assert plan.weights + plan.head == pytest.approx(rounded_bytes(model, dtype), rel=0.006)
     assert plan.weights + plan.head > rounded_bytes(model, dtype)
     assert placement.note == f"cuda, bfloat16, matrices {note}, Triton kernels in captured steps"
 
@@ -162,16 +162,6 @@ def test_a_large_step_unpacks_its_largest_matrix(dtype: str) -> None:
     spec = open_random("qwen3.5-27b").spec
     placement = place(config(dtype), spec, present=False)
     assert placement.form.unpacked_bytes((34816, 5120)) == 34816 * 5120 * 2
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_experts_stay_as_they_are(dtype: str) -> None:
-    model, engine = open_random("qwen3.5-35b-a3b"), EngineConfig(max_streams=1)
-    placement = place(config(dtype), model.spec, present=False)
-    plan = plan_memory(model, placement, engine, config(dtype), free=10**12)
-    assert plan.weights + plan.head == pytest.approx(rounded_bytes(model, dtype), rel=0.002)
-    assert plan.weights + plan.head > 60e9
-    assert "experts bfloat16)" in placement.note
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -189,9 +179,10 @@ def stored_bytes(form: LinearFormat, checkpoint: HfCheckpoint) -> int:
     total = 0
     for name in checkpoint.names():
         raw = checkpoint.get(name)
-        is_matrix = len(raw.shape) == 2 and ".experts." not in name
-        numel = int(torch.tensor(raw.shape).prod())
-        total += form.of(name).linear([raw], None).num_bytes if is_matrix else 2 * numel
+        if len(raw.shape) < 2 or raw.shape[-2] == 1:  # a vector, or a conv's kernels
+            total += 2 * math.prod(raw.shape)
+        else:  # experts below each other
+            total += form.of(name).linear([raw.rows(slice(None))], None).num_bytes
     return total
 
 

@@ -91,17 +91,16 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     ops = CudaOps(device, getattr(torch, name))
     form = rounded_format(ops, config.dtype) if rounded else (CudaStoredFormat if as_stored else CudaFormat)(ops)
     few_bits = config.dtype if rounded else "fp8" if as_stored and spec.fp8 else ""
-    stored = f", matrices {_rounded_note(few_bits, name, spec)}" if few_bits else ""
+    stored = f", matrices {_rounded_note(few_bits, name)}" if few_bits else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = _draft_vocab(config, spec, _gpu_draft_vocab(spec))
     return Placement(ops, form, form, note, vocab, resident=True, prompt_tokens=2048, stack=stack)
 
 
-def _rounded_note(dtype: str, kept: str, spec: ModelSpec) -> str:
-    """What is stored how, the exceptions in brackets."""
-    vocabulary = {"int4": ["vocabulary int8"], "fp8": [f"vocabulary {kept}"]}.get(dtype, [])
-    others = vocabulary + [f"experts {kept}"] * (spec.moe is not None)
-    return f"{dtype} ({', '.join(others)})" if others else dtype
+def _rounded_note(dtype: str, kept: str) -> str:
+    """What is stored how, the exception in brackets."""
+    vocabulary = {"int4": "int8", "fp8": kept}.get(dtype)
+    return f"{dtype} (vocabulary {vocabulary})" if vocabulary else dtype
 
 
 def _half(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """Compile what the kernel wrappers launch for an H100, without one: registers, spills and shared memory of each.
 
 `python tests/runners/cuda/compile_report.py [name ...]` prints one JSON object a launch. The wrappers run unchanged on
-CPU tensors; only the launch itself is replaced by Triton's compiler.
+CPU tensors; their launches are noted and compiled as before a server's first step.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,9 +40,11 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     rounded_normed,
     tiling,
 )
+from slipstream.runners.torch.cuda.kernels.moe_rounded import rounded_expert_pairs
 from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
+from slipstream.runners.torch.cuda.rehearsal import noted
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -62,21 +63,6 @@ class H100:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
-
-
-@contextmanager
-def launches() -> Iterator[list[Any]]:
-    """The compiled kernels of every launch made meanwhile; nothing runs."""
-    compiled: list[Any] = []
-    run = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        compiled.append(run(self, *args, grid=grid, warmup=True, **options))
-
-    triton.runtime.driver.set_active(H100())
-    JITFunction.run = compile_only
-    yield compiled
-    JITFunction.run = run
 
 
 def resources(kernel: Any) -> dict[str, Any]:
@@ -169,7 +155,7 @@ def joined_rounded(make: Callable[[int, int], RoundedMatrix], num_tokens: int) -
     """A layer's two products around its second norm, the latter with the activation in it."""
     scratch, add = Scratch(torch.device("cpu"), SCRATCH, MEETINGS), torch.empty(num_tokens, 5120, dtype=BF16)
     out, gate_up = make(5120, 6144), make(34816, 5120)
-    first, second = (tiling(m.bits, m.num_rows, m.num_tiles, m.tile, num_tokens) for m in (out, gate_up))
+    first, second = (tiling(matrix, num_tokens) for matrix in (out, gate_up))
     assert first is not None
     assert second is not None
     x = torch.empty(num_tokens, 6144, dtype=BF16)
@@ -177,8 +163,14 @@ def joined_rounded(make: Callable[[int, int], RoundedMatrix], num_tokens: int) -
     rounded_gated(normed, gate_up, second, scratch)
 
 
+def experts(make: Callable[[int, int], RoundedMatrix], num_tokens: int) -> None:
+    """The 35B-A3B's: 256 of them, 8 active."""
+    stacks = make(256 * 1024, 2048), make(256 * 2048, 512)
+    rounded_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
+
+
 def rounded_product(matrix: RoundedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
-    cut = tiling(matrix.bits, matrix.num_rows, matrix.num_tiles, matrix.tile, num_tokens)
+    cut = tiling(matrix, num_tokens)
     assert cut is not None
     add = torch.empty(num_tokens, matrix.num_rows, dtype=dtype)
     scratch = Scratch(torch.device("cpu"), SCRATCH, MEETINGS)
@@ -227,6 +219,11 @@ CASES: dict[str, Callable[[], object]] = {
     "int4 27B joined, 1": lambda: joined_rounded(int4_matrix, 1),
     "fp8 27B joined, 1": lambda: joined_rounded(fp8_matrix, 1),
     "fp8 27B joined, 64": lambda: joined_rounded(fp8_matrix, 64),
+    **{
+        f"{kind} 35B-A3B experts, {num_tokens}": lambda make=make, num_tokens=num_tokens: experts(make, num_tokens)
+        for kind, make in (("int8", int8_matrix), ("int4", int4_matrix), ("fp8", fp8_matrix))
+        for num_tokens in (1, 64, 1024, 4096)
+    },
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
@@ -251,10 +248,15 @@ CASES: dict[str, Callable[[], object]] = {
 
 
 def main() -> None:
+    triton.runtime.driver.set_active(H100())
+    run = JITFunction.run
+    # What an earlier case compiled is not launched either.
+    JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))
     for name in sys.argv[1:] or CASES:
-        with launches() as compiled:
+        with noted() as launches:
             CASES[name]()
-        for kernel in compiled:
+        for launch in launches:
+            kernel = launch.function.preload(launch.specialization)
             print(json.dumps({"case": name, **resources(kernel)}), flush=True)
 
 

@@ -32,9 +32,13 @@ def made(num_rows: int, width: int, device: torch.device, num_kept: int = 0) -> 
 
 def exact(matrix: Fp8Matrix) -> Tensor:
     """The weights that it stands for, read without our kernels. float64 [rows, columns]"""
-    words = matrix.words.cpu()
-    pairs = words.view(torch.uint8).view(words.shape[0], matrix.num_tiles, TILE // 2, 2)
-    values = pairs.transpose(2, 3).reshape(words.shape[0], matrix.num_tiles, TILE).view(torch.float8_e4m3fn)
+    words = matrix.words.cpu().int().view(-1, matrix.num_tiles, TILE // 2)
+
+    def bit(at: int, to: int, count: int = 1) -> Tensor:
+        return (words >> at & (1 << count) - 1) << to
+
+    low, high = bit(15, 7) | bit(4, 0, 7), bit(11, 7) | bit(12, 4, 3) | bit(0, 0, 4)
+    values = torch.cat((low, high), dim=2).to(torch.uint8).view(torch.float8_e4m3fn)
     weights = (values.double() * (matrix.factors.cpu().double().T * 2.0**-FACTOR_BITS)[..., None]).flatten(1)
     return weights if matrix.kept is None else torch.cat((weights, matrix.kept.cpu().double()))
 
@@ -61,7 +65,7 @@ def test_every_code_is_what_pytorch_says(dtype: torch.dtype, device: torch.devic
 CUTS = [
     Tiling(64, 128, 3),
     Tiling(64, 128, 3, split=3),
-    Tiling(32, 128, 3, split=2, warps=2),
+    Tiling(64, 128, 3, split=2, warps=2),
     Tiling(128, 128, 2, split=2, warps=8),
 ]
 

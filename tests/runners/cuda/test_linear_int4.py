@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.runners.torch.cuda.kernels import fp8, int4, int8
 from slipstream.runners.torch.cuda.kernels.int4 import FACTOR_BITS, GROUP, MOST, Int4Matrix, rounded
 from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix
 from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted
@@ -20,7 +21,7 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     tiling,
     tokens_of_a_block,
 )
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, RoundedMatrix
 from slipstream.runners.torch.cuda.linear import CudaLinear
 from slipstream.runners.torch.cuda.ops import CudaOps
 from slipstream.runners.torch.cuda.rounded import WEIGHT_BYTES, CudaInt4Format, CudaRoundedLinear
@@ -185,7 +186,7 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816])
 @pytest.mark.parametrize("num_tokens", [1, 8, 9, 16, 17, 64, 65, 256, 257, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
-    cut, block = tiling(4, num_out, 20, 256, num_tokens), tokens_of_a_block(4, num_tokens)
+    cut, block = tiling(shaped(num_out, 20 * 256), num_tokens), tokens_of_a_block(4, num_tokens)
     if cut is None:
         assert num_tokens > LIBRARY_TOKENS[4]
         return
@@ -196,15 +197,20 @@ def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> No
     assert fitted(cut, block, 2, 227 * 1024, weight_bytes=WEIGHT_BYTES[4]) == cut
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+def shaped(num_out: int, width: int, kind: str = "int4") -> RoundedMatrix:
+    """A matrix that only has a shape."""
+    made = {"int4": int4.rounded, "int8": int8.rounded, "fp8": fp8.rounded}[kind]
+    return made([torch.empty(num_out, width, device="meta")], (num_out, width), torch.device("meta"))
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize(("num_out", "width"), MEASURED)
-def test_kernels_are_the_same_as_far_as_is_told(num_out: int, width: int, bits: int) -> None:
+def test_kernels_are_the_same_as_far_as_is_told(num_out: int, width: int, kind: str) -> None:
     """The first step of a kind compiles what the others are captured with."""
-    tile = 1024 // bits
-    kernels: dict[int, object] = {}
+    matrix, kernels = shaped(num_out, width, kind), {}  # type: RoundedMatrix, dict[int, object]
     for num_tokens in range(1, 1100):
-        cut = tiling(bits, num_out, width // tile, tile, num_tokens)
-        used = cut and (replace(cut, split=min(cut.split, 2)), tokens_of_a_block(bits, num_tokens))
+        cut = tiling(matrix, num_tokens)
+        used = cut and (replace(cut, split=min(cut.split, 2)), tokens_of_a_block(matrix.bits, num_tokens))
         assert kernels.setdefault(compiled_for(num_tokens), used) == used, num_tokens
 
 
@@ -217,7 +223,7 @@ def test_only_products_in_4_bits_are_made_for_8_tokens(bits: int) -> None:
 @pytest.mark.parametrize(("num_out", "width"), MEASURED)
 def test_cuts_are_among_the_fastest(num_out: int, width: int) -> None:
     for num_tokens, wanted in zip((1, 16, 64), MEASURED[num_out, width], strict=True):
-        cut = tiling(4, num_out, width // 256, 256, num_tokens)
+        cut = tiling(shaped(num_out, width), num_tokens)
         assert cut is not None
         assert (cut.rows, cut.stages, cut.split, cut.warps) == wanted
 
@@ -270,7 +276,8 @@ def test_what_is_kept_as_it_is_or_in_8_bits(device: torch.device) -> None:
         assert form.of(name).stored_bytes("BF16", (64, 256)) == 64 * (256 + 4)
     for name in ("model.layers.3.mlp.gate_proj.weight", "model.layers.0.linear_attn.in_proj_a.weight", "mtp.fc"):
         assert form.of(name) is form, name
-    assert form.of("model.layers.0.mlp.experts.3.gate_proj.weight").stored_bytes("BF16", (32, 64)) == 32 * 64 * 2
+    assert form.of("model.layers.0.mlp.experts.3.gate_proj.weight") is form
+    assert form.stored_bytes("BF16", (3, 32, 1024)) == 3 * form.stored_bytes("BF16", (32, 1024))
     assert form.stored_bytes("BF16", (32, 1024)) == 32 * 1024 * 9 // 16
     assert form.stored_bytes("BF16", (8, 1, 4)) == 8 * 4 * 2
     odd = form.dense(torch.ones(16, 12, device=device))  # its rows do not start where the copy engine can

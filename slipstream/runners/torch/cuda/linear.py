@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import triton
@@ -34,6 +34,7 @@ from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
+Stack = TypeVar("Stack")
 GLUON_VERSIONS = ((3, 6), (3, 9))  # of Triton, first and last that linear_ahead.py was compiled with
 
 
@@ -124,16 +125,28 @@ def shared_bytes(device: torch.device) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertStack:
-    """All experts of a layer in two tensors; pairs of token and expert are grouped on the device."""
+class ExpertStack(Generic[Stack]):
+    """All experts of a layer in two stacks; pairs of token and expert are grouped on the device."""
 
-    gate_up: Tensor  # [experts, 2 * inner, hidden]
-    down: Tensor  # [experts, hidden, inner]
+    gate_up: Stack
+    down: Stack
 
     def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
         expert, share = route(scores, num_active)
-        pairs = expert_pairs(x, self.gate_up, self.down, expert, batch.positions)
+        pairs = self.pairs(x, expert, batch.positions)
         return combine(pairs, share, batch.positions, beside.shared, beside.shared_gate, beside.residual)
+
+    def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
+        """Each active expert's MLP of its token. [tokens, active, hidden]"""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class CudaExperts(ExpertStack[Tensor]):
+    """[experts, 2 * inner, hidden] and [experts, hidden, inner]"""
+
+    def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
+        return expert_pairs(x, self.gate_up, self.down, expert, positions)
 
 
 class CudaFormat(DenseFormat):
@@ -148,10 +161,10 @@ class CudaFormat(DenseFormat):
         return make_linear(matrix.to(self.ops.dtype), bias, self._scratch)
 
     def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        return ExpertStack(gate_up.to(self.ops.dtype), down.to(self.ops.dtype))
+        return CudaExperts(gate_up.to(self.ops.dtype), down.to(self.ops.dtype))
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
-        return ExpertStack(self._stacked(gate_up), self._stacked(down))
+        return CudaExperts(self._stacked(gate_up), self._stacked(down))
 
     def _stacked(self, matrices: Sequence[Parts]) -> Tensor:
         first = self.matrix(matrices[0])

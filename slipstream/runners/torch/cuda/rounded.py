@@ -24,10 +24,12 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     tiling,
     tokens_of_a_block,
 )
+from slipstream.runners.torch.cuda.kernels.moe_rounded import rounded_expert_pairs
 from slipstream.runners.torch.cuda.kernels.rounding import SLAB, RoundedMatrix
-from slipstream.runners.torch.cuda.linear import CudaFormat, library_product, shared_bytes
+from slipstream.runners.torch.cuda.linear import CudaFormat, ExpertStack, library_product, shared_bytes
+from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
-from slipstream.runners.torch.weights import LinearFormat, as_tensor
+from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
 
 KEPT = ("gate", "shared_expert_gate")  # routers: rounded, they would choose other experts
 VOCABULARY = ("embed_tokens", "lm_head")
@@ -77,7 +79,7 @@ class CudaRoundedLinear:
     def _cut(self, num_tokens: int) -> Tiling | None:
         """None: unpacked for the library."""
         matrix = self.matrix
-        cut = tiling(matrix.bits, self.num_out, matrix.num_tiles, matrix.tile, num_tokens)
+        cut = tiling(matrix, num_tokens)
         shared, block = shared_bytes(matrix.words.device), tokens_of_a_block(matrix.bits, num_tokens)
         return cut and fitted(cut, block, self.dtype.itemsize, shared, weight_bytes=WEIGHT_BYTES[matrix.bits])
 
@@ -89,6 +91,14 @@ class CudaRoundedLinear:
         return replace(self, matrix=self.matrix.first(num_rows))
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedExperts(ExpertStack[RoundedMatrix]):
+    """The matrices of all experts below each other."""
+
+    def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
+        return rounded_expert_pairs(x, self.gate_up, self.down, expert, positions)
+
+
 class Rounding(Protocol):
     """A module of kernels: how matrices are rounded."""
 
@@ -98,7 +108,7 @@ class Rounding(Protocol):
 
 
 class CudaStoredFormat(CudaFormat):
-    """What a checkpoint holds in FP8 stays so, but for experts; all else in the activations' own type."""
+    """What a checkpoint holds in FP8 stays so; all else in the activations' own type."""
 
     @cached_property
     def _kept(self) -> CudaFormat:
@@ -108,19 +118,26 @@ class CudaStoredFormat(CudaFormat):
     def _rounded_scratch(self) -> Scratch:
         return Scratch(self.ops.device, SCRATCH, MEETINGS)
 
-    def of(self, name: str) -> LinearFormat:
-        return self._kept if ".experts." in name else self
-
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        matrix = self._in_few_bits(parts)
+        return super().linear(parts, bias) if matrix is None else self._multiplied(matrix, bias)
+
+    def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
+        stacks = [self._in_few_bits([part for parts in each for part in parts]) for each in (gate_up, down)]
+        if any(stack is None or stack.kept is not None for stack in stacks):
+            return super().experts(gate_up, down)
+        return RoundedExperts(*(stack for stack in stacks if stack is not None))
+
+    def _in_few_bits(self, parts: Parts) -> RoundedMatrix | None:
+        """All parts, stacked along the output; None: in the activations' own type."""
         num_coded = sum(part.dtype == FP8 for part in parts)
         if not num_coded or not all(_stays_coded(part) for part in parts[:num_coded]):
-            return super().linear(parts, bias)
-        return self._multiplied(self._as_stored(parts[:num_coded], parts[num_coded:]), bias)
+            return None
+        return self._as_stored(parts[:num_coded], parts[num_coded:])
 
-    def _as_stored(self, coded: Sequence[RawTensor], others: Sequence[RawTensor]) -> RoundedMatrix:
+    def _as_stored(self, coded: Parts, others: Parts) -> RoundedMatrix:
         """``others``: rows behind those in codes that the checkpoint keeps in more bits."""
-        shape = (sum(part.shape[0] for part in coded), coded[0].shape[1])
-        matrix = fp8.empty(shape, self.ops.device, self.matrix(others) if others else None)
+        matrix = fp8.empty(_stacked_shape(coded), self.ops.device, self.matrix(others) if others else None)
         start = 0
         for part in coded:
             assert part.scale is not None
@@ -133,44 +150,45 @@ class CudaStoredFormat(CudaFormat):
         return CudaRoundedLinear(matrix, bias, self._rounded_scratch, self.ops.dtype)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        if dtype == FP8 and len(shape) == 2 and shape[1] % fp8.TILE == 0:
-            return fp8.stored_bytes(shape)
+        if dtype == FP8 and shape[-1] % fp8.TILE == 0:
+            return fp8.stored_bytes(_below_each_other(shape))
         return super().stored_bytes(dtype, shape)
 
 
-def _stays_coded(part: RawTensor) -> bool:
-    return part.dtype == FP8 and part.shape[1] % fp8.TILE == 0
-
-
 class CudaRoundedFormat(CudaStoredFormat):
-    """Matrices in few bits, but for experts and routers; rounded on the device, one after the other."""
+    """Matrices in few bits, but for routers; rounded on the device, one after the other."""
 
     def __init__(self, ops: Ops, rounding: Rounding) -> None:
         super().__init__(ops)
         self._rounding = rounding
 
     def of(self, name: str) -> LinearFormat:
-        return self._kept if _last(name) in KEPT else super().of(name)
-
-    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
-        if not self._fits(parts[0].shape[1]):
-            return CudaFormat.linear(self, parts, bias)
-        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        slabs = (as_tensor(slab, self.ops.device) for part in parts for slab in _slabs(part))
-        return self._rounded(slabs, shape, bias)
+        return self._kept if _last(name) in KEPT else self
 
     def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
         if not self._fits(matrix.shape[1]):
             return super().dense(matrix, bias)
-        return self._rounded([matrix], matrix.shape, bias)
+        return self._multiplied(self._rounded([matrix], matrix.shape), bias)
 
-    def _rounded(self, parts: Iterable[Tensor], shape: Sequence[int], bias: Tensor | None) -> Linear:
-        return self._multiplied(self._rounding.rounded(parts, shape, self.ops.device), bias)
+    def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        if not self._fits(gate_up.shape[2]) or not self._fits(down.shape[2]):
+            return super().dense_experts(gate_up, down)
+        stacks = (self._rounded([stack.flatten(0, 1)], _below_each_other(stack.shape)) for stack in (gate_up, down))
+        return RoundedExperts(*stacks)
+
+    def _in_few_bits(self, parts: Parts) -> RoundedMatrix | None:
+        if not self._fits(parts[0].shape[1]):
+            return None
+        slabs = (as_tensor(slab, self.ops.device) for part in parts for slab in _slabs(part))
+        return self._rounded(slabs, _stacked_shape(parts))
+
+    def _rounded(self, parts: Iterable[Tensor], shape: Sequence[int]) -> RoundedMatrix:
+        return self._rounding.rounded(parts, shape, self.ops.device)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        if len(shape) != 2 or not self._fits(shape[1]):
+        if len(shape) < 2 or not self._fits(shape[-1]):
             return CudaFormat.stored_bytes(self, dtype, shape)
-        return self._rounding.stored_bytes(shape)
+        return self._rounding.stored_bytes(_below_each_other(shape))
 
     def unpacked_bytes(self, shape: tuple[int, int]) -> int:
         return math.prod(shape) * self.ops.dtype.itemsize
@@ -203,13 +221,26 @@ class CudaFp8Format(CudaRoundedFormat):
     def of(self, name: str) -> LinearFormat:
         return self._kept if _last(name) in VOCABULARY else super().of(name)
 
-    def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+    def _in_few_bits(self, parts: Parts) -> RoundedMatrix | None:
         if all(_stays_coded(part) for part in parts):
-            return CudaStoredFormat.linear(self, parts, bias)
-        return super().linear(parts, bias)
+            return self._as_stored(parts, ())
+        return super()._in_few_bits(parts)
 
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0
+
+
+def _stays_coded(part: RawTensor) -> bool:
+    return part.dtype == FP8 and part.shape[1] % fp8.TILE == 0
+
+
+def _stacked_shape(parts: Parts) -> tuple[int, int]:
+    return sum(part.shape[0] for part in parts), parts[0].shape[1]
+
+
+def _below_each_other(shape: Sequence[int]) -> tuple[int, int]:
+    """Of matrices in a stack."""
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def _slabs(part: RawTensor) -> Iterator[RawTensor]:

@@ -1,7 +1,10 @@
 """Matrices in FP8, as checkpoints hold them: a weight is a code (e4m3) times the scale of ``TILE`` columns of its row.
 
-Codes lie in words of 16 bits as the levels of int8.py do. A code's exponent and mantissa, moved to where bfloat16 has
-its own, are the code's value times 2^-120: one multiplication by what is stored of a scale makes two weights.
+A code's exponent and mantissa, moved to where bfloat16 has its own, are the code's value times 2^-120: one
+multiplication by what is stored of a scale makes two weights. Of every ``TILE`` columns, word c of 16 bits holds
+columns c and c + 64, as in int8.py, but so that few bits are left to move: those of the first are where bfloat16 wants
+them, those of the second lie in the gaps between, four places too low or four too high.
+
 Rows that a checkpoint keeps in more bits may follow behind those in codes: they are read as they are.
 """
 
@@ -19,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, in_pairs, plain, slabs
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, plain, slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 TILE = FP8_GROUP
@@ -28,15 +31,13 @@ FACTOR_BITS = 120 - UNIT_BITS  # a scale is stored times two to the power of thi
 _ROWS = 32  # that a program makes into weights
 
 _WEIGHTS = tl.constexpr("""{
-    .reg .b32 low, high, sign, zero;
+    .reg .b32 low, high, rest, zero;
     mov.b32 zero, 0x80008000;
-    shl.b32 sign, $2, 8;
-    shl.b32 low, $2, 4;
-    and.b32 low, low, 0x07f007f0;
-    lop3.b32 low, sign, zero, low, 0xea;
-    shr.u32 high, $2, 4;
-    and.b32 high, high, 0x07f007f0;
-    lop3.b32 high, $2, zero, high, 0xea;
+    and.b32 low, $2, 0x87f087f0;
+    shl.b32 high, $2, 4;
+    and.b32 high, high, 0x80f080f0;
+    shr.u32 rest, $2, 4;
+    lop3.b32 high, rest, 0x07000700, high, 0xea;
     fma.rn.bf16x2 $0, low, $3, zero;
     fma.rn.bf16x2 $1, high, $3, zero;
 }""")
@@ -54,15 +55,16 @@ def coded_weights(words, factors, dtype: tl.constexpr):
             _WEIGHTS, "=r,=r,r,r", [words, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:
-        low = _made(words, factor, dtype)
-        high = _made(words >> 8, factor, dtype)
+        bits = words.to(tl.int32)
+        low = _made(bits & 0x87F0, factor, dtype)
+        high = _made((bits << 4 & 0x80F0) | (bits >> 4 & 0x0700), factor, dtype)
     return low, high
 
 
 @triton.jit
-def _made(codes, factor, dtype: tl.constexpr):
-    bits = (codes.to(tl.int32) & 127) << 20 | (codes.to(tl.int32) & 128) << 24
-    made = bits.to(tl.float32, bitcast=True) * factor.to(tl.float32)
+def _made(bits, factor, dtype: tl.constexpr):
+    """``bits``: of a bfloat16, in an int32"""
+    made = (bits << 16).to(tl.float32, bitcast=True) * factor.to(tl.float32)
     return (plain(made, tl.bfloat16) if dtype == tl.float16 else made).to(dtype)
 
 
@@ -94,6 +96,7 @@ class Fp8Matrix:
         return stored_bytes((self.words.shape[0], self.width)) + (0 if self.kept is None else self.kept.nbytes)
 
     def facts(self, num_rows: int) -> TensorDescriptor:
+        assert num_rows >= 64, "tiles of factors lie behind each other, each at a multiple of 128 bytes"
         return TensorDescriptor(self.factors, list(self.factors.shape), list(self.factors.stride()), [1, num_rows])
 
     def first(self, num_rows: int) -> Fp8Matrix:
@@ -151,8 +154,10 @@ def empty(shape: Sequence[int], device: torch.device, kept: Tensor | None = None
 
 
 def put(matrix: Fp8Matrix, rows: slice, codes: Tensor, scale: Tensor) -> None:
-    """``codes``: uint8 [rows, columns]; ``scale``: float32 [rows, tiles], at most 2^23"""
-    matrix.words[rows] = in_pairs(codes, TILE)
+    """``codes``: uint8 [rows, columns]; ``scale``: float32 [rows, tiles], below 2^31"""
+    low, high = codes.to(torch.int16).view(codes.shape[0], -1, 2, TILE // 2).unbind(2)
+    bits = (low & 0x80) << 8 | (low & 0x7F) << 4 | (high & 0x70) << 8 | (high & 0x80) << 4 | (high & 0x0F)
+    matrix.words[rows] = bits.flatten(1)
     matrix.factors[:, rows] = (scale * 2.0**FACTOR_BITS).T.bfloat16()
 
 

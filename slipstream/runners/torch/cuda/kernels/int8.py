@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import in_pairs, slabs
+from slipstream.runners.torch.cuda.kernels.rounding import slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 TILE = 128
@@ -131,10 +131,14 @@ def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device,
     for rows, weights in slabs(parts, num_rows, device):
         scale[rows] = weights.abs().amax(dim=1) / MOST
         steps = weights / torch.where(scale[rows] > 0, scale[rows], 1.0)[:, None]
-        biased = steps.round_().clamp_(-MOST, MOST) + BIAS
-        padded = torch.nn.functional.pad(biased, (0, -width % tile), value=BIAS)
-        words[rows] = in_pairs(padded.to(torch.uint8), tile)
+        words[rows] = _paired(steps.round_().clamp_(-MOST, MOST), tile)
     return Int8Matrix(words, scale, width, tile)
+
+
+def _paired(levels: Tensor, tile: int) -> Tensor:
+    biased = torch.nn.functional.pad(levels + BIAS, (0, -levels.shape[1] % tile), value=BIAS).to(torch.uint8)
+    low_high = biased.view(levels.shape[0], -1, 2, tile // 2).transpose(2, 3)
+    return low_high.reshape(levels.shape[0], -1).view(torch.int16)
 
 
 @triton.jit(do_not_specialize=["width"])

@@ -50,7 +50,7 @@ MEETINGS = 2 * PROCESSORS  # blocks of a split product
 def _rounded(
     x, squares, words, facts, kept, out, add, bias, norm, normed, normed_squares, partial, arrived,
     num_tokens, num_out, num_levels, width, num_tiles, num_squares, token_stride, eps, split,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, CODES: tl.constexpr,
     SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * M
@@ -59,10 +59,8 @@ def _rounded(
     dtype: tl.constexpr = out.dtype.element_ty
     first_row = block * N
     end_row = num_levels
-    scales = None
-    if KIND == "int8":  # nobody writes them: before the turn
-        rows = first_row + tl.arange(0, N)
-        scales = tl.load(facts + rows, mask=rows < num_levels, other=0.0) * INT8_UNIT
+    rows = first_row + tl.arange(0, N)
+    scales = row_scales(facts, rows, rows < num_levels, BITS, CODES)  # nobody writes them: before the turn
     wait_for_last()
     if M > FEW:
         let_next_in()
@@ -74,11 +72,11 @@ def _rounded(
     begin = num_tiles * part // split
     end = num_tiles * (part + 1) // split
     if kept is None:
-        total = _of_levels(x, words, facts, scales, first, block, begin, end, dtype, M, N, K, KIND)
+        total = _of_levels(x, words, facts, scales, first, block, begin, end, dtype, M, N, K, BITS, CODES)
     else:
         beyond = block - tl.cdiv(num_levels, N)
         if beyond < 0:
-            total = _of_levels(x, words, facts, scales, first, block, begin, end, dtype, M, N, K, KIND)
+            total = _of_levels(x, words, facts, scales, first, block, begin, end, dtype, M, N, K, BITS, CODES)
         else:
             total = tl.zeros([N, M], tl.float32)
             for half in range(2 * begin, 2 * end):
@@ -106,24 +104,54 @@ def _rounded(
 @triton.jit
 def _of_levels(
     x, words, facts, scales, first, block, begin, end,
-    dtype: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr,
+    dtype: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """The sums over these tiles. [N, M]"""
-    row_words: tl.constexpr = K // 4 if KIND == "int4" else K // 2
     total = tl.zeros([N, M], tl.float32)
     for tile in range(begin, end):
-        found = words.load([block * N, tile * row_words])
-        if KIND == "int4":
-            weights = weights_of(found, facts.load([tile * 4, block * N]), dtype)
-            total = product(weights, x.load([first, tile * K]).T, total)
+        near = x.load([first, tile * K])
+        far = near
+        if BITS == 8:
+            far = x.load([first, tile * K + K // 2])
+        total = add_tile(total, words, facts, block * N, tile, near, far, dtype, K, BITS, CODES)
+    return scaled(total, scales, dtype)
+
+
+@triton.jit
+def add_tile(
+    total, words, facts, row, tile, near, far,
+    dtype: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
+    """A tile of weights, from that row on, times activations.
+
+    near: [M, K], or in 8 bits those of the first half of the columns, and far those of the second. total: [N, M]
+    """
+    found = words.load([row, tile * (K * BITS // 16)])
+    if BITS == 4:
+        total = product(weights_of(found, facts.load([tile * 4, row]), dtype), near.T, total)
+    else:
+        if CODES:
+            low, high = coded_weights(found, facts.load([tile, row]), dtype)
         else:
-            if KIND == "int8":
-                low, high = halves(found, dtype)
-            else:
-                low, high = coded_weights(found, facts.load([tile, block * N]), dtype)
-            total = product(low, x.load([first, tile * K]).T, total)
-            total = product(high, x.load([first, tile * K + K // 2]).T, total)
-    return total * scales[:, None] if KIND == "int8" else plain(total, dtype)
+            low, high = halves(found, dtype)
+        total = product(low, near.T, total)
+        total = product(high, far.T, total)
+    return total
+
+
+@triton.jit
+def row_scales(facts, rows, inside, BITS: tl.constexpr, CODES: tl.constexpr):
+    """What finished sums over the levels of these rows are multiplied with; None: their tiles were. [N]"""
+    scales = None
+    if BITS == 8 and not CODES:
+        scales = tl.load(facts + rows, mask=inside, other=0.0) * INT8_UNIT
+    return scales
+
+
+@triton.jit
+def scaled(total, scales, dtype: tl.constexpr):
+    """Finished sums over levels, as if over weights. total: [N, M]"""
+    return plain(total, dtype) if scales is None else total * scales[:, None]
 
 
 def tokens_of_a_block(bits: int, num_tokens: int) -> int:
@@ -139,48 +167,60 @@ def compiled_for(num_tokens: int) -> int:
     return triton.cdiv(num_tokens, TOKEN_BLOCK) * TOKEN_BLOCK if num_tokens <= max(LIBRARY_TOKENS.values()) else 0
 
 
-def tiling(bits: int, num_out: int, num_tiles: int, tile: int, num_tokens: int) -> Tiling | None:
-    """How to cut a matrix; None: unpack it for the library."""
-    if num_tokens > LIBRARY_TOKENS[bits] and num_out < VAST:
+def tiling(matrix: RoundedMatrix, num_tokens: int) -> Tiling | None:
+    """How to cut a matrix, from sweeps on an H200; None: unpack it for the library."""
+    if num_tokens > LIBRARY_TOKENS[matrix.bits] and matrix.num_rows < VAST:
         return None
-    return (_of_8_bits if bits == 8 else _of_4_bits)(num_out, num_tiles, tile, num_tokens)
+    if matrix.bits == 4:
+        return _of_4_bits(matrix, num_tokens)
+    return (_of_8_bits_many if num_tokens > MAX_TOKENS else _of_8_bits)(matrix, num_tokens)
 
 
-def _of_8_bits(num_out: int, num_tiles: int, tile: int, num_tokens: int) -> Tiling:
-    """From a sweep on an H200, but for splits of many tokens."""
-    if num_tokens > MAX_TOKENS:
-        return _shared_out(Tiling(128, tile, 2, warps=8), num_out, num_tiles, num_tokens, 2 * PROCESSORS)
-    few = num_tokens <= FEW_TOKENS
-    blocks = triton.cdiv(num_out, 64)
-    if few and (num_out > VAST or PROCESSORS < blocks <= 2 * PROCESSORS):
-        return Tiling(64, tile, 6, warps=2)
+def _of_8_bits(matrix: RoundedMatrix, num_tokens: int) -> Tiling:
+    few, codes = num_tokens <= FEW_TOKENS, matrix.kind == "fp8"  # whose weights take a few instructions more
+    blocks = triton.cdiv(matrix.num_rows, 64)
+    if few and (matrix.num_rows > VAST or PROCESSORS < blocks <= 2 * PROCESSORS):
+        return Tiling(64, matrix.tile, 6, warps=2)
+    if few and (codes or blocks > 2 * PROCESSORS):
+        return _shared_out(Tiling(64, matrix.tile, 4, warps=2), matrix, num_tokens, 7 * PROCESSORS // 2)
     if not few and blocks > 2 * PROCESSORS:
-        return Tiling(128, tile, 4, warps=8)
-    return _shared_out(Tiling(64, tile, 4), num_out, num_tiles, num_tokens, (3 if few else 2) * PROCESSORS)
+        return Tiling(64, matrix.tile, 3)
+    return _shared_out(Tiling(64, matrix.tile, 4), matrix, num_tokens, (3 if few else 2) * PROCESSORS)
 
 
-def _of_4_bits(num_out: int, num_tiles: int, tile: int, num_tokens: int) -> Tiling:
-    """Measured on an H200: up to MAX_TOKENS within 4 % of the best that a sweep found for each of seven matrices."""
-    blocks = triton.cdiv(num_out, 64)
+def _of_8_bits_many(matrix: RoundedMatrix, num_tokens: int) -> Tiling:
+    if num_tokens <= TOKEN_BLOCK:
+        cut = Tiling(64, matrix.tile, 3)
+    elif matrix.num_rows > 3 * 64 * PROCESSORS:
+        cut = Tiling(64, matrix.tile, 2)
+    else:
+        cut = Tiling(128, matrix.tile, 2, warps=8)
+    return _shared_out(cut, matrix, num_tokens, 2 * PROCESSORS)
+
+
+def _of_4_bits(matrix: RoundedMatrix, num_tokens: int) -> Tiling:
+    blocks = triton.cdiv(matrix.num_rows, 64)
     if num_tokens > MAX_TOKENS:
-        cut, most = Tiling(128, tile, 2, warps=8), 2 * PROCESSORS
+        cut = Tiling(128, matrix.tile, 2, warps=8)
+        most = (1 if num_tokens <= TOKEN_BLOCK else 2) * PROCESSORS
     elif num_tokens > FEW_TOKENS:
         narrow = 3 * blocks <= PROCESSORS
-        cut, most = Tiling(64, tile, 3) if narrow else Tiling(128, tile, 3, warps=8), PROCESSORS
+        cut = Tiling(64, matrix.tile, 3) if narrow else Tiling(128, matrix.tile, 3, warps=8)
+        most = PROCESSORS
     elif num_tokens <= LEAST_TOKENS:
-        cut, most = Tiling(64, tile, 4, warps=2), 7 * PROCESSORS // 2
+        cut, most = Tiling(64, matrix.tile, 4, warps=2), 7 * PROCESSORS // 2
     elif 3 * PROCESSORS < 2 * blocks <= 4 * PROCESSORS:  # three stages leave room for four programs on a processor
-        cut, most = Tiling(64, tile, 3), 4 * PROCESSORS
+        cut, most = Tiling(64, matrix.tile, 3), 4 * PROCESSORS
     else:
-        cut, most = Tiling(64, tile, 4), 3 * PROCESSORS
-    return _shared_out(cut, num_out, num_tiles, num_tokens, most)
+        cut, most = Tiling(64, matrix.tile, 4), 3 * PROCESSORS
+    return _shared_out(cut, matrix, num_tokens, most)
 
 
-def _shared_out(cut: Tiling, num_out: int, num_tiles: int, num_tokens: int, most_programs: int) -> Tiling:
+def _shared_out(cut: Tiling, matrix: RoundedMatrix, num_tokens: int, most_programs: int) -> Tiling:
     """Split as far as there are processors, and columns enough to be worth a program."""
-    programs = triton.cdiv(num_out, cut.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
+    programs = triton.cdiv(matrix.num_rows, cut.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
     most = 8 if num_tokens <= FEW_TOKENS else 3
-    worth = num_tiles * cut.inner // LEAST_COLUMNS
+    worth = matrix.num_tiles * cut.inner // LEAST_COLUMNS
     return replace(cut, split=max(1, min(most_programs // programs, worth, most)))
 
 
@@ -244,16 +284,16 @@ def _launch(
         assert grid[0] * grid[1] <= scratch.arrived.numel()
         assert grid[0] * grid[1] * grid[2] * cut.rows * made_for <= scratch.partial.numel()
     _rounded[grid](
-        _tiles(values, made_for, matrix.at_once), squares,
-        _tiles(words, cut.rows, matrix.tile * matrix.bits // 16), matrix.facts(cut.rows),
-        None if kept is None else _tiles(kept, cut.rows, matrix.at_once),
+        tiles_of(values, made_for, matrix.at_once), squares,
+        tiles_of(words, cut.rows, matrix.tile * matrix.bits // 16), matrix.facts(cut.rows),
+        None if kept is None else tiles_of(kept, cut.rows, matrix.at_once),
         out, add, bias, *norm, scratch.partial, scratch.arrived,
         num_tokens, matrix.num_rows, words.shape[0], width, matrix.num_tiles, num_squares, token_stride, eps, cut.split,
-        M=made_for, N=cut.rows, K=cut.inner, KIND=matrix.kind,
+        M=made_for, N=cut.rows, K=cut.inner, BITS=matrix.bits, CODES=matrix.kind == "fp8",
         SPLIT=cut.split > 1, SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated,
         num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
     )  # fmt: skip
 
 
-def _tiles(matrix: Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
+def tiles_of(matrix: Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [num_rows, num_columns])

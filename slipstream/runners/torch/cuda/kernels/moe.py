@@ -17,7 +17,7 @@ from slipstream.runners.torch.cuda.kernels.moe_groups import first_and_rows, gro
 from slipstream.runners.torch.cuda.kernels.product import product
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
-_FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
+FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
 
 
 class _Tiles(NamedTuple):
@@ -63,7 +63,7 @@ def _route_kernel(
 
 
 @triton.jit
-def _block_of(
+def block_of(
     expert,
     positions,
     block_experts,
@@ -106,7 +106,7 @@ def _gate_up_kernel(
 ):
     """silu(gate) * up of a block of pairs, COLS columns. out: [pairs, inner]"""
     take_turn()
-    own, pairs = _block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
+    own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
     used = pairs >= 0
@@ -148,7 +148,7 @@ def _down_kernel(
 ):
     """The second matrix of a block of pairs, COLS columns. inner: [pairs, inner], out: [pairs, hidden]"""
     take_turn()
-    own, pairs = _block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
+    own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
     used = pairs >= 0
@@ -238,7 +238,7 @@ def expert_pairs(
     assert gate_up.is_contiguous()
     assert down.is_contiguous()
     tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype)
-    few = num_tokens <= _FEW_TOKENS
+    few = num_tokens <= FEW_TOKENS
     groups = None if few else group(expert, positions, num_experts, tiles.pairs)
     num_blocks = groups.num_blocks if groups else num_tokens * num_active
     work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
@@ -305,7 +305,7 @@ def _combine(
 ) -> Tensor:
     num_tokens, num_active, hidden = pairs.shape
     out = torch.empty((num_tokens, hidden), dtype=pairs.dtype, device=pairs.device)
-    block, num_warps = (256, 1) if num_tokens <= _FEW_TOKENS else (1024, 4)
+    block, num_warps = (256, 1) if num_tokens <= FEW_TOKENS else (1024, 4)
     _combine_kernel[(num_tokens, triton.cdiv(hidden, block))](
         pairs,
         share,
@@ -329,7 +329,7 @@ def _combine(
 
 def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype) -> _Tiles:
     """Few pairs an expert: narrow tiles, so that many programs read weights. Many: tiles for the tensor cores."""
-    if num_tokens <= _FEW_TOKENS or pairs_per_expert <= 4:
+    if num_tokens <= FEW_TOKENS or pairs_per_expert <= 4:
         return _Tiles(16, 32, 64, 256, 4, 4)
     if pairs_per_expert <= 24 or dtype == torch.float32:
         return _Tiles(32, 32, 64, 256, 4, 4)

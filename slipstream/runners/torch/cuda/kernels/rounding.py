@@ -76,15 +76,6 @@ def plain(values, dtype: tl.constexpr):
     return values if dtype == tl.float16 else values * UNIT
 
 
-def in_pairs(codes: Tensor, tile: int) -> Tensor:
-    """Words of 16 bits: of every ``tile`` columns, word c holds column c and, in its high byte, column c + tile / 2.
-
-    uint8 [rows, columns] -> int16 [rows, columns / 2]
-    """
-    low_high = codes.view(codes.shape[0], -1, 2, tile // 2).transpose(2, 3)
-    return low_high.reshape(codes.shape[0], -1).view(torch.int16)
-
-
 def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their weights in float32 on the device, a few at a time: what stands between stays small.
 

@@ -1,0 +1,117 @@
+"""The routed MLP of moe.py with experts in few bits: the matrices of all experts below each other, as one.
+
+Weights stand on the left of the product, as in linear_rounded.py: they come from memory through registers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.runners.torch.cuda.kernels.linear_rounded import add_tile, row_scales, scaled, tiles_of
+from slipstream.runners.torch.cuda.kernels.moe import FEW_TOKENS, block_of
+from slipstream.runners.torch.cuda.kernels.moe_groups import group
+from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
+from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+
+
+class _Tiles(NamedTuple):
+    pairs: int  # a block
+    up_rows: int  # of gate and of up each
+    down_rows: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _experts(
+    x, words, facts, out, expert, positions, block_experts, block_pairs, num_tokens, stride,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, CODES: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """N of an expert's ROWS rows times a block of its pairs.
+
+    GATED: silu(gate) * up, of rows of tokens, gate's rows before up's; otherwise of rows of pairs.
+    """
+    take_turn()
+    own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, M)
+    if own < 0:
+        return
+    dtype: tl.constexpr = out.dtype.element_ty
+    num_out: tl.constexpr = ROWS // 2 if GATED else ROWS
+    step: tl.constexpr = K if BITS == 4 else K // 2  # columns of activations at once
+    used = pairs >= 0
+    first = own * ROWS + tl.program_id(1) * N
+    rows = tl.program_id(1) * N + tl.arange(0, N)
+    sources = (pairs // ACTIVE if GATED else pairs).to(tl.int64)
+    columns = tl.arange(0, step)
+    values = x + sources[:, None] * stride + columns[None, :]
+    total = tl.zeros([N, M], tl.float32)
+    up = tl.zeros([N, M], tl.float32)
+    for tile in range((WIDTH + K - 1) // K):
+        near = tl.load(values + tile * K, mask=used[:, None] & (columns < WIDTH - tile * K)[None, :], other=0.0)
+        far = near
+        if BITS == 8:
+            behind = used[:, None] & (columns < WIDTH - tile * K - step)[None, :]
+            far = tl.load(values + tile * K + step, mask=behind, other=0.0)
+        total = add_tile(total, words, facts, first, tile, near, far, dtype, K, BITS, CODES)
+        if GATED:
+            up = add_tile(up, words, facts, first + num_out, tile, near, far, dtype, K, BITS, CODES)
+    inside = rows < num_out
+    total = scaled(total, row_scales(facts, own * ROWS + rows, inside, BITS, CODES), dtype)
+    if GATED:
+        up = scaled(up, row_scales(facts, own * ROWS + num_out + rows, inside, BITS, CODES), dtype)
+        total = total * tl.sigmoid(total) * up
+    target = out + pairs.to(tl.int64)[None, :] * num_out + rows[:, None]
+    tl.store(target, total.to(dtype), mask=inside[:, None] & used[None, :])
+
+
+def rounded_expert_pairs(
+    x: Tensor,  # [tokens, hidden]; rows may lie apart
+    gate_up: RoundedMatrix,  # [experts * 2 * inner, hidden]: of each expert the gate's rows, then the up rows
+    down: RoundedMatrix,  # [experts * hidden, inner]
+    expert: Tensor,  # int32 [tokens, active]
+    positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are not written
+) -> Tensor:
+    """Each active expert's MLP of its token. [tokens, active, hidden]"""
+    (num_tokens, num_active), hidden, inner = expert.shape, gate_up.width, down.width
+    num_experts = down.num_rows // hidden
+    assert x.stride(1) == 1
+    assert gate_up.num_rows == num_experts * 2 * inner
+    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, gate_up, x.dtype)
+    few = num_tokens <= FEW_TOKENS
+    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
+    num_blocks = groups.num_blocks if groups else num_tokens * num_active
+    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+
+    def multiply(matrix: RoundedMatrix, source: Tensor, num_out: int, num_rows: int, gated: bool) -> Tensor:
+        out = torch.empty((num_tokens * num_active, num_out), dtype=x.dtype, device=x.device)
+        _experts[(num_blocks, triton.cdiv(num_out, num_rows))](
+            source, tiles_of(matrix.words, num_rows, matrix.tile * matrix.bits // 16), matrix.facts(num_rows), out,
+            *work, source.stride(0),
+            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
+            WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=num_rows, K=matrix.tile,
+            BITS=matrix.bits, CODES=matrix.kind == "fp8", GATED=gated,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **IN_TURN,
+        )  # fmt: skip
+        return out
+
+    activated = multiply(gate_up, x, inner, tiles.up_rows, gated=True)
+    return multiply(down, activated, hidden, tiles.down_rows, gated=False).view(num_tokens, num_active, hidden)
+
+
+def _tiles(num_tokens: int, pairs_per_expert: float, matrix: RoundedMatrix, dtype: torch.dtype) -> _Tiles:
+    """As in moe.py: few pairs an expert, narrow tiles; factors of FP8 come 64 rows at once at least."""
+    narrow = 64 if matrix.kind == "fp8" else 32
+    stages = 4 if matrix.bits == 8 else 3
+    if num_tokens <= FEW_TOKENS or pairs_per_expert <= 4:
+        return _Tiles(16, narrow, 64, 4, stages)
+    if pairs_per_expert <= 24 or dtype == torch.float32:
+        return _Tiles(32, narrow, 64, 4, stages)
+    if pairs_per_expert <= 96:
+        return _Tiles(64, 64, 64, 4, stages - 1)
+    return _Tiles(128, 64, 128, 8, 2)
