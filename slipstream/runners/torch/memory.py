@@ -6,6 +6,7 @@ Arithmetic on shapes: what ``slipstream plan`` prints and what the caches are si
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,11 +18,12 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.host import resident_bytes
 from slipstream.load import OpenedModel
+from slipstream.load.random_model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.torch.caches import ring_bytes
 from slipstream.runners.torch.placement import Placement
-from slipstream.runners.torch.weights import LinearFormat
+from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
 LEAST_BLOCKS = 2
@@ -82,7 +84,7 @@ def plan_memory(
         head=0 if head is None else _head_bytes(head, placement, spec),
         kv_per_token=kv_per_token,
         state_per_stream=state,
-        workspace=_workspace_bytes(spec, engine, placement, max_depth, _largest(trunk))
+        workspace=max(_step_bytes(spec, engine, placement, max_depth), _loading_bytes(trunk, placement, spec))
         + _rotary_bytes(spec, max_context),
         process=resident_bytes() + FIRST_STEPS if placement.device.type == "cpu" else 0,
         num_slots=engine.max_streams,
@@ -125,20 +127,44 @@ def _rotary_bytes(spec: ModelSpec, max_context: int) -> int:
     return max_context * spec.rope.rotary_dim * 4
 
 
-def _largest(checkpoint: Checkpoint) -> int:
-    return max(checkpoint.num_bytes(name) for name in checkpoint.names())
+def _loading_bytes(checkpoint: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
+    """What stands between the file and the largest matrix that is made of it."""
+    largest = max(_between_bytes(checkpoint, name, placement) for name in checkpoint.names())
+    if placement.device.type == "cpu":
+        return largest
+    return largest + math.prod(_widest(spec)) * placement.ops.dtype.itemsize  # whose parts are joined, or reordered
 
 
-def _workspace_bytes(spec: ModelSpec, engine: EngineConfig, placement: Placement, max_depth: int, largest: int) -> int:
-    """Activations of the fullest step, a matrix unpacked for it, and the logits of its drawing positions; before that,
-    the largest tensor while it is converted."""
-    item = torch.empty(0, dtype=placement.ops.dtype).element_size()
-    inner = spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
-    qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    per_token = (4 * spec.hidden_size + 2 * qkv + 3 * inner) * item
+def _between_bytes(checkpoint: Checkpoint, name: str, placement: Placement) -> int:
+    num_bytes, dtype = checkpoint.num_bytes(name), checkpoint.dtype(name)
+    if placement.device.type == "cpu":
+        return num_bytes
+    if isinstance(checkpoint, RandomCheckpoint):  # made up on the device, as a whole
+        stored = placement.form.of(name).stored_bytes(dtype, checkpoint.shape(name))
+        return num_bytes if stored < num_bytes else 0
+    return 0 if dtype in PLAIN_TYPES else math.prod(checkpoint.shape(name)) * 4  # floats, if they are unpacked there
+
+
+def _step_bytes(spec: ModelSpec, engine: EngineConfig, placement: Placement, max_depth: int) -> int:
+    """Activations of the fullest step, a matrix unpacked for it, and the logits of its drawing positions."""
+    item = placement.ops.dtype.itemsize
+    per_token = (4 * spec.hidden_size + 2 * _qkv_rows(spec) + 3 * _inner(spec)) * item
     logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
-    unpacked = placement.form.unpacked_bytes((max(qkv, 2 * inner), spec.hidden_size))
-    return max(max(engine.max_step_tokens, placement.prompt_tokens) * per_token + unpacked + logits, largest)
+    unpacked = placement.form.unpacked_bytes(_widest(spec))
+    return max(engine.max_step_tokens, placement.prompt_tokens) * per_token + unpacked + logits
+
+
+def _widest(spec: ModelSpec) -> tuple[int, int]:
+    """The largest matrix of a layer, but for stacks of experts."""
+    return max(_qkv_rows(spec), 2 * _inner(spec)), spec.hidden_size
+
+
+def _qkv_rows(spec: ModelSpec) -> int:
+    return (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+
+
+def _inner(spec: ModelSpec) -> int:
+    return spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
 
 
 def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None, free: int) -> int:

@@ -21,18 +21,18 @@ from slipstream.runners.torch.ops import DenseLinear, HeadShape, Linear, Ops
 from slipstream.runners.torch.unpack import can_unpack, unpacked
 
 CPU = torch.device("cpu")
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def as_tensor(raw: RawTensor, device: torch.device = CPU) -> Tensor:
     """The tensor in its own float type; blocks and FP8 dequantised to float32, on that device if it can do so."""
     if device.type != "cpu" and can_unpack(raw):
         return unpacked(raw, device)
-    if raw.dtype not in _PLAIN:
+    if raw.dtype not in PLAIN_TYPES:
         return torch.from_numpy(dequantize(raw)).view(raw.shape)
     data = np.array(raw.data, copy=True)  # off the memory map, writable, contiguous
     tensor = torch.from_numpy(data.view(np.int16) if raw.dtype == "BF16" else data)
-    return tensor.view(_PLAIN[raw.dtype]).view(raw.shape)
+    return tensor.view(PLAIN_TYPES[raw.dtype]).view(raw.shape)
 
 
 Parts = Sequence[RawTensor]  # of one matrix, stacked along the output

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from test_linear_int8 import levels
 from torch import Tensor
 
+from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix
 from slipstream.runners.torch.cuda.kernels.linear import FEW_TOKENS, MAX_TOKENS, Scratch
+from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
 from slipstream.runners.torch.cuda.layers import Joined, StripedMlp, stack
 from slipstream.runners.torch.cuda.linear import CudaFormat, CudaLinear, make_linear
 from slipstream.runners.torch.cuda.ops import CudaOps
 from slipstream.runners.torch.cuda.rounded import CudaRoundedLinear, rounded_format
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, InTurn
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm, TorchOps
-from slipstream.runners.torch.placement import ROUNDED
 
 HIDDEN, MIXED, INNER = 640, 512, 1152
 BATCH: Any = None  # these mixers do not ask for it
@@ -58,7 +60,7 @@ def careful_product(x: Tensor, weight: Tensor, bias: None, add: Tensor | None) -
 
 @pytest.mark.parametrize(
     ("num_tokens", "dtype"),
-    [*((n, "bfloat16") for n in (1, 5, 17, 70)), *((5, dtype) for dtype in ROUNDED), (17, "fp8")],
+    [*((n, "bfloat16") for n in (1, 5, 17, 70)), (5, "int8"), (5, "int4"), (17, "fp8")],
 )
 def test_equals_layer_by_layer(
     num_tokens: int, dtype: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -69,7 +71,7 @@ def test_equals_layer_by_layer(
     norms = (1 + 0.3 * torch.randn(2, 2, HIDDEN)).to(device)
     ops, exact_ops = CudaOps(device, torch.bfloat16), TorchOps(device, torch.float64)
     form = CudaFormat(ops) if dtype == "bfloat16" else rounded_format(ops, dtype)
-    exact = InTurn(layers_of(weights, norms, exact_ops, lambda weight: DenseLinear(stands_for(form.dense(weight)))))
+    exact = InTurn(layers_of(weights, norms, exact_ops, lambda weight: DenseLinear(weights_of(form.dense(weight)))))
     # A stack keeps what it is given.
     joined = stack(layers_of(weights, norms, ops, lambda weight: form.dense(weight.clone())))
     assert isinstance(joined, Joined)
@@ -83,12 +85,18 @@ def test_equals_layer_by_layer(
     assert error(got, wanted) < 1.5 * error(one_by_one, wanted)
 
 
-def stands_for(linear: Linear) -> Tensor:
-    """The weights. float64 [out, in]"""
-    if isinstance(linear, CudaRoundedLinear):  # but for int8, weights are rounded to what activations are
-        return linear.matrix.weights(torch.float32 if linear.matrix.kind == "int8" else torch.bfloat16).double()
+def weights_of(linear: Linear) -> Tensor:
+    if isinstance(linear, CudaRoundedLinear):
+        return stands_for(linear.matrix, linear.dtype)
     assert isinstance(linear, CudaLinear)
     return linear.weight.double()
+
+
+def stands_for(matrix: RoundedMatrix, dtype: torch.dtype) -> Tensor:
+    """The weights that products in that type compute with: but for int8, rounded to it. [rows, columns]"""
+    if isinstance(matrix, Int8Matrix):  # not by our kernel, which takes a program for each row
+        return (levels(matrix).to(matrix.scale.device) * matrix.scale[:, None]).double()
+    return matrix.weights(dtype).double()
 
 
 def error(got: Tensor, wanted: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_layers import stands_for
 from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from slipstream.runners.torch.cuda.rounded import RoundedExperts, rounded_format
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 # tokens, experts, active, hidden, inner: widths that fill no tile evenly, a block of tokens, and several of pairs.
-SIZES = [(1, 4, 2, 256, 128), (5, 8, 3, 328, 136), (17, 8, 2, 128, 256), (90, 2, 1, 264, 72), (150, 1, 1, 128, 128)]
+SIZES = [(1, 4, 2, 256, 128), (5, 4, 3, 328, 136), (17, 4, 2, 128, 256), (90, 2, 1, 264, 72), (150, 1, 1, 128, 128)]
 
 
 def made(kind: str, dtype: torch.dtype, device: torch.device, count: int, hidden: int, inner: int) -> RoundedExperts:
@@ -26,9 +27,7 @@ def made(kind: str, dtype: torch.dtype, device: torch.device, count: int, hidden
 
 
 def stacks(experts: RoundedExperts, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What they stand for: but for int8, rounded to what activations are."""
-    exact = torch.float32 if experts.down.kind == "int8" else dtype
-    gate_up, down = (matrix.weights(exact).float() for matrix in (experts.gate_up, experts.down))
+    gate_up, down = (stands_for(matrix, dtype).float() for matrix in (experts.gate_up, experts.down))
     return gate_up.view(count, -1, gate_up.shape[1]), down.view(count, -1, down.shape[1])
 
 

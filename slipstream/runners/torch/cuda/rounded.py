@@ -139,11 +139,11 @@ class CudaStoredFormat(CudaFormat):
         """``others``: rows behind those in codes that the checkpoint keeps in more bits."""
         matrix = fp8.empty(_stacked_shape(coded), self.ops.device, self.matrix(others) if others else None)
         start = 0
-        for part in coded:
-            assert part.scale is not None
-            codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (part.data, part.scale))
-            fp8.put(matrix, slice(start, start + part.shape[0]), codes, scale)
-            start += part.shape[0]
+        for slab in (slab for part in coded for slab in _slabs(part)):
+            assert slab.scale is not None
+            codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (slab.data, slab.scale))
+            fp8.put(matrix, slice(start, start + slab.shape[0]), codes, scale)
+            start += slab.shape[0]
         return matrix
 
     def _multiplied(self, matrix: RoundedMatrix, bias: Tensor | None) -> Linear:

@@ -18,6 +18,8 @@ from slipstream.runners.torch.cuda.kernels.moe_groups import group
 from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
+LEAST_TOKENS = 4  # whose experts are few enough to leave processors without work
+
 
 class _Tiles(NamedTuple):
     pairs: int  # a block
@@ -105,13 +107,15 @@ def rounded_expert_pairs(
 
 
 def _tiles(num_tokens: int, pairs_per_expert: float, matrix: RoundedMatrix, dtype: torch.dtype) -> _Tiles:
-    """As in moe.py: few pairs an expert, narrow tiles; factors of FP8 come 64 rows at once at least."""
-    narrow = 64 if matrix.kind == "fp8" else 32
-    stages = 4 if matrix.bits == 8 else 3
-    if num_tokens <= FEW_TOKENS or pairs_per_expert <= 4:
-        return _Tiles(16, narrow, 64, 4, stages)
+    """From a sweep on an H200 up to 8 pairs an expert: narrow tiles for few programs, then for few instructions."""
+    if num_tokens <= LEAST_TOKENS:
+        return {"int8": _Tiles(16, 32, 32, 2, 6), "int4": _Tiles(16, 32, 64, 2, 6), "fp8": _Tiles(16, 64, 64, 2, 4)}[
+            matrix.kind
+        ]
+    if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
+        return _Tiles(16, 64, 64, 2 if matrix.bits == 4 else 4, 3)
     if pairs_per_expert <= 24 or dtype == torch.float32:
-        return _Tiles(32, narrow, 64, 4, stages)
+        return _Tiles(32, 64, 128, 4, 3)
     if pairs_per_expert <= 96:
-        return _Tiles(64, 64, 64, 4, stages - 1)
+        return _Tiles(64, 64, 64, 4, 3 if matrix.bits == 8 else 2)
     return _Tiles(128, 64, 128, 8, 2)
