@@ -216,7 +216,6 @@ CASES: dict[str, Callable[[], object]] = {
     "fp8 27B in float16, 16480 x 5120, 16": lambda: rounded_product(fp8_matrix(16480, 5120), 16, torch.float16),
     "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
     "int8 27B joined, 1": lambda: joined_rounded(int8_matrix, 1),
-    "int4 27B joined, 1": lambda: joined_rounded(int4_matrix, 1),
     "fp8 27B joined, 1": lambda: joined_rounded(fp8_matrix, 1),
     "fp8 27B joined, 64": lambda: joined_rounded(fp8_matrix, 64),
     **{

@@ -23,7 +23,7 @@ HEAVIEST = [
     "fp8 27B, 16480 x 5120, 64",
     "fp8 27B, 5120 x 17408, 256",
     "fp8 27B joined, 64",
-    "int4 27B joined, 1",
+    "int8 27B joined, 1",
     "int8 35B-A3B experts, 1",
     "fp8 35B-A3B experts, 1024",
     "int4 35B-A3B experts, 4096",

@@ -60,8 +60,9 @@ class CudaRoundedLinear:
 
     @property
     def most_joined(self) -> int:
-        joins = self.bias is None and self.dtype == torch.bfloat16 and self._cut(MAX_TOKENS) is not None
-        return MAX_TOKENS if joins else 0
+        """4 bits are not: measured, what surrounds a product costs registers that unpacking needs."""
+        joins = self.bias is None and self.dtype == torch.bfloat16 and self.matrix.bits == 8
+        return MAX_TOKENS if joins and self._cut(MAX_TOKENS) is not None else 0
 
     def normed(self, x: Tensor, add: Tensor, norm: RmsNorm) -> tuple[Tensor, Unscaled]:
         cut = self._cut(x.shape[0])

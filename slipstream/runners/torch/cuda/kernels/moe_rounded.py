@@ -108,13 +108,14 @@ def rounded_expert_pairs(
 
 def _tiles(num_tokens: int, pairs_per_expert: float, matrix: RoundedMatrix, dtype: torch.dtype) -> _Tiles:
     """From a sweep on an H200 up to 8 pairs an expert: narrow tiles for few programs, then for few instructions."""
+    narrow = 64 if matrix.kind == "fp8" else 32  # factors of FP8 come for 64 rows at least
+    if dtype == torch.float32:  # without tensor cores
+        return _Tiles(16, narrow, narrow, 4, 2)
     if num_tokens <= LEAST_TOKENS:
-        return {"int8": _Tiles(16, 32, 32, 2, 6), "int4": _Tiles(16, 32, 64, 2, 6), "fp8": _Tiles(16, 64, 64, 2, 4)}[
-            matrix.kind
-        ]
+        return _Tiles(16, narrow, 32 if matrix.kind == "int8" else 64, 2, 4 if matrix.kind == "fp8" else 6)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
         return _Tiles(16, 64, 64, 2 if matrix.bits == 4 else 4, 3)
-    if pairs_per_expert <= 24 or dtype == torch.float32:
+    if pairs_per_expert <= 24:
         return _Tiles(32, 64, 128, 4, 3)
     if pairs_per_expert <= 96:
         return _Tiles(64, 64, 64, 4, 3 if matrix.bits == 8 else 2)
