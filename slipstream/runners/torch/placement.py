@@ -63,7 +63,8 @@ def place(config: RunnerConfig, spec: ModelSpec, present: bool = True) -> Placem
     kernels = _cpu_kernels(config, spec)
     if isinstance(kernels, str):
         return _dense(device, config, spec, f"plain PyTorch operations: {kernels}")
-    stored = "matrices as stored" if config.dtype == "auto" else f"matrices in {config.dtype}"
+    as_stored = "FP8 matrices in 8-bit blocks" if spec.fp8 else "matrices as stored"
+    stored = as_stored if config.dtype == "auto" else f"matrices in {config.dtype}"
     note = f"cpu, {stored}, {kernels.isa} kernels on {kernels.num_threads} threads"
     # The head decides nothing, so it may be rounded: 8 bits make a draft cheaper.
     head = PackedFormat(kernels, "int8") if config.dtype == "auto" else PackedFormat(kernels, config.dtype)

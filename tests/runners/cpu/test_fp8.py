@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from slipstream.config import RunnerConfig
+from slipstream.load.random_model import open_random
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.torch.cpu.backend import SLAB, PackedFormat, PackedLinear
 from slipstream.runners.torch.cpu.ops import BF16, W8, Kernels
+from slipstream.runners.torch.placement import place
 from slipstream.runners.torch.weights import as_tensor
 
 
@@ -43,3 +48,11 @@ def test_close_to_what_is_stored(kernels: Kernels, dtype: str, columns: int, for
 def test_float32_keeps_every_bit(kernels: Kernels) -> None:
     raw = random_fp8(SLAB // 300 + 70, 300)
     assert torch.equal(pack(kernels, "float32", raw).rows(torch.arange(raw.shape[0])), as_tensor(raw))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_user_is_told() -> None:
+    spec = open_random("tiny").spec
+    for fp8, stored in ((True, "FP8 matrices in 8-bit blocks"), (False, "matrices as stored")):
+        assert place(RunnerConfig("cpu"), replace(spec, fp8=fp8)).note.startswith(f"cpu, {stored}, ")
+    assert "matrices in bfloat16" in place(RunnerConfig("cpu", "bfloat16"), replace(spec, fp8=True)).note

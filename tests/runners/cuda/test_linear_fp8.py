@@ -8,11 +8,18 @@ from torch import Tensor
 
 from slipstream.load.tensor import FP8, RawTensor
 from slipstream.runners.torch.cuda.kernels.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling
-from slipstream.runners.torch.cuda.kernels.linear_rounded import MEETINGS, SCRATCH, rounded_linear
+from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, stripes
+from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+    MEETINGS,
+    SCRATCH,
+    rounded_gated,
+    rounded_linear,
+    rounded_normed,
+)
 from slipstream.runners.torch.cuda.linear import CudaLinear
 from slipstream.runners.torch.cuda.ops import CudaOps
 from slipstream.runners.torch.cuda.rounded import CudaFp8Format, CudaRoundedLinear, CudaStoredFormat
+from slipstream.runners.torch.ops import TorchOps
 
 # Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter cuts bits off.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -90,6 +97,26 @@ def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, num_ke
         total = wanted + torch.as_tensor(more).cpu().double()
         assert error(rounded_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
     assert not scratch.arrived.any()
+
+
+@pytest.mark.parametrize(("num_tokens", "cut"), [(3, CUTS[1]), (20, CUTS[0])])
+@pytest.mark.parametrize("follower", ["more bits behind it", "gated"])
+def test_a_norm_between_two_products(follower: str, num_tokens: int, cut: Tiling, device: torch.device) -> None:
+    """Half of it in the first one, half in the second."""
+    ops, scratch = TorchOps(device, torch.float64), Scratch(device, SCRATCH, MEETINGS)
+    first, second = made(WIDTH, TILE, device), made(112, WIDTH, device, num_kept=0 if follower == "gated" else 5)
+    x, add = torch.randn(num_tokens, TILE, device=device), torch.randn(num_tokens, WIDTH, device=device)
+    norm = 1 + torch.randn(WIDTH, device=device)
+    total, normed = rounded_normed(x, first, cut, scratch, add, norm, 1e-3)
+    wanted = x.double() @ exact(first).to(device).T + add
+    assert (total.double() - wanted).norm() / wanted.norm() < 1e-5
+    product = ops.rms_norm(wanted, norm, 1e-3) @ exact(second).to(device).T
+    if follower == "gated":
+        second.reorder(stripes(112, device))
+        got, product = rounded_gated(normed, second, cut, scratch), ops.silu_mul(product)
+    else:
+        got = rounded_linear(normed, second, cut, scratch)
+    assert (got.double() - product).norm() / product.norm() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

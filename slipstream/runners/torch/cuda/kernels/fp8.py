@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, plain, slabs
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, plain, rows_to_unpack, slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 TILE = FP8_GROUP
@@ -166,12 +166,8 @@ def _weights_kernel(
     words, factors, ids, out, num_rows, width, tile_stride, N: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
     take_turn()
-    place = tl.program_id(0) * N + tl.arange(0, N)
+    place, inside, row = rows_to_unpack(ids, num_rows, N)
     tile = tl.program_id(1)
-    inside = place < num_rows
-    row = place.to(tl.int64)
-    if ids is not None:
-        row = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
     word = tile * (K // 2) + tl.arange(0, K // 2)
     found = tl.load(words + row[:, None] * (width // 2) + word[None, :], mask=inside[:, None], other=0)
     factor = tl.load(factors + tile.to(tl.int64) * tile_stride + row, mask=inside, other=0.0)[None, :]

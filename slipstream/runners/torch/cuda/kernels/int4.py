@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT, UNIT_BITS, plain, slabs
+from slipstream.runners.torch.cuda.kernels.rounding import UNIT, UNIT_BITS, plain, rows_to_unpack, slabs
 from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
 
 TILE = 256
@@ -189,12 +189,8 @@ def _weights_kernel(
     words, pairs, ids, out, num_rows, width, row_words, group_stride, N: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
     take_turn()
-    place = tl.program_id(0) * N + tl.arange(0, N)
+    place, inside, row = rows_to_unpack(ids, num_rows, N)
     tile = tl.program_id(1)
-    inside = place < num_rows
-    row = place.to(tl.int64)
-    if ids is not None:
-        row = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
     word = tile * W + tl.arange(0, W)
     group = (tile * 4 + tl.arange(0, 4)).to(tl.int64)
     found = tl.load(words + row[:, None] * row_words + word[None, :], mask=inside[:, None], other=0)

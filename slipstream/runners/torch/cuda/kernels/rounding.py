@@ -76,6 +76,17 @@ def plain(values, dtype: tl.constexpr):
     return values if dtype == tl.float16 else values * UNIT
 
 
+@triton.jit
+def rows_to_unpack(ids, num_rows, N: tl.constexpr):
+    """Of the first program axis: N places in the result, which of them count, and the matrix's rows that go there."""
+    place = tl.program_id(0) * N + tl.arange(0, N)
+    inside = place < num_rows
+    row = place.to(tl.int64)
+    if ids is not None:
+        row = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
+    return place, inside, row
+
+
 def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their weights in float32 on the device, a few at a time: what stands between stays small.
 
