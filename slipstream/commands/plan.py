@@ -52,7 +52,7 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str) -> None:
 
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
-    process = [("interpreter, libraries, tokenizer", memory.process)] if memory.process else []
+    process = [("the process itself", memory.process)] if memory.process else []
     return [
         ("weights", memory.weights),
         ("MTP head", memory.head),

@@ -1,4 +1,4 @@
-"""Matrices on a GPU that are rounded to 8 or 4 bits at load: our kernels, or unpacked for the library's product."""
+"""Matrices on a GPU in few bits, rounded at load or in FP8 as stored: our kernels, or unpacked for the library's."""
 
 from __future__ import annotations
 
