@@ -6,6 +6,7 @@ On a GPU, or on the CPU in Triton's interpreter.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -159,11 +160,17 @@ def test_a_large_model_takes_little_memory(shape: str, dtype: str, note: str) ->
     assert placement.note == f"cuda, bfloat16, matrices {note}, Triton kernels in captured steps"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "auto"])
 def test_a_large_step_unpacks_its_largest_matrix(dtype: str) -> None:
-    spec = open_random("qwen3.5-27b").spec
+    spec = replace(open_random("qwen3.5-27b").spec, fp8=True)
     placement = place(config(dtype), spec, present=False)
     assert placement.form.unpacked_bytes((34816, 5120)) == 34816 * 5120 * 2
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_in_bfloat16_nothing_is_unpacked(dtype: str) -> None:
+    placement = place(config(dtype), open_random("qwen3.5-27b").spec, present=False)
+    assert placement.form.unpacked_bytes((34816, 5120)) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -90,7 +90,10 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     rounded, as_stored = config.dtype in ROUNDED, config.dtype == "auto"
     name = _half(device) if rounded else "bfloat16" if as_stored else config.dtype
     ops = CudaOps(device, getattr(torch, name))
-    form = rounded_format(ops, config.dtype) if rounded else (CudaStoredFormat if as_stored else CudaFormat)(ops)
+    if rounded:
+        form: CudaFormat = rounded_format(ops, config.dtype)
+    else:
+        form = CudaStoredFormat(ops, unpacks=spec.fp8) if as_stored else CudaFormat(ops)
     few_bits = config.dtype if rounded else "fp8" if as_stored and spec.fp8 else ""
     stored = f", matrices {_rounded_note(few_bits, name)}" if few_bits else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"

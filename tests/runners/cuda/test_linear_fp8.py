@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from unpacking import check_reordered, check_rows
 
 from slipstream.load.tensor import FP8, RawTensor
 from slipstream.runners.torch.cuda.kernels.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
@@ -122,15 +123,10 @@ def test_a_norm_between_two_products(follower: str, num_tokens: int, cut: Tiling
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_all_rows_and_some_rows_as_plain_weights(dtype: torch.dtype, device: torch.device) -> None:
     matrix = made(37, WIDTH, device)
-    wanted = exact(matrix).float().to(dtype)
-    ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
-    whole, some = matrix.weights(dtype).cpu(), matrix.weights(dtype, ids).cpu()
-    # The interpreter cuts bits off where a GPU rounds to bfloat16.
-    cut = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
-    assert torch.allclose(whole, wanted, rtol=cut, atol=0.0)
-    assert torch.equal(some, whole[ids.tolist()])
-    kept = Fp8Matrix(matrix.words, matrix.factors, torch.randn(5, WIDTH, device=device).to(dtype))
-    assert torch.equal(kept.weights(dtype), torch.cat((whole, kept.kept.cpu())).to(device))  # type: ignore[union-attr]
+    check_rows(matrix, exact(matrix).float(), dtype, device)
+    behind = torch.randn(5, WIDTH, device=device).to(dtype)
+    both = Fp8Matrix(matrix.words, matrix.factors, behind).weights(dtype)
+    assert torch.equal(both, torch.cat((matrix.weights(dtype), behind)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -148,10 +144,8 @@ def test_rounding_is_off_by_half_a_step_at_most(dtype: torch.dtype, device: torc
 
 def test_rows_change_places(device: torch.device) -> None:
     matrix = made(24, WIDTH, device)
-    before, order = exact(matrix), torch.randperm(24)
-    matrix.reorder(order.to(device))
-    assert torch.equal(exact(matrix), before[order])
-    assert torch.equal(exact(matrix.first(7)), before[order[:7]])
+    check_reordered(matrix, device)
+    assert torch.equal(exact(matrix.first(7)), exact(matrix)[:7])
 
 
 def raw(num_rows: int, width: int = WIDTH) -> RawTensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from unpacking import check_reordered, check_rows
 
 from slipstream.runners.torch.cuda.kernels import fp8, int4, int8
 from slipstream.runners.torch.cuda.kernels.int4 import FACTOR_BITS, GROUP, MOST, Int4Matrix, rounded
@@ -113,13 +114,11 @@ def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypat
 @pytest.mark.parametrize("width", [512, 200, 328])
 def test_rows_are_level_times_scale_and_low_end(width: int, dtype: torch.dtype, device: torch.device) -> None:
     matrix = made(37, width, device)
-    wanted = exact(matrix).float().to(dtype)
-    ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
-    whole, some = matrix.weights(dtype).cpu(), matrix.weights(dtype, ids).cpu()
-    # The interpreter cuts bits off where a GPU rounds to bfloat16.
-    cut = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
-    assert torch.allclose(whole, wanted, rtol=cut, atol=0.0)
-    assert torch.equal(some, whole[ids.tolist()])
+    check_rows(matrix, exact(matrix).float(), dtype, device)
+
+
+def test_rows_change_places(device: torch.device) -> None:
+    check_reordered(made(24, 328, device), device)
 
 
 CUTS = [

@@ -109,7 +109,14 @@ class Rounding(Protocol):
 
 
 class CudaStoredFormat(CudaFormat):
-    """What a checkpoint holds in FP8 stays so; all else in the activations' own type."""
+    """What a checkpoint holds in FP8 stays so; all else in the activations' own type.
+
+    ``unpacks``: whether the plan of a large step counts a matrix unpacked for the library.
+    """
+
+    def __init__(self, ops: Ops, unpacks: bool = True) -> None:
+        super().__init__(ops)
+        self._unpacks = unpacks
 
     @cached_property
     def _kept(self) -> CudaFormat:
@@ -155,6 +162,9 @@ class CudaStoredFormat(CudaFormat):
             return fp8.stored_bytes(_below_each_other(shape))
         return super().stored_bytes(dtype, shape)
 
+    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
+        return math.prod(shape) * self.ops.dtype.itemsize if self._unpacks else 0
+
 
 class CudaRoundedFormat(CudaStoredFormat):
     """Matrices in few bits, but for routers; rounded on the device, one after the other."""
@@ -190,9 +200,6 @@ class CudaRoundedFormat(CudaStoredFormat):
         if len(shape) < 2 or not self._fits(shape[-1]):
             return CudaFormat.stored_bytes(self, dtype, shape)
         return self._rounding.stored_bytes(_below_each_other(shape))
-
-    def unpacked_bytes(self, shape: tuple[int, int]) -> int:
-        return math.prod(shape) * self.ops.dtype.itemsize
 
     def _fits(self, width: int) -> bool:
         """Rows of activations must start where the copy engine can."""
