@@ -17,11 +17,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.errors import ConfigError
+
 SOURCE_DIR = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
 # No contraction: a*b+c is fused where the source says so and nowhere else, so all builds of a kernel agree.
 FLAGS = ("-O3", "-std=c11", "-D_GNU_SOURCE", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler accepts
+# Which instruction set the kernels are compiled for, if not the machine's best: to test one on a machine that has more.
+ISA_VARIABLE = "SLIPSTREAM_CPU_ISA"
+ISA_FLAGS: dict[str, tuple[str, ...] | None] = {
+    "native": None,
+    "avx512": ("-march=native", "-mno-avx512vnni"),
+    "avx2": ("-march=native", "-mno-avx512f", "-mno-avxvnni"),
+    "avx2-vnni": ("-march=native", "-mno-avx512f"),
+    "portable": ("-DSS_PORTABLE",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,14 @@ class Build:
 def cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "slipstream" / "kernels"
+
+
+def chosen_flags() -> tuple[str, ...] | None:
+    """Of the instruction set that the environment names; None: the machine's own."""
+    name = os.environ.get(ISA_VARIABLE) or "native"
+    if name not in ISA_FLAGS:
+        raise ConfigError(f"{ISA_VARIABLE} is {name!r}; it may be one of {', '.join(ISA_FLAGS)}")
+    return ISA_FLAGS[name]
 
 
 def find_compiler(names: Sequence[str] = COMPILERS) -> str | None:
@@ -82,6 +101,7 @@ def build(
     flags: Sequence[str] | None = None, directory: Path | None = None, compilers: Sequence[str] = COMPILERS
 ) -> Build:
     """The library for this machine, from the cache or freshly compiled. ``flags`` replace the native ones."""
+    flags = chosen_flags() if flags is None else flags
     compiler = find_compiler(compilers)
     if compiler is None:
         return Build(None, f"no C compiler found (looked for {', '.join(compilers)}), so the CPU kernels are not used")
