@@ -42,12 +42,12 @@ def test_pieces_tell_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
     whole = tell(log_probabilities(hidden @ weight.T), tokens, 3)
     shapes: list[int] = []
 
-    def unembed(part: torch.Tensor) -> torch.Tensor:
+    def chances(part: torch.Tensor) -> torch.Tensor:
         shapes.append(part.shape[0])
-        return part @ weight.T
+        return log_probabilities(part @ weight.T)
 
     monkeypatch.setattr("slipstream.runners.torch.logprobs.PIECE", 97 * 4)
-    torch.testing.assert_close(tell_hidden(hidden, unembed, 97, tokens, 3), whole)
+    torch.testing.assert_close(tell_hidden(hidden, chances, 97, tokens, 3), whole)
     assert shapes == [4, 4, 3]
 
 

@@ -23,12 +23,12 @@ def tell(chances: Tensor, tokens: Tensor, num_top: int) -> Tensor:
 
 
 def tell_hidden(
-    hidden: Tensor, unembed: Callable[[Tensor], Tensor], vocab_size: int, tokens: Tensor, num_top: int
+    hidden: Tensor, chances: Callable[[Tensor], Tensor], vocab_size: int, tokens: Tensor, num_top: int
 ) -> Tensor:
-    """The same where there are no logits yet; they are made piece by piece. hidden: [positions, hidden]"""
+    """The same of hidden states, whose log-probabilities are made piece by piece. hidden: [positions, hidden]"""
     size = max(1, PIECE // vocab_size)
     pieces = zip(hidden.split(size), tokens.split(size), strict=True)
-    return torch.cat([tell(log_probabilities(unembed(part)), behind, num_top) for part, behind in pieces])
+    return torch.cat([tell(chances(part), behind, num_top) for part, behind in pieces])
 
 
 def likeliest(chances: Tensor, count: int) -> Tensor:

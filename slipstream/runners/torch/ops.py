@@ -16,6 +16,7 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.gdn import gdn_mix
+from slipstream.runners.torch.logprobs import log_probabilities
 from slipstream.runners.torch.noise import gumbel_noise
 
 
@@ -133,6 +134,10 @@ class Ops(Protocol):
 
     def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor: ...
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """Log-probabilities, a copy. float32 [rows, vocab]"""
+        ...
+
     def confidence(self, logits: Tensor) -> Tensor:
         """The largest probability of each row. [rows]"""
         ...
@@ -224,6 +229,9 @@ class TorchOps:
     def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         noise = gumbel_noise(seeds, positions, logits.shape[-1])
         return (wide(logits) * inv_temperature[:, None] + noise).argmax(-1)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return log_probabilities(logits)
 
     def confidence(self, logits: Tensor) -> Tensor:
         return wide(logits).softmax(-1).amax(-1)

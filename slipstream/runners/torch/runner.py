@@ -25,7 +25,7 @@ from slipstream.runners.torch.cpu.threads import keep_to_this_thread
 from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
 from slipstream.runners.torch.draw import Verdict, verify
 from slipstream.runners.torch.feeding import Feeding, Share
-from slipstream.runners.torch.logprobs import log_probabilities, tell, tell_hidden
+from slipstream.runners.torch.logprobs import tell, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.ops import Ops
 from slipstream.runners.torch.rows import Row, RowTable
@@ -170,8 +170,11 @@ class TorchRunner:
             return []
         places = telling.prompt_places([span.offset for span in spans])
         packed = torch.tensor([places, telling.prompt_tokens(rows, spans)]).to(self._ops.device, non_blocking=True)
-        told = tell_hidden(hidden[packed[0]], self.decoder.unembed, self.info.vocab_size, packed[1], telling.num_top)
-        return [told]
+        return [tell_hidden(hidden[packed[0]], self._chances, self.info.vocab_size, packed[1], telling.num_top)]
+
+    def _chances(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities. [positions, vocab]"""
+        return self._ops.log_softmax(self.decoder.unembed(hidden))
 
     def _verify(self, hidden: Tensor, drawing: _Drawing, telling: Telling) -> tuple[Verdict, list[Tensor]]:
         """The verdict, and what is told of the draws."""
@@ -182,7 +185,7 @@ class TorchRunner:
         if not telling.draws:
             return verify(self._ops, logits, drawing.rows, drawing.spans, self._simulate), []
         places = torch.tensor(telling.places).to(self._ops.device, non_blocking=True)
-        chances = log_probabilities(logits[places])
+        chances = self._ops.log_softmax(logits[places])
         verdict = verify(self._ops, logits, drawing.rows, drawing.spans, self._simulate)
         return verdict, [tell(chances, verdict.draws[places], telling.num_top)]
 

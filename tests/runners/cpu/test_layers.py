@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
+from pathlib import Path
 
-from slipstream.runners.torch.cpu.layers import Layer, LayerStack
+import pytest
+import tiny
+import torch
+from harness import open_runner, trunk_logits
+
+from slipstream.runners.torch.cpu.backend import CpuOps
+from slipstream.runners.torch.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.torch.models.layers import InTurn
+from slipstream.runners.torch.ops import HeadShape, Rotary
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, BLOCK_SIZE, SLOTS, BLOCKS = 96, 6, 2, 32, 160, 8, 3, 10
 EPS, SCALE = 1e-5, DIM**-0.5
@@ -19,15 +26,15 @@ def make_layer(kernels: Kernels, qkv_bias: bool, qk_norm: bool) -> Layer:
     width = (HEADS + 2 * KV_HEADS) * DIM
     caches = torch.zeros(2, SLOTS * BLOCKS, KV_HEADS, BLOCK_SIZE, DIM)
     return Layer(
-        attention_norm=torch.rand(HIDDEN) + 0.5,
+        mixer_norm=torch.rand(HIDDEN) + 0.5,
         mlp_norm=torch.rand(HIDDEN) + 0.5,
-        qkv=kernels.pack_float(weight(width, HIDDEN)),
-        o=kernels.quantize_w8(weight(HIDDEN, HEADS * DIM)),
+        entry=kernels.pack_float(weight(width, HIDDEN)),
+        out=kernels.quantize_w8(weight(HIDDEN, HEADS * DIM)),
         gate_up=kernels.pack_float(weight(2 * INNER, HIDDEN).bfloat16()),
         down=kernels.quantize_w8(weight(HIDDEN, INNER)),
         k_cache=caches[0],
         v_cache=caches[1],
-        qkv_bias=torch.randn(width) if qkv_bias else None,
+        entry_bias=torch.randn(width) if qkv_bias else None,
         q_norm=torch.rand(DIM) if qk_norm else None,
         k_norm=torch.rand(DIM) if qk_norm else None,
     )
@@ -37,13 +44,13 @@ def run_by_hand(
     kernels: Kernels, layer: Layer, x: torch.Tensor, index: tuple[torch.Tensor, ...], tables: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
     t = x.shape[0]
-    normed = kernels.rms_norm(x, layer.attention_norm, EPS, torch.empty_like(x))
-    qkv = kernels.linear(normed, layer.qkv, torch.empty(t, layer.qkv.rows), bias=layer.qkv_bias)
+    normed = kernels.rms_norm(x, layer.mixer_norm, EPS, torch.empty_like(x))
+    qkv = kernels.linear(normed, layer.entry, torch.empty(t, layer.entry.rows), bias=layer.entry_bias)
     caches = layer.k_cache, layer.v_cache
     q = torch.empty(t, HEADS * DIM)
     kernels.rope_store(qkv, q, *caches, *index, *tables, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=EPS)
     attended = kernels.attend(q, *caches, *index, SCALE, torch.empty_like(q))
-    x = kernels.linear(attended, layer.o, torch.empty_like(x), add=x)
+    x = kernels.linear(attended, layer.out, torch.empty_like(x), add=x)
     normed = kernels.rms_norm(x, layer.mlp_norm, EPS, torch.empty_like(x))
     gate_up = kernels.linear(normed, layer.gate_up, torch.empty(t, 2 * INNER))
     activated = kernels.silu_mul(gate_up, torch.empty(t, INNER))
@@ -54,7 +61,7 @@ def run_by_hand(
 def test_stack_equals_single_operations(kernels: Kernels, qkv_bias: bool, qk_norm: bool) -> None:
     layers = [make_layer(kernels, qkv_bias, qk_norm) for _ in range(3)]
     tables = torch.rand(2, BLOCKS * BLOCK_SIZE, DIM // 2).unbind()
-    stack = LayerStack(kernels, layers, *tables, EPS, SCALE)
+    stack = LayerStack(kernels, layers, StackShape(HeadShape(HEADS, KV_HEADS, DIM), Rotary(*tables), EPS))
     block_table = torch.randperm(SLOTS * BLOCKS, dtype=torch.int32).reshape(SLOTS, BLOCKS)
     slots = torch.arange(SLOTS, dtype=torch.int32).repeat_interleave(20)
     positions = torch.arange(20, dtype=torch.int32).repeat(SLOTS)
@@ -71,3 +78,16 @@ def test_stack_equals_single_operations(kernels: Kernels, qkv_bias: bool, qk_nor
             rows = positions == at
             step = stack.run(x[rows].clone(), positions[rows], slots[rows], block_table)
             assert torch.equal(step, whole[rows])
+
+
+@pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
+def test_a_model_has_the_same_bits_layer_by_layer(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.save(tiny.build(kind), tmp_path)
+    tokens, feeds = [7 * i % tiny.VOCAB for i in range(100)], [70, 1, 29]
+    whole = open_runner(folder, kernels=True)
+    monkeypatch.setattr(CpuOps, "stack", lambda self, layers: InTurn(layers))
+    apart = open_runner(folder, kernels=True)
+    assert isinstance(apart.decoder.layers, InTurn)
+    assert not isinstance(whole.decoder.layers, InTurn)
+    assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(apart, tokens, feeds))
+    assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(whole, tokens, [33] * 3 + [1]))

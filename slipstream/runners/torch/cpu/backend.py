@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,11 +15,15 @@ from torch import Tensor
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
-from slipstream.runners.torch.cpu.layers import Layer, LayerStack
+from slipstream.runners.torch.cpu.experts import PackedExperts
+from slipstream.runners.torch.cpu.gdn import GdnLayer
+from slipstream.runners.torch.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
-from slipstream.runners.torch.experts import ExpertList, Experts
-from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers
-from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm, gated_delta_net
+from slipstream.runners.torch.experts import Experts
+from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers, Mixer
+from slipstream.runners.torch.models.qwen3_5 import GatedDeltaNet
+from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
+from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
@@ -74,19 +78,16 @@ class PackedFormat:
         return self
 
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
-        return PackedLinear(self.kernels, self.kernels.concat([self._pack(part) for part in parts]), bias)
+        return PackedLinear(self.kernels, self._packed(parts), bias)
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
-        ups, downs = ([self.linear(parts, None) for parts in each] for each in (gate_up, down))
-        return ExpertList(ups, downs, CpuOps(self.kernels))
+        return PackedExperts(self.kernels, *([self._packed(parts) for parts in each] for each in (gate_up, down)))
 
     def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        ups, downs = ([self.dense(matrix) for matrix in each] for each in (gate_up, down))
-        return ExpertList(ups, downs, CpuOps(self.kernels))
+        return PackedExperts(self.kernels, *([self._pack_dense(matrix) for matrix in each] for each in (gate_up, down)))
 
     def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
-        packed = self._pack_matrix(matrix, self._format(_NAMES[matrix.dtype], matrix.shape[1]))
-        return PackedLinear(self.kernels, packed, bias)
+        return PackedLinear(self.kernels, self._pack_dense(matrix), bias)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) < 2 or shape[-2] == 1:  # a vector, or a conv's kernels
@@ -103,6 +104,12 @@ class PackedFormat:
     def _format(self, dtype: str, num_cols: int) -> int:
         chosen = _AS_STORED.get(dtype, W8) if self._dtype == "auto" else _BY_DTYPE[self._dtype]
         return BF16 if chosen in (W8, W4M) and num_cols % 32 else chosen
+
+    def _packed(self, parts: Sequence[RawTensor]) -> PackedWeight:
+        return self.kernels.concat([self._pack(part) for part in parts])
+
+    def _pack_dense(self, matrix: Tensor) -> PackedWeight:
+        return self._pack_matrix(matrix, self._format(_NAMES[matrix.dtype], matrix.shape[1]))
 
     def _pack(self, raw: RawTensor) -> PackedWeight:
         """A large matrix slab by slab: what stands between the file and the kernels' layout stays small."""
@@ -142,9 +149,11 @@ class CpuOps:
         """One call for all layers where the kernels know them whole; the same bits as layer by layer."""
         packed = [_packed_layer(layer) for layer in layers]
         known = [layer for layer in packed if layer is not None]
-        if len(known) < len(layers) or not known:
+        attention = next((layer.mixer for layer in layers if isinstance(layer.mixer, Attention)), None)
+        if len(known) < len(layers) or attention is None:
             return InTurn(layers)
-        return _FusedLayers(self._kernels, known, layers)
+        shape = StackShape(attention.heads, attention.rotary, layers[0].input_norm.eps)
+        return _FusedLayers(LayerStack(self._kernels, known, shape))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -174,16 +183,19 @@ class CpuOps:
     ) -> Tensor:
         where = (batch.positions, batch.token_slots, batch.block_table)
         y = self._kernels.attend(q, kv.k, kv.v, *where, heads.dim**-0.5, torch.empty_like(q))
-        return y if gate is None else y * torch.sigmoid(gate)
+        return y if gate is None else self._kernels.sigmoid_mul(gate, y)
 
     def gdn(self, mixed: Tensor, weights: GdnWeights, cache: GdnLayerCache, batch: RaggedBatch) -> Tensor:
-        return gated_delta_net(self, mixed, weights, cache, batch)
+        return GdnLayer(weights, cache).run(self._kernels, mixed, batch.rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return self._kernels.argmax(logits)
 
     def gumbel_argmax(self, logits: Tensor, inv_temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         return self._kernels.gumbel_argmax(logits, inv_temperature, seeds, positions.contiguous())
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return self._kernels.log_softmax(logits)
 
     def confidence(self, logits: Tensor) -> Tensor:
         conf = torch.empty(logits.shape[0])
@@ -192,41 +204,40 @@ class CpuOps:
 
 
 class _FusedLayers:
-    def __init__(self, kernels: Kernels, packed: Sequence[Layer], layers: Sequence[DecoderLayer]) -> None:
-        attention, norm = layers[0].mixer, layers[0].input_norm
-        assert isinstance(attention, Attention)
-        rotary, scale = attention.rotary, attention.heads.dim**-0.5
-        self._stack = LayerStack(kernels, packed, rotary.cos, rotary.sin, norm.eps, scale)
+    def __init__(self, stack: LayerStack) -> None:
+        self._stack = stack
 
     def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
-        return self._stack.run(x, batch.positions, batch.token_slots, batch.block_table)
+        return self._stack.run(x, batch.positions, batch.token_slots, batch.block_table, batch.rows)
 
 
 def _packed_layer(layer: DecoderLayer) -> Layer | None:
     """The layer as the C code takes it, or None if it has parts that the C code lacks."""
-    attention, mlp = layer.mixer, layer.mlp
-    if not isinstance(attention, Attention) or attention.gated or not isinstance(mlp, DenseMlp):
+    mixer, entry, out = layer.mixer, layer.mixer.entry, layer.mixer.out
+    dense = layer.mlp.shared if isinstance(layer.mlp, SparseMlp) else layer.mlp
+    if not (isinstance(entry, PackedLinear) and isinstance(out, PackedLinear) and isinstance(dense, DenseMlp)):
         return None
-    qkv, out, gate_up, down = attention.entry, attention.out, mlp.gate_up, mlp.down
-    if not (
-        isinstance(qkv, PackedLinear)
-        and isinstance(out, PackedLinear)
-        and isinstance(gate_up, PackedLinear)
-        and isinstance(down, PackedLinear)
-    ):
+    gate_up, down = dense.gate_up, dense.down
+    if not (isinstance(gate_up, PackedLinear) and isinstance(down, PackedLinear)):
         return None
-    q_norm, k_norm = attention.norms[:2] if attention.norms else (None, None)
-    return Layer(
-        layer.input_norm.weight,
-        layer.post_norm.weight,
-        qkv.weight,
-        out.weight,
-        gate_up.weight,
-        down.weight,
-        attention.kv.k,
-        attention.kv.v,
-        qkv.bias,
-        out.bias,
-        q_norm,
-        k_norm,
-    )
+    common = Layer(
+        layer.input_norm.weight, layer.post_norm.weight, entry.weight, out.weight, gate_up.weight, down.weight,
+        entry_bias=entry.bias, out_bias=out.bias,
+    )  # fmt: skip
+    mixed = _with_mixer(common, mixer)
+    return _with_experts(mixed, layer.mlp) if mixed and isinstance(layer.mlp, SparseMlp) else mixed
+
+
+def _with_mixer(layer: Layer, mixer: Mixer) -> Layer | None:
+    if isinstance(mixer, GatedDeltaNet) and isinstance(mixer.cache, GdnLayerCache):
+        return replace(layer, gdn=GdnLayer(mixer.weights, mixer.cache))
+    if not isinstance(mixer, Attention):
+        return None
+    q_norm, k_norm = mixer.norms[:2] if mixer.norms else (None, None)
+    return replace(layer, k_cache=mixer.kv.k, v_cache=mixer.kv.v, q_norm=q_norm, k_norm=k_norm)
+
+
+def _with_experts(layer: Layer, mlp: SparseMlp) -> Layer | None:
+    if not (isinstance(mlp.router, PackedLinear) and isinstance(mlp.experts, PackedExperts)):
+        return None
+    return replace(layer, router=mlp.router.weight, experts=mlp.experts, num_active=mlp.num_active)

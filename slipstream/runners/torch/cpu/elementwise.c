@@ -2,10 +2,8 @@
  * meet: nothing here can depend on the rest of the batch. */
 #include "elementwise.h"
 
-#include <math.h>
-
 #include "pool.h"
-#include "simd.h"
+#include "rowwise.h"
 
 #define CHUNK_FLOATS 16384 /* less work than this is not worth sharing */
 
@@ -15,27 +13,6 @@ static int rows_per_chunk(int64_t cols) {
 }
 
 static int num_chunks(int rows, int per_chunk) { return (rows + per_chunk - 1) / per_chunk; }
-
-static float sum_squares(const float *x, int n) {
-  vf a = v_set(0.0f), b = a;
-  int i = 0;
-  for (; i + 2 * VL <= n; i += 2 * VL) {
-    vf u = v_load(x + i), v = v_load(x + i + VL);
-    a = v_fma(u, u, a);
-    b = v_fma(v, v, b);
-  }
-  float total = v_sum(v_add(a, b));
-  for (; i < n; i++) total += x[i] * x[i];
-  return total;
-}
-
-static void norm_row(const float *x, const float *w, float eps, int n, float *out) {
-  float scale = 1.0f / sqrtf(sum_squares(x, n) / (float)n + eps);
-  vf s = v_set(scale);
-  int i = 0;
-  for (; i + VL <= n; i += VL) v_store(out + i, v_mul(v_mul(v_load(x + i), s), v_load(w + i)));
-  for (; i < n; i++) out[i] = x[i] * scale * w[i];
-}
 
 typedef struct {
   const float *x, *w;
@@ -55,22 +32,6 @@ void ss_rms_norm(const float *x, const float *w, float eps, int rows, int cols, 
   pool_run(norm_chunk, &j, num_chunks(rows, j.per_chunk));
 }
 
-INLINE vf silu_mul(vf gate, vf up) {
-  vf one = v_set(1.0f);
-  return v_mul(v_div(gate, v_add(one, v_exp(v_sub(v_set(0.0f), gate)))), up);
-}
-
-static void silu_row(const float *gate, const float *up, int n, float *out) {
-  int i = 0;
-  for (; i + VL <= n; i += VL) v_store(out + i, silu_mul(v_load(gate + i), v_load(up + i)));
-  if (i == n) return;
-  float g[VL] = {0}, u[VL] = {0}, y[VL];
-  memcpy(g, gate + i, (size_t)(n - i) * 4);
-  memcpy(u, up + i, (size_t)(n - i) * 4);
-  v_store(y, silu_mul(v_load(g), v_load(u)));
-  memcpy(out + i, y, (size_t)(n - i) * 4);
-}
-
 typedef struct {
   const float *x; /* [rows, 2 cols] */
   float *out; /* [rows, cols] */
@@ -88,6 +49,24 @@ static void silu_chunk(void *job, int chunk) {
 void ss_silu_mul(const float *x, int rows, int cols, float *out) {
   silu_job j = {x, out, rows, cols, rows_per_chunk(4 * (int64_t)cols)};
   pool_run(silu_chunk, &j, num_chunks(rows, j.per_chunk));
+}
+
+typedef struct {
+  const float *gate; /* [rows, cols], ldg floats from row to row */
+  float *x; /* [rows, cols] */
+  int64_t ldg;
+  int rows, cols, per_chunk;
+} gate_job;
+
+static void gate_chunk(void *job, int chunk) {
+  gate_job *j = job;
+  for (int i = chunk * j->per_chunk; i < (chunk + 1) * j->per_chunk && i < j->rows; i++)
+    sigmoid_row(j->gate + i * j->ldg, j->cols, j->x + (int64_t)i * j->cols);
+}
+
+void ss_sigmoid_mul(const float *gate, int64_t ldg, int rows, int cols, float *x) {
+  gate_job j = {gate, x, ldg, rows, cols, rows_per_chunk(4 * (int64_t)cols)};
+  pool_run(gate_chunk, &j, num_chunks(rows, j.per_chunk));
 }
 
 /* Half-split pairing: element i turns with element i + rot / 2; what lies behind rot is copied. */

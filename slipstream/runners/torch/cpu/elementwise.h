@@ -22,6 +22,8 @@ typedef struct {
 
 void ss_rms_norm(const float *x, const float *w, float eps, int rows, int cols, float *out);
 void ss_silu_mul(const float *x, int rows, int cols, float *out);
+/* x *= sigmoid(gate); gate: ldg floats from row to row. */
+void ss_sigmoid_mul(const float *gate, int64_t ldg, int rows, int cols, float *x);
 void ss_rope_store(rope_job *r);
 
 #endif

@@ -1,18 +1,24 @@
-/* A stack of decoder layers in one call: norm, attention, norm, gated MLP, both added to the residual stream. */
+/* A stack of decoder layers in one call: norm, attention or recurrence, norm, MLP, both added to the residual stream. */
 #ifndef SS_LAYERS_H
 #define SS_LAYERS_H
 
 #include <stdint.h>
 
+#include "gdn.h"
+#include "moe.h"
 #include "weight.h"
 
 /* One layer; the same struct is declared in layers.py. */
 typedef struct {
-  const float *attention_norm, *mlp_norm; /* [hidden] */
-  const weight_t *qkv, *o, *gate_up, *down;
-  const float *qkv_bias, *o_bias; /* or NULL */
+  const float *mixer_norm, *mlp_norm; /* [hidden] */
+  const weight_t *entry, *out; /* around attention or recurrence */
+  const weight_t *gate_up, *down; /* the dense MLP, or the shared expert */
+  const weight_t *router; /* rows: experts, the shared expert's gate; NULL: dense */
+  const float *entry_bias, *out_bias; /* or NULL */
   const float *q_norm, *k_norm; /* [dim], or NULL */
-  float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim] */
+  float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim]; NULL: recurrence */
+  const gdn_layer *gdn; /* NULL: attention */
+  const moe_layer *moe; /* NULL: dense */
 } layer_t;
 
 /* What all layers share in a step. */
@@ -21,7 +27,8 @@ typedef struct {
   const int32_t *positions, *token_slot; /* [num_tokens] */
   const int32_t *block_table; /* [slots, max_blocks] */
   const float *cos, *sin; /* [max positions, rot / 2] */
-  int32_t num_tokens, num_heads, num_kv_heads, dim, rot, block_size, max_blocks;
+  const gdn_row *rows; /* [num_rows] */
+  int32_t num_tokens, num_rows, num_heads, num_kv_heads, dim, rot, block_size, max_blocks;
   float eps, scale;
 } layers_step;
 

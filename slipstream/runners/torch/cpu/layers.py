@@ -1,4 +1,4 @@
-"""A stack of Llama-like decoder layers as one call into the C kernels: no Python between the kernels of a step."""
+"""A stack of decoder layers as one call into the C kernels: no Python between the kernels of a step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.cpu.experts import PackedExperts
+from slipstream.runners.torch.cpu.gdn import GdnLayer, row_table
 from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight, Tensor
+from slipstream.runners.torch.ops import HeadShape, Rotary
 
 _POINTERS = (
-    *("attention_norm", "mlp_norm", "qkv", "o", "gate_up", "down"),
-    *("qkv_bias", "o_bias", "q_norm", "k_norm", "k_cache", "v_cache"),
+    *("mixer_norm", "mlp_norm", "entry", "out", "gate_up", "down", "router"),
+    *("entry_bias", "out_bias", "q_norm", "k_norm", "k_cache", "v_cache", "gdn", "moe"),
 )
 
 
@@ -20,18 +24,35 @@ _POINTERS = (
 class Layer:
     """Weights of one decoder layer and its caches. Norm weights as they are applied (1 + w where a family does so)."""
 
-    attention_norm: Tensor  # [hidden]
+    mixer_norm: Tensor  # [hidden]
     mlp_norm: Tensor  # [hidden]
-    qkv: PackedWeight  # rows: all queries, all keys, all values
-    o: PackedWeight
-    gate_up: PackedWeight  # rows: gate, up
+    entry: PackedWeight  # rows: queries, keys, values, gate; or what Gated DeltaNet takes
+    out: PackedWeight
+    gate_up: PackedWeight  # rows: gate, up; of the dense MLP or the shared expert
     down: PackedWeight
-    k_cache: Tensor  # [num_blocks, Hkv, block_size, D]
-    v_cache: Tensor
-    qkv_bias: Tensor | None = None
-    o_bias: Tensor | None = None
+    k_cache: Tensor | None = None  # [num_blocks, Hkv, block_size, D]
+    v_cache: Tensor | None = None
+    entry_bias: Tensor | None = None
+    out_bias: Tensor | None = None
     q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None
+    gdn: GdnLayer | None = None  # instead of attention and its caches
+    router: PackedWeight | None = None  # rows: experts, the shared expert's gate
+    experts: PackedExperts | None = None
+    num_active: int = 0
+
+    @property
+    def moe(self) -> int | None:
+        return None if self.experts is None else self.experts.address(self.num_active)
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """What the layers of a stack have in common."""
+
+    heads: HeadShape
+    rotary: Rotary
+    eps: float
 
 
 class _Layer(ctypes.Structure):
@@ -40,8 +61,8 @@ class _Layer(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "positions", "token_slot", "block_table", "cos", "sin")),
-        *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim", "rot")),
+        *((name, ctypes.c_void_p) for name in ("x", "positions", "token_slot", "block_table", "cos", "sin", "rows")),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_rows", "num_heads", "num_kv_heads", "dim", "rot")),
         *((name, ctypes.c_int32) for name in ("block_size", "max_blocks")),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
@@ -49,54 +70,66 @@ class _Step(ctypes.Structure):
 
 
 class LayerStack:
-    """Consecutive layers of one shape, with their rotary tables. Same bits as the single operations."""
+    """Consecutive layers, with their rotary tables. Same bits as the single operations."""
 
-    def __init__(self, kernels: Kernels, layers: Sequence[Layer], cos: Tensor, sin: Tensor, eps: float, scale: float):
-        self._kernels, self._layers, self._tables = kernels, tuple(layers), (cos, sin)
-        self._eps, self._scale = eps, scale
+    def __init__(self, kernels: Kernels, layers: Sequence[Layer], shape: StackShape) -> None:
+        self._kernels, self._layers, self._shape = kernels, tuple(layers), shape
         self._structs = (_Layer * len(layers))(*(_Layer(*(_address(layer, n) for n in _POINTERS)) for layer in layers))
-        _, self._kv_heads, self._block_size, self._dim = layers[0].k_cache.shape
-        self._heads = layers[0].o.cols // self._dim
-        self._check()
+        caches = [layer.k_cache for layer in layers if layer.k_cache is not None]
+        self._block_size = caches[0].shape[2] if caches else 1
+        for layer in layers:
+            self._check(layer)
+            assert layer.k_cache is None or layer.k_cache.shape == caches[0].shape
 
-    def _check(self) -> None:
-        cos, sin = self._tables
-        assert cos.shape == sin.shape
-        assert self._heads % self._kv_heads == 0
-        for layer in self._layers:
-            hidden = layer.qkv.cols
-            assert layer.k_cache.shape == layer.v_cache.shape == self._layers[0].k_cache.shape
-            assert layer.attention_norm.shape == layer.mlp_norm.shape == (hidden,)
-            assert layer.qkv.rows == (self._heads + 2 * self._kv_heads) * self._dim
-            assert (layer.o.cols, layer.o.rows) == (self._heads * self._dim, hidden)
-            assert (layer.gate_up.cols, layer.gate_up.rows) == (hidden, 2 * layer.down.cols)
-            assert layer.down.rows == hidden
-            assert (layer.q_norm is None) == (layer.k_norm is None)
+    def _check(self, layer: Layer) -> None:
+        hidden, heads = layer.entry.cols, self._shape.heads
+        assert layer.mixer_norm.shape == layer.mlp_norm.shape == (hidden,)
+        assert layer.out.rows == layer.down.rows == hidden
+        assert (layer.gate_up.cols, layer.gate_up.rows) == (hidden, 2 * layer.down.cols)
+        assert (layer.q_norm is None) == (layer.k_norm is None)
+        if layer.experts is not None:
+            assert layer.router is not None
+            assert (layer.router.cols, layer.experts.hidden) == (hidden, hidden)
+        if layer.gdn is not None:
+            assert (layer.entry.rows, layer.out.cols) == (layer.gdn.num_in, layer.gdn.num_out)
+            return
+        assert layer.k_cache is not None
+        assert layer.v_cache is not None
+        assert layer.k_cache.shape == layer.v_cache.shape
+        assert (layer.k_cache.shape[1], layer.k_cache.shape[3]) == (heads.num_kv, heads.dim)
+        assert layer.entry.rows - heads.qkv_width in (0, heads.num_q * heads.dim)  # the gate
+        assert layer.out.cols == heads.num_q * heads.dim
 
-    def run(self, x: Tensor, positions: Tensor, token_slot: Tensor, block_table: Tensor) -> Tensor:
-        """x: [T, hidden], changed in place; the rest int32: [T], [T], [slots, max_blocks]."""
+    def run(
+        self, x: Tensor, positions: Tensor, token_slot: Tensor, block_table: Tensor, rows: Sequence[RowSpan] = ()
+    ) -> Tensor:
+        """x: [T, hidden], changed in place; the rest int32: [T], [T], [slots, max_blocks]. ``rows``: for recurrence."""
         num_tokens = x.shape[0]
-        cos, sin = self._tables
+        heads, rotary = self._shape.heads, self._shape.rotary
         assert x.dtype == torch.float32
         assert x.is_contiguous()
-        assert x.shape[1] == self._layers[0].qkv.cols
+        assert x.shape[1] == self._layers[0].entry.cols
         for index in (positions, token_slot, block_table):
             assert index.dtype == torch.int32
             assert index.is_contiguous()
         assert positions.shape == token_slot.shape == (num_tokens,)
+        table = row_table(rows)
         step = _Step(
             x.data_ptr(), positions.data_ptr(), token_slot.data_ptr(), block_table.data_ptr(),
-            cos.data_ptr(), sin.data_ptr(), num_tokens, self._heads, self._kv_heads, self._dim,
-            2 * cos.shape[1], self._block_size, block_table.shape[1], self._eps, self._scale,
+            rotary.cos.data_ptr(), rotary.sin.data_ptr(), table.data_ptr(),
+            num_tokens, len(rows), heads.num_q, heads.num_kv, heads.dim,
+            2 * rotary.cos.shape[1], self._block_size, block_table.shape[1], self._shape.eps, heads.dim**-0.5,
         )  # fmt: skip
         self._kernels.run_layers(ctypes.addressof(self._structs), len(self._layers), ctypes.addressof(step))
         return x
 
 
 def _address(layer: Layer, name: str) -> int | None:
-    value: Tensor | PackedWeight | None = getattr(layer, name)
-    if value is None or isinstance(value, PackedWeight):
-        return value.address if value is not None else None
+    value: Tensor | PackedWeight | GdnLayer | int | None = getattr(layer, name)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, PackedWeight | GdnLayer):
+        return value.address
     assert value.dtype == torch.float32
     assert value.is_contiguous()
     return value.data_ptr()

@@ -13,16 +13,22 @@
 #include "tile_amx.h"
 #include "tile_dot.h"
 #include "tile_float.h"
+#include "tile_word.h"
 
 #define ROWS_PER_ITEM 64 /* rows of x that meet one panel while it is in the nearest cache */
 
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
+#if defined(HAS_DOT) || defined(HAS_WORD)
 #ifdef HAS_DOT
+#define TILE_INTEGER tile_dot
+#else
+#define TILE_INTEGER tile_word
+#endif
 #define KIND(F) KIND_##F
-#define KIND_W4 tile_dot
-#define KIND_W4M tile_dot
-#define KIND_W8 tile_dot
+#define KIND_W4 TILE_INTEGER
+#define KIND_W4M TILE_INTEGER
+#define KIND_W8 TILE_INTEGER
 #define KIND_BF16 tile_float
 #define KIND_F32 tile_float
 INLINE int rounds_x(int format) { return format <= W8; }
@@ -58,8 +64,7 @@ INLINE void amx_end(void) {}
 #endif
 
 /* A chunk: a few panels against one slab of rows. Neighbouring chunks share the slab. */
-static void linear_chunk(void *job, int chunk) {
-  const linear_job *j = job;
+static void linear_chunk(const linear_job *j, int chunk) {
   const tile_fn *fns = tiles[j->w->format], full = full_tile(j);
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
@@ -72,6 +77,8 @@ static void linear_chunk(void *job, int chunk) {
   if (matrix_unit) amx_end();
 }
 
+/* ---- x, as the tiles take it ---- */
+
 /* Sums of x over blocks of 32 columns. */
 static void sum_row(const float *x, int blocks, float *out) {
   for (int b = 0; b < blocks; b++, x += BLOCK) {
@@ -81,82 +88,171 @@ static void sum_row(const float *x, int blocks, float *out) {
   }
 }
 
-typedef struct {
-  linear_job *j;
-  float *padded, *sums; /* each may be NULL */
-  int8_t *parts;
-  block_facts *facts;
-} prepare_job;
-
-#ifdef HAS_DOT
-static void round_row(const prepare_job *p, int i, int blocks, const float *x) {
-  const int first = i - i % MAX_MT, group = p->j->m - first < MAX_MT ? p->j->m - first : MAX_MT;
+#if defined(HAS_DOT)
+static void round_row(const linear_job *j, int i, int blocks, const float *x) {
+  const int first = i - i % MAX_MT, group = j->m - first < MAX_MT ? j->m - first : MAX_MT;
   for (int b = 0; b < blocks; b++) {
-    int8_t *high = parts_of(p->parts, blocks, i, b) + (i - first) * BLOCK;
-    block_facts *facts = p->facts + (int64_t)i * blocks + b;
-    round_block(x + b * BLOCK, offset_of(p->j->w->format), high, high + group * BLOCK, facts);
+    int8_t *high = parts_of(j->parts, blocks, i, b) + (i - first) * BLOCK;
+    round_block(x + b * BLOCK, offset_of(j->w->format), high, high + group * BLOCK, j->facts + (int64_t)i * blocks + b);
+  }
+}
+#elif defined(HAS_WORD)
+static void round_row(const linear_job *j, int i, int blocks, const float *x) {
+  for (int b = 0; b < blocks; b++) {
+    int16_t *words = (int16_t *)parts_of(j->parts, blocks, i, b) + i % MAX_MT * BLOCK;
+    round_words(x + b * BLOCK, j->w->format == W8 ? 0 : 8, words, j->facts + (int64_t)i * blocks + b);
   }
 }
 #else
-static void round_row(const prepare_job *p, int i, int blocks, const float *x) { (void)p, (void)i, (void)blocks, (void)x; }
+static void round_row(const linear_job *j, int i, int blocks, const float *x) { (void)j, (void)i, (void)blocks, (void)x; }
 #endif
 
-static void prepare_row(const prepare_job *p, int i) {
-  const int cols = p->j->w->cols, blocks = num_blocks(cols);
-  const float *x = p->j->x + i * p->j->ldx;
+static void prepare_row(const linear_job *j, int i) {
+  const int cols = j->w->cols, blocks = num_blocks(cols);
+  const float *x = j->x + i * j->ldx;
   const int64_t at = (int64_t)i * blocks;
-  if (p->parts) round_row(p, i, blocks, x);
-  if (p->padded) {
-    float *to = p->padded + at * BLOCK;
+  if (j->parts) round_row(j, i, blocks, x);
+  if (j->padded) {
+    float *to = j->padded + at * BLOCK;
     memset(to + (blocks - 1) * BLOCK, 0, BLOCK * 4);
     memcpy(to, x, (size_t)cols * 4);
     x = to;
   }
-  if (p->sums) sum_row(x, blocks, p->sums + at);
+  if (j->sums) sum_row(x, blocks, j->sums + at);
 }
 
-#define PREPARE_ROWS 16
-static void prepare_chunk(void *job, int chunk) {
-  const prepare_job *p = job;
-  for (int i = chunk * PREPARE_ROWS; i < (chunk + 1) * PREPARE_ROWS && i < p->j->m; i++) prepare_row(p, i);
+#define PREPARE_ROWS 4
+static void prepare_chunk(const linear_job *j, int chunk) {
+  for (int i = chunk * PREPARE_ROWS; i < (chunk + 1) * PREPARE_ROWS && i < j->m; i++) prepare_row(j, i);
 }
 
-/* What the format's tile wants of x: its bytes, or whole blocks and their sums. Block formats have whole blocks. */
-static void prepare(linear_job *j) {
-  const int format = j->w->format, pad = j->w->cols % BLOCK != 0, round = rounds_x(format), sum = format == W4M && !round;
+/* What the format's tile wants of x: its bytes or words, or whole blocks and their sums. Block formats have whole blocks. */
+static int needs_padding(const linear_job *j) { return j->w->cols % BLOCK != 0; }
+static int needs_sums(const linear_job *j) { return j->w->format == W4M && !rounds_x(W4M); }
+
+static uint64_t prepared_bytes(const linear_job *j) {
   const uint64_t whole = (uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT; /* rows, in whole groups */
   const uint64_t n = whole * (uint64_t)num_blocks(j->w->cols);
-  if (!pad && !sum && !round) return;
-  uint8_t *memory = pool_scratch(n * (pad ? BLOCK * 4 : PARTS_BYTES + sizeof(block_facts)));
-  prepare_job p = {.j = j};
-  if (round) p.parts = (int8_t *)memory, p.facts = (block_facts *)(memory + n * PARTS_BYTES);
-  if (pad) p.padded = (float *)memory;
-  if (sum) p.sums = (float *)memory;
-  pool_run(prepare_chunk, &p, (j->m + PREPARE_ROWS - 1) / PREPARE_ROWS);
-  if (pad) j->x = p.padded, j->ldx = (int64_t)num_blocks(j->w->cols) * BLOCK;
-  j->sums = p.sums, j->parts = p.parts, j->facts = p.facts;
+  uint64_t bytes = rounds_x(j->w->format) ? n * (PARTS_BYTES + sizeof(block_facts)) : 0;
+  if (needs_padding(j)) bytes += n * BLOCK * 4;
+  if (needs_sums(j)) bytes += n * 4;
+  return (bytes + 63) / 64 * 64;
 }
 
-/* Parts of different formats side by side in out. */
-static void linear_stack(const weight_t *w, const float *x, int64_t ldx, int m, float *out, int64_t ldo,
-                         const float *bias, const float *add, int64_t lda) {
-  const weight_t *const *parts = (const weight_t *const *)w->data;
-  for (int i = 0, at = 0; i < w->num_parts; at += parts[i++]->rows)
-    ss_linear(parts[i], x, ldx, m, out + at, ldo, bias ? bias + at : NULL, add ? add + at : NULL, lda);
+static void place(linear_job *j, uint8_t *memory) {
+  const uint64_t n = ((uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT) * (uint64_t)num_blocks(j->w->cols);
+  if (rounds_x(j->w->format)) j->parts = (int8_t *)memory, j->facts = (block_facts *)(memory + n * PARTS_BYTES);
+  if (needs_padding(j)) j->padded = (float *)memory, memory += n * BLOCK * 4;
+  if (needs_sums(j)) j->sums = (float *)memory;
+}
+
+/* ---- jobs ---- */
+
+typedef struct {
+  linear_job *jobs;
+  int num_jobs;
+} job_list;
+
+static const linear_job *job_of(const job_list *list, int item, int preparing, int *chunk) {
+  int low = 0, high = list->num_jobs - 1;
+  while (low < high) {
+    int mid = (low + high + 1) / 2, first = preparing ? list->jobs[mid].prepare0 : list->jobs[mid].chunk0;
+    if (first <= item) low = mid;
+    else high = mid - 1;
+  }
+  *chunk = item - (preparing ? list->jobs[low].prepare0 : list->jobs[low].chunk0);
+  return list->jobs + low;
+}
+
+static void prepare_item(void *list, int item) {
+  int chunk;
+  const linear_job *j = job_of(list, item, 1, &chunk);
+  prepare_chunk(j, chunk);
+}
+
+static void linear_item(void *list, int item) {
+  int chunk;
+  const linear_job *j = job_of(list, item, 0, &chunk);
+  linear_chunk(j, chunk);
+}
+
+static void prepare_all(const job_list *list) {
+  uint64_t bytes = 0;
+  int items = 0;
+  for (int i = 0; i < list->num_jobs; i++) bytes += prepared_bytes(list->jobs + i);
+  if (!bytes) return;
+  uint8_t *memory = pool_scratch(bytes);
+  for (int i = 0; i < list->num_jobs; i++) {
+    linear_job *j = list->jobs + i;
+    const uint64_t own = prepared_bytes(j);
+    place(j, memory);
+    memory += own;
+    j->prepare0 = items;
+    items += own ? (j->m + PREPARE_ROWS - 1) / PREPARE_ROWS : 0;
+  }
+  pool_run(prepare_item, (void *)list, items);
+  for (int i = 0; i < list->num_jobs; i++) {
+    linear_job *j = list->jobs + i;
+    if (j->padded) j->x = j->padded, j->ldx = (int64_t)num_blocks(j->w->cols) * BLOCK;
+  }
+}
+
+static void run_all(const job_list *list) {
+  int64_t work = 0;
+  int items = 0;
+  for (int i = 0; i < list->num_jobs; i++) work += (int64_t)list->jobs[i].panels * list->jobs[i].slabs;
+  int per_chunk = (int)(work / (pool_threads() * 16));
+  for (int i = 0; i < list->num_jobs; i++) {
+    linear_job *j = list->jobs + i;
+    j->panels_per_chunk = per_chunk < 1 ? 1 : per_chunk > j->panels ? j->panels : per_chunk;
+    j->chunks_per_slab = (j->panels + j->panels_per_chunk - 1) / j->panels_per_chunk;
+    j->chunk0 = items;
+    items += j->slabs * j->chunks_per_slab;
+  }
+  pool_run(linear_item, (void *)list, items);
+}
+
+static linear_job job_for(const linear_call *c, const weight_t *w, int at) {
+  linear_job j = {.w = w, .x = c->x, .ldx = c->ldx, .m = c->m, .out = c->out + at, .ldo = c->ldo, .lda = c->lda};
+  j.bias = c->bias ? c->bias + at : NULL;
+  j.add = c->add ? c->add + at : NULL;
+  j.panels = num_panels(w->rows);
+  j.slabs = (c->m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
+  return j;
+}
+
+/* Of a STACK one job for each part, side by side in out. Returns how many there are now. */
+static int add_jobs(const linear_call *c, linear_job *jobs, int n) {
+  if (c->w->format != STACK) {
+    jobs[n] = job_for(c, c->w, 0);
+    return n + 1;
+  }
+  const weight_t *const *parts = (const weight_t *const *)c->w->data;
+  for (int i = 0, at = 0; i < c->w->num_parts; at += parts[i++]->rows) jobs[n++] = job_for(c, parts[i], at);
+  return n;
+}
+
+static int num_jobs_of(const weight_t *w) { return w->format == STACK ? w->num_parts : 1; }
+
+void linear_many(const linear_call *calls, int num_calls) {
+  static linear_job *jobs;
+  static int have;
+  int need = 0;
+  for (int i = 0; i < num_calls; i++) need += num_jobs_of(calls[i].w);
+  if (need > have) {
+    free(jobs);
+    if (!(jobs = malloc((size_t)need * sizeof *jobs))) abort();
+    have = need;
+  }
+  job_list list = {jobs, 0};
+  for (int i = 0; i < num_calls; i++)
+    if (calls[i].m > 0) list.num_jobs = add_jobs(calls + i, jobs, list.num_jobs);
+  prepare_all(&list);
+  run_all(&list);
 }
 
 void ss_linear(const weight_t *w, const float *x, int64_t ldx, int m, float *out, int64_t ldo, const float *bias,
                const float *add, int64_t lda) {
-  if (w->format == STACK) {
-    linear_stack(w, x, ldx, m, out, ldo, bias, add, lda);
-    return;
-  }
-  linear_job j = {.w = w, .x = x, .bias = bias, .add = add, .out = out, .ldx = ldx, .ldo = ldo, .lda = lda, .m = m};
-  prepare(&j);
-  j.panels = num_panels(w->rows);
-  int slabs = (m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
-  int per_chunk = (int)((int64_t)j.panels * slabs / (pool_threads() * 16));
-  j.panels_per_chunk = per_chunk < 1 ? 1 : per_chunk > j.panels ? j.panels : per_chunk;
-  j.chunks_per_slab = (j.panels + j.panels_per_chunk - 1) / j.panels_per_chunk;
-  pool_run(linear_chunk, &j, slabs * j.chunks_per_slab);
+  const linear_call call = {w, x, out, bias, add, ldx, ldo, lda, m};
+  linear_many(&call, 1);
 }

@@ -103,6 +103,10 @@ def _declare(library: ctypes.CDLL) -> None:
         "ss_packed_bytes": (integer, integer, integer),
         "ss_rms_norm": (pointer, pointer, real, integer, integer, pointer),
         "ss_silu_mul": (pointer, integer, integer, pointer),
+        "ss_sigmoid_mul": (pointer, long, integer, integer, pointer),
+        "ss_gdn": (pointer, pointer, long, pointer, integer, pointer),
+        "ss_moe": (pointer, pointer, pointer, long, pointer, pointer, integer, pointer),
+        "ss_log_softmax": (pointer, long, integer, integer, pointer),
         "ss_rope_store": (pointer,),
         "ss_layers": (pointer, integer, pointer),
         "ss_attend": (pointer,),
@@ -140,7 +144,7 @@ class Kernels:
         self._c = library
         self._linear, self._norm, self._silu = library.ss_linear, library.ss_rms_norm, library.ss_silu_mul
         self.isa: str = library.ss_isa().decode()
-        self.rounds_x = self.isa.endswith("-vnni")  # products with block formats round x to 15 bits: tile_dot.h
+        self.rounds_x = self.isa != "portable"  # products with block formats round x to 15 bits: tile_dot.h
         self.panel_rows: int = library.ss_panel_rows()
         self.num_threads = 0
         self.set_threads(num_threads or available_threads())
@@ -270,7 +274,14 @@ class Kernels:
         self._silu(_flat(gate_up, torch.float32), rows, cols, _flat(out, torch.float32))
         return out
 
-    # ---- attention ----
+    def sigmoid_mul(self, gate: Tensor, x: Tensor) -> Tensor:
+        """x [M, N] *= sigmoid(gate [M, N]), in place; gate may be a slice of columns."""
+        _rows(gate)
+        assert gate.shape == x.shape
+        self._c.ss_sigmoid_mul(gate.data_ptr(), gate.stride(0), *x.shape, floats(x))
+        return x
+
+    # ---- attention and recurrence ----
 
     def rope_store(
         self,
@@ -299,11 +310,11 @@ class Kernels:
         assert (q_norm is None) == (k_norm is None)
         assert token_slot.shape == (num_tokens,)
         assert cos.shape == sin.shape
-        norms = (None, None) if q_norm is None or k_norm is None else (_floats(q_norm), _floats(k_norm))
+        norms = (None, None) if q_norm is None or k_norm is None else (floats(q_norm), floats(k_norm))
         job = _Rope(
-            qkv.data_ptr(), _floats(q_out), _floats(k_cache), _floats(v_cache),
+            qkv.data_ptr(), floats(q_out), floats(k_cache), floats(v_cache),
             _flat(positions, torch.int32), _flat(token_slot, torch.int32), _flat(block_table, torch.int32),
-            _floats(cos), _floats(sin), *norms, qkv.stride(0),
+            floats(cos), floats(sin), *norms, qkv.stride(0),
             num_tokens, heads, kv_heads, dim, rot, block_size, block_table.shape[1], 0, eps,
         )  # fmt: skip
         self._c.ss_rope_store(ctypes.addressof(job))
@@ -331,11 +342,31 @@ class Kernels:
         assert k_cache.shape == v_cache.shape
         assert positions.shape == token_slot.shape == (num_tokens,)
         job = _Attend(
-            _floats(q), _floats(k_cache), _floats(v_cache), _flat(positions, torch.int32),
-            _flat(token_slot, torch.int32), _flat(block_table, torch.int32), _floats(out),
+            floats(q), floats(k_cache), floats(v_cache), _flat(positions, torch.int32),
+            _flat(token_slot, torch.int32), _flat(block_table, torch.int32), floats(out),
             num_tokens, heads, kv_heads, dim, block_size, block_table.shape[1], scale,
         )  # fmt: skip
         self._c.ss_attend(ctypes.addressof(job))
+        return out
+
+    def gdn(self, layer: int, mixed: Tensor, rows: Tensor, out: Tensor) -> Tensor:
+        """``layer``: address of a C struct, ``rows``: int32 [rows, 5]; see gdn.py."""
+        _rows(mixed)
+        assert out.shape[0] == mixed.shape[0]
+        where = mixed.data_ptr(), mixed.stride(0), _flat(rows, torch.int32), rows.shape[0]
+        self._c.ss_gdn(layer, *where, floats(out))
+        return out
+
+    def moe(self, layer: int, x: Tensor, scores: Tensor, shared: Tensor, residual: Tensor) -> Tensor:
+        """``layer``: address of a C struct; see experts.py. scores: [T, experts + 1]; the rest [T, hidden]."""
+        assert x.shape == shared.shape == residual.shape
+        assert scores.shape[0] == x.shape[0]
+        _rows(scores)
+        out = torch.empty_like(x)
+        self._c.ss_moe(
+            layer, floats(x), scores.data_ptr(), scores.stride(0), floats(shared), floats(residual),
+            x.shape[0], floats(out),
+        )  # fmt: skip
         return out
 
     def run_layers(self, layers: int, num_layers: int, step: int) -> None:
@@ -349,7 +380,7 @@ class Kernels:
         _rows(logits)
         ids = torch.empty(logits.shape[0], dtype=torch.int64)
         assert conf is None or conf.shape == ids.shape
-        conf_at = None if conf is None else _floats(conf)
+        conf_at = None if conf is None else floats(conf)
         size = logits.stride(0), *logits.shape
         self._c.ss_sample(logits.data_ptr(), *size, None, None, None, ids.data_ptr(), conf_at)
         return ids
@@ -362,16 +393,23 @@ class Kernels:
         assert seeds.dtype in (torch.int64, torch.uint64)
         assert seeds.is_contiguous()
         size = logits.stride(0), *logits.shape
-        noise = _floats(inv_temperature), seeds.data_ptr(), _flat(positions, torch.int64)
+        noise = floats(inv_temperature), seeds.data_ptr(), _flat(positions, torch.int64)
         self._c.ss_sample(logits.data_ptr(), *size, *noise, ids.data_ptr(), None)
         return ids
 
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """logits: [S, V] -> log-probabilities [S, V]."""
+        _rows(logits)
+        out = torch.empty(logits.shape)
+        self._c.ss_log_softmax(logits.data_ptr(), logits.stride(0), *logits.shape, floats(out))
+        return out
+
     def probe(self, out: Tensor, repeats: int) -> None:
         """Run trivial jobs of ``len(out)`` chunks: what a call costs, and whether each chunk runs once."""
-        self._c.ss_pool_probe(_floats(out), out.shape[0], repeats)
+        self._c.ss_pool_probe(floats(out), out.shape[0], repeats)
 
 
-def _floats(x: Tensor) -> int:
+def floats(x: Tensor) -> int:
     assert x.dtype == torch.float32, x.dtype
     assert x.is_contiguous(), (x.shape, x.stride())
     return x.data_ptr()

@@ -1,7 +1,9 @@
 /* The next token of each row: greedy, or by the Gumbel maximum with counter-based noise. Ties go to the lowest id.
+ * And log-probabilities.
  *
  * A row is cut into parts of PART ids whatever the number of threads; parts are joined from the left.
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "pool.h"
@@ -133,4 +135,56 @@ void ss_sample(const float *logits, int64_t ld, int rows, int vocab, const float
   pool_run(sample_chunk, &j, rows * n);
   for (int r = 0; r < rows; r++) join_parts(parts + r * n, n, ids + r, conf ? conf + r : NULL);
   free(parts);
+}
+
+/* ---- log-probabilities ---- */
+
+typedef struct {
+  const float *logits; /* [rows, vocab], ld floats apart */
+  float *out; /* [rows, vocab] */
+  part_t *parts; /* [rows, num_parts] */
+  float *shift; /* [rows]: log of the sum of exp(logit) */
+  int64_t ld;
+  int vocab, num_parts;
+} log_softmax_job;
+
+static void sum_part(void *job, int chunk) {
+  const log_softmax_job *j = job;
+  const float *x = j->logits + chunk / j->num_parts * j->ld;
+  int from = (chunk % j->num_parts) * PART, to = from + PART < j->vocab ? from + PART : j->vocab;
+  vf top = v_set(-__builtin_inff());
+  for (int i = from; i < to; i += VL) top = v_max(top, load_logits(x, i, to));
+  part_t *part = j->parts + chunk;
+  part->best = v_hmax(top);
+  part->sum = part->best > -__builtin_inff() ? sum_exp(x, from, to, part->best) : 0.0f;
+}
+
+static void shift_part(void *job, int chunk) {
+  const log_softmax_job *j = job;
+  const int row = chunk / j->num_parts, from = (chunk % j->num_parts) * PART;
+  const int to = from + PART < j->vocab ? from + PART : j->vocab;
+  const float *x = j->logits + row * j->ld, shift = j->shift[row];
+  float *out = j->out + (int64_t)row * j->vocab;
+  for (int i = from; i < to; i++) out[i] = x[i] - shift;
+}
+
+static float log_sum(const part_t *parts, int n) {
+  float best = parts->best;
+  double sum = 0.0;
+  for (int i = 1; i < n; i++) best = parts[i].best > best ? parts[i].best : best;
+  for (int i = 0; i < n; i++) sum += (double)parts[i].sum * exp((double)parts[i].best - (double)best);
+  return (float)((double)best + log(sum));
+}
+
+void ss_log_softmax(const float *logits, int64_t ld, int rows, int vocab, float *out) {
+  int n = (vocab + PART - 1) / PART;
+  part_t *parts = malloc((size_t)(rows * n + 1) * sizeof(part_t));
+  float *shift = malloc((size_t)(rows + 1) * sizeof(float));
+  if (!parts || !shift) abort();
+  log_softmax_job j = {logits, out, parts, shift, ld, vocab, n};
+  pool_run(sum_part, &j, rows * n);
+  for (int r = 0; r < rows; r++) shift[r] = log_sum(parts + r * n, n);
+  pool_run(shift_part, &j, rows * n);
+  free(parts);
+  free(shift);
 }

@@ -68,6 +68,13 @@ INLINE vf v_nibble(vi a, int j) {
 #ifdef HAS_DOT
 /* acc + the sum over four bytes of w (unsigned) times x (signed), lane by lane. */
 INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+#else
+#define HAS_WORD 1
+/* Each lane as two 16-bit words: shifts, and the sum of the two products. */
+INLINE vi vw_shl(vi a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
+INLINE vi vw_shr(vi a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
+INLINE vi vw_sra(vi a, int n) { return _mm512_srai_epi16(a, (unsigned)n); }
+INLINE vi vw_dot(vi w, vi x) { return _mm512_madd_epi16(w, x); }
 #endif
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(SS_PORTABLE)
@@ -115,6 +122,12 @@ INLINE vf v_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128
 INLINE vf v_nibble(vi a, int j) { return v_from_int(vi_sra(vi_shl(a, 28 - 4 * j), 28)); }
 #ifdef HAS_DOT
 INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+#else
+#define HAS_WORD 1
+INLINE vi vw_shl(vi a, int n) { return _mm256_slli_epi16(a, n); }
+INLINE vi vw_shr(vi a, int n) { return _mm256_srli_epi16(a, n); }
+INLINE vi vw_sra(vi a, int n) { return _mm256_srai_epi16(a, n); }
+INLINE vi vw_dot(vi w, vi x) { return _mm256_madd_epi16(w, x); }
 #endif
 
 #else

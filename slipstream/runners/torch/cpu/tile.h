@@ -15,13 +15,15 @@ typedef struct {
 typedef struct {
   const weight_t *w;
   const float *x; /* [m, >= padded cols] */
-  const float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
-  const int8_t *parts; /* x in two bytes, dot tiles only (tile_dot.h) */
-  const block_facts *facts; /* [m, blocks]: dot tiles only */
+  float *padded; /* [m, padded cols]: a copy of x in whole blocks, where it has none */
+  float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
+  int8_t *parts; /* x in two bytes or in words, integer tiles only (tile_dot.h, tile_word.h) */
+  block_facts *facts; /* [m, blocks]: integer tiles only */
   const float *bias, *add;
   float *out;
   int64_t ldx, ldo, lda;
-  int m, panels, panels_per_chunk, chunks_per_slab;
+  int m, panels, slabs, panels_per_chunk, chunks_per_slab;
+  int prepare0, chunk0; /* the first of its items among all jobs' */
 } linear_job;
 
 typedef vf sums_t[MAX_MT][NUM_GROUPS];

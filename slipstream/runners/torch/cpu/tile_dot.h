@@ -20,6 +20,34 @@
 #define NUM_WORDS 8 /* of 4 columns in a block: of each 8 columns the even, then the odd */
 #define WIDE_MT (MAX_MT / 2) /* rows whose integer sums the registers hold together, for all groups */
 
+#if defined(HAS_DOT) || defined(HAS_WORD)
+
+/* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low; where
+ * words are multiplied, the words of its rows. */
+INLINE int8_t *parts_of(int8_t *parts, int blocks, int row, int b) {
+  return parts + ((int64_t)(row / MAX_MT) * blocks + b) * MAX_MT * PARTS_BYTES;
+}
+
+INLINE int32_t word_at(const int8_t *parts, int i) {
+  int32_t word;
+  memcpy(&word, parts + 4 * i, 4);
+  return word;
+}
+
+/* The largest absolute value of a block of x. */
+INLINE float largest(const float *x) {
+  vf most = v_set(0.0f);
+  for (int i = 0; i < BLOCK; i += VL) most = v_max(most, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
+  return v_hmax(most);
+}
+
+/* acc and the share of one block whose integer sum is t. */
+INLINE vf add_dot(const int format, vf d, vf low, vi t, const block_facts *x, vf acc) {
+  acc = v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc);
+  return format == W4M ? v_fma(low, v_set(x->sum), acc) : acc;
+}
+
+#endif
 #ifdef HAS_DOT
 
 /* Bytes of v[0..31] in the order of the words. */
@@ -37,16 +65,9 @@ INLINE void store_bytes(const int32_t *v, int8_t *to) {
 /* What is added to q to make it unsigned. */
 INLINE int offset_of(int format) { return format == W8 ? 128 : 8; }
 
-/* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low. */
-INLINE int8_t *parts_of(int8_t *parts, int blocks, int row, int b) {
-  return parts + ((int64_t)(row / MAX_MT) * blocks + b) * MAX_MT * PARTS_BYTES;
-}
-
 /* One block of x: its bytes, and what the sums need beside them. */
 INLINE void round_block(const float *x, int offset, int8_t *high_at, int8_t *low_at, block_facts *facts) {
-  vf most = v_set(0.0f);
-  for (int i = 0; i < BLOCK; i += VL) most = v_max(most, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
-  float top = v_hmax(most);
+  float top = largest(x);
   vf scale = v_set(top > 1e-30f ? TOP / top : 0.0f);
   int32_t high[BLOCK], low[BLOCK], sum = 0;
   for (int i = 0; i < BLOCK; i += VL) {
@@ -75,18 +96,6 @@ INLINE void load_pair(const int format, const uint8_t *p, int i, vi w[2]) {
   vi a = vi_load(p + i * PANEL * UNIT_BYTES); /* nibbles of q - 8; flipped they are q */
   w[0] = vi_xor(vi_and(a, mask), flip);
   w[1] = vi_xor(vi_and(vi_shr(a, 4), mask), flip);
-}
-
-INLINE int32_t word_at(const int8_t *parts, int i) {
-  int32_t word;
-  memcpy(&word, parts + 4 * i, 4);
-  return word;
-}
-
-/* acc and the share of one block whose integer sum is t. */
-INLINE vf add_dot(const int format, vf d, vf low, vi t, const block_facts *x, vf acc) {
-  acc = v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc);
-  return format == W4M ? v_fma(low, v_set(x->sum), acc) : acc;
 }
 
 /* One block for the rows from .. to - 1 of a tile. The integer sums of their high and low bytes stay in registers for all

@@ -40,7 +40,7 @@ from slipstream.runners.torch.cuda.layout import (
     lay_out,
 )
 from slipstream.runners.torch.cuda.rows import DeviceRows
-from slipstream.runners.torch.logprobs import tell_hidden
+from slipstream.runners.torch.logprobs import log_probabilities, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear
@@ -307,8 +307,11 @@ class CudaRunner:
         hidden, slots, positions = self.buffers.tell_sources(num_tells)
         tokens = self.rows.tokens[slots, positions + 1]
         vocab_size = self.info.vocab_size
-        told = tell_hidden(hidden, self.decoder.unembed, vocab_size, tokens, MAX_TOP_LOGPROBS)
+        told = tell_hidden(hidden, self._chances, vocab_size, tokens, MAX_TOP_LOGPROBS)
         self.buffers.told(num_tells, vocab_size).copy_(told)
+
+    def _chances(self, hidden: Tensor) -> Tensor:
+        return log_probabilities(self.decoder.unembed(hidden))
 
     def _draws(self, logits: Tensor, shape: StepShape) -> Tensor:
         rows, (slots, index) = self.rows, self.buffers.draws(shape)

@@ -1,0 +1,221 @@
+/* Gated DeltaNet: causal conv, gated delta rule, gated norm, with the drafts' inputs on a tape.
+ *
+ * Tokens are stepped one by one, always: fed, replayed, drafted or read as a prompt. Per value column
+ *
+ *     r = sum over i of k[i] S[i], i rising     delta = beta (v - g r)     S[i] = k[i] delta + g S[i]
+ *     o = sum over i of q[i] S[i], i rising
+ *
+ * so a token has the same bits whatever rows stand beside it and however its prompt was cut into steps. Stepping costs
+ * little beside the products: a slice of SLICE columns of the state stays in the nearest cache while a block of tokens
+ * passes over it, and one pass updates the state, reads it for this token and recalls it for the next.
+ *
+ * A work item is one value head of one row. Windows and tapes are written when all items are done: heads share keys.
+ */
+#include "gdn.h"
+
+#include <assert.h>
+
+#include "pool.h"
+#include "rowwise.h"
+
+#if VL == 16
+#define VECTORS 2
+#else
+#define VECTORS 4 /* enough sums under way to hide their latency */
+#endif
+#define SLICE (VECTORS * VL)
+#define BLOCK_TOKENS 64 /* certain tokens whose conv outputs are made at once */
+#define MAX_TOKENS (BLOCK_TOKENS + GDN_MAX_DRAFTS)
+
+typedef struct {
+  float q[MAX_TOKENS][GDN_MAX_DIM], k[MAX_TOKENS][GDN_MAX_DIM]; /* after conv, silu and norm */
+  float v[MAX_TOKENS][GDN_MAX_DIM], o[MAX_TOKENS][GDN_MAX_DIM];
+  float decay[MAX_TOKENS], beta[MAX_TOKENS]; /* decay as a factor */
+  float state[GDN_MAX_DIM * SLICE];
+} work_t;
+
+typedef struct {
+  const gdn_layer *l;
+  const float *x;
+  const gdn_row *rows;
+  float *out;
+  int64_t ldx;
+  int num_rows, channels;
+} gdn_job;
+
+/* ---- inputs ---- */
+
+/* Conv input i of a row, counted from its first replayed or fed token; the window lies before it. */
+static const float *input_at(const gdn_job *j, const gdn_row *row, int i) {
+  const gdn_layer *l = j->l;
+  if (i < 0) return l->window + ((int64_t)row->slot * (l->kernel - 1) + i + l->kernel - 1) * j->channels;
+  if (i < row->num_replay) return l->tape_conv + ((int64_t)row->slot * l->depth + i) * j->channels;
+  return j->x + (row->offset + i - row->num_replay) * j->ldx;
+}
+
+/* silu of the conv at token i, n channels from c on. */
+static void conv_token(const gdn_job *j, const gdn_row *row, int i, int c, int n, float *out) {
+  const gdn_layer *l = j->l;
+  for (int tap = 0; tap < l->kernel; tap++) {
+    const float *x = input_at(j, row, i - l->kernel + 1 + tap) + c, *w = l->conv + (int64_t)tap * j->channels + c;
+    int d = 0;
+    if (!tap) memset(out, 0, (size_t)n * 4);
+    for (; d + VL <= n; d += VL) v_store(out + d, v_fma(v_load(x + d), v_load(w + d), v_load(out + d)));
+    if (d < n) v_store_part(out + d, v_fma(v_load_part(x + d, n - d), v_load_part(w + d, n - d), v_load_part(out + d, n - d)), n - d);
+  }
+  int d = 0;
+  for (; d + VL <= n; d += VL) v_store(out + d, v_silu(v_load(out + d)));
+  if (d < n) v_store_part(out + d, v_silu(v_load_part(out + d, n - d)), n - d);
+}
+
+static void scale_row(float *x, int n, float scale) {
+  for (int i = 0; i < n; i++) x[i] *= scale;
+}
+
+static float unit_scale(const float *x, int n) { return 1.0f / sqrtf(sum_squares(x, n) + 1e-6f); }
+
+static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+/* Log decay and beta of a fed token, from b and a at the end of its inputs. */
+static void find_gates(const gdn_job *j, const float *x, int head, float *decay, float *beta) {
+  const gdn_layer *l = j->l;
+  const float *b = x + j->channels + l->num_v_heads * l->v_dim, *a = b + l->num_v_heads;
+  *decay = l->decay_scale[head] * softplus(a[head] + l->dt_bias[head]);
+  *beta = 1.0f / (1.0f + expf(-b[head]));
+}
+
+static void gates_at(const gdn_job *j, const gdn_row *row, int head, int i, float *decay, float *beta) {
+  const gdn_layer *l = j->l;
+  if (i >= row->num_replay) {
+    find_gates(j, input_at(j, row, i), head, decay, beta);
+  } else {
+    const float *taped = l->tape_gates + ((int64_t)row->slot * l->depth + i) * 2 * l->num_v_heads + head;
+    *decay = taped[0], *beta = taped[l->num_v_heads];
+  }
+}
+
+/* Tokens from .. from + n - 1 of a row, ready for the recurrence of one head. */
+static void prepare(const gdn_job *j, const gdn_row *row, int head, int from, int n, work_t *w) {
+  const gdn_layer *l = j->l;
+  const int key = head / (l->num_v_heads / l->num_k_heads), keys = l->num_k_heads * l->k_dim;
+  const float q_scale = 1.0f / sqrtf((float)l->k_dim);
+  for (int t = 0; t < n; t++) {
+    conv_token(j, row, from + t, key * l->k_dim, l->k_dim, w->q[t]);
+    conv_token(j, row, from + t, keys + key * l->k_dim, l->k_dim, w->k[t]);
+    conv_token(j, row, from + t, 2 * keys + head * l->v_dim, l->v_dim, w->v[t]);
+    for (int d = l->v_dim; d % SLICE; d++) w->v[t][d] = 0.0f;
+    scale_row(w->q[t], l->k_dim, unit_scale(w->q[t], l->k_dim) * q_scale);
+    scale_row(w->k[t], l->k_dim, unit_scale(w->k[t], l->k_dim));
+    gates_at(j, row, head, from + t, w->decay + t, w->beta + t);
+    w->decay[t] = expf(w->decay[t]);
+  }
+}
+
+/* ---- recurrence ---- */
+
+/* Columns of the state that lie v_dim floats apart, to and from a slice; columns that do not exist are zero. */
+static void load_slice(const float *state, int k_dim, int v_dim, int n, float *slice) {
+  if (n < SLICE) memset(slice, 0, (size_t)k_dim * SLICE * 4);
+  for (int i = 0; i < k_dim; i++) memcpy(slice + i * SLICE, state + (int64_t)i * v_dim, (size_t)n * 4);
+}
+
+static void store_slice(const float *slice, int k_dim, int v_dim, int n, float *state) {
+  for (int i = 0; i < k_dim; i++) memcpy(state + (int64_t)i * v_dim, slice + i * SLICE, (size_t)n * 4);
+}
+
+INLINE void recall(const float *slice, const float *k, int k_dim, vf r[VECTORS]) {
+  for (int c = 0; c < VECTORS; c++) r[c] = v_set(0.0f);
+  for (int i = 0; i < k_dim; i++)
+    for (int c = 0; c < VECTORS; c++) r[c] = v_fma(v_set(k[i]), v_load(slice + i * SLICE + c * VL), r[c]);
+}
+
+/* Token t: the state moves on, o reads it and, if there is one more, r recalls it for the next token's key. */
+INLINE void step(const int more, work_t *w, int t, int k_dim, const vf delta[VECTORS], vf o[VECTORS], vf r[VECTORS]) {
+  const vf g = v_set(w->decay[t]);
+  for (int c = 0; c < VECTORS; c++) o[c] = r[c] = v_set(0.0f);
+  for (int i = 0; i < k_dim; i++) {
+    const vf key = v_set(w->k[t][i]), query = v_set(w->q[t][i]);
+    float *row = w->state + i * SLICE;
+    _Pragma("GCC unroll 4") for (int c = 0; c < VECTORS; c++) {
+      vf s = v_fma(key, delta[c], v_mul(g, v_load(row + c * VL)));
+      v_store(row + c * VL, s);
+      o[c] = v_fma(query, s, o[c]);
+      if (more) r[c] = v_fma(v_set(w->k[t + more][i]), s, r[c]);
+    }
+  }
+}
+
+/* All tokens of a block over columns d .. of the state, which is stored after the first `certain` of them. */
+static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, int tokens, int certain) {
+  const int n = l->v_dim - d < SLICE ? l->v_dim - d : SLICE;
+  vf o[VECTORS], r[VECTORS], delta[VECTORS];
+  load_slice(state + d, l->k_dim, l->v_dim, n, w->state);
+  recall(w->state, w->k[0], l->k_dim, r);
+  for (int t = 0; t < tokens; t++) {
+    const vf g = v_set(w->decay[t]), beta = v_set(w->beta[t]);
+    for (int c = 0; c < VECTORS; c++)
+      delta[c] = v_mul(beta, v_sub(v_load(w->v[t] + d + c * VL), v_mul(g, r[c])));
+    if (t + 1 < tokens) step(1, w, t, l->k_dim, delta, o, r);
+    else step(0, w, t, l->k_dim, delta, o, r);
+    for (int c = 0; c < VECTORS; c++) v_store(w->o[t] + d + c * VL, o[c]);
+    if (t + 1 == certain) store_slice(w->state, l->k_dim, l->v_dim, n, state + d);
+  }
+}
+
+/* The norm and the gate of the tokens that are fed, not replayed. */
+static void finish(const gdn_job *j, const gdn_row *row, int head, int from, int n, const work_t *w) {
+  const gdn_layer *l = j->l;
+  for (int t = from < row->num_replay ? row->num_replay - from : 0; t < n; t++) {
+    const float *z = input_at(j, row, from + t) + j->channels + head * l->v_dim;
+    int64_t token = row->offset + from + t - row->num_replay;
+    float *out = j->out + (token * l->num_v_heads + head) * l->v_dim;
+    norm_row(w->o[t], l->norm, l->eps, l->v_dim, out);
+    silu_row(z, out, l->v_dim, out);
+  }
+}
+
+static void head_item(void *job, int item) {
+  const gdn_job *j = job;
+  const gdn_layer *l = j->l;
+  const int head = item % l->num_v_heads;
+  const gdn_row *row = j->rows + item / l->num_v_heads;
+  float *state = l->state + ((int64_t)row->slot * l->num_v_heads + head) * l->k_dim * l->v_dim;
+  work_t *w = pool_scratch(sizeof(work_t));
+  int certain = row->num_replay + row->num_certain;
+  for (int from = 0, n; from < certain + row->num_drafts; from += n) {
+    int last = certain - from <= BLOCK_TOKENS, kept = last ? certain - from : BLOCK_TOKENS;
+    n = last ? kept + row->num_drafts : kept;
+    prepare(j, row, head, from, n, w);
+    for (int d = 0; d < l->v_dim; d += SLICE) run_slice(l, w, state, d, n, kept);
+    finish(j, row, head, from, n, w);
+  }
+}
+
+/* ---- commit ---- */
+
+/* The window behind the last certain token, oldest first: it may move down inside itself. Then the drafts' tape. */
+static void row_item(void *job, int item) {
+  const gdn_job *j = job;
+  const gdn_layer *l = j->l;
+  const gdn_row *row = j->rows + item;
+  const int certain = row->num_replay + row->num_certain;
+  for (int tap = 0; tap < l->kernel - 1; tap++) {
+    float *to = l->window + ((int64_t)row->slot * (l->kernel - 1) + tap) * j->channels;
+    memmove(to, input_at(j, row, certain - l->kernel + 1 + tap), (size_t)j->channels * 4);
+  }
+  for (int d = 0; d < row->num_drafts; d++) {
+    const float *x = input_at(j, row, certain + d);
+    int64_t at = (int64_t)row->slot * l->depth + d;
+    float *gates = l->tape_gates + at * 2 * l->num_v_heads;
+    memcpy(l->tape_conv + at * j->channels, x, (size_t)j->channels * 4);
+    for (int h = 0; h < l->num_v_heads; h++) find_gates(j, x, h, gates + h, gates + l->num_v_heads + h);
+  }
+}
+
+void ss_gdn(const gdn_layer *layer, const float *x, int64_t ldx, const gdn_row *rows, int num_rows, float *out) {
+  gdn_job j = {layer, x, rows, out, ldx, num_rows, 0};
+  j.channels = 2 * layer->num_k_heads * layer->k_dim + layer->num_v_heads * layer->v_dim;
+  assert(layer->k_dim <= GDN_MAX_DIM && layer->v_dim <= GDN_MAX_DIM && GDN_MAX_DIM % SLICE == 0);
+  pool_run(head_item, &j, num_rows * layer->num_v_heads);
+  pool_run(row_item, &j, num_rows);
+}

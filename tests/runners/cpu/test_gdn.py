@@ -1,0 +1,126 @@
+"""Gated DeltaNet in C: right by the float64 reference, and the same bits however a row's tokens are cut into steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from slipstream.load.spec import GdnSpec
+from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.batch import make_batch
+from slipstream.runners.torch.caches import GdnCache, GdnLayerCache
+from slipstream.runners.torch.cpu.backend import CpuOps
+from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.torch.ops import GdnWeights, Ops, TorchOps
+
+CPU = torch.device("cpu")
+SLOTS, DEPTH = 3, 4
+# One value head a key head, several, and head sizes that no vector divides.
+SHAPES = [GdnSpec(2, 4, 16, 16, 4), GdnSpec(2, 2, 128, 128, 4), GdnSpec(1, 3, 24, 40, 3)]
+
+
+def make_weights(gdn: GdnSpec) -> GdnWeights:
+    decay, bias = -torch.rand(gdn.num_v_heads) * 8, torch.randn(gdn.num_v_heads)
+    norm = torch.rand(gdn.v_dim) + 0.5
+    return GdnWeights(torch.randn(gdn.conv_kernel, gdn.conv_channels), decay, bias, norm, 1e-6, gdn)
+
+
+def wide_weights(weights: GdnWeights) -> GdnWeights:
+    parts = {name: getattr(weights, name).double() for name in ("conv", "decay_scale", "dt_bias", "norm")}
+    return replace(weights, **parts)
+
+
+def make_cache(gdn: GdnSpec, dtype: torch.dtype = torch.float32) -> GdnLayerCache:
+    return GdnCache(gdn, 1, SLOTS, DEPTH, CPU, dtype).layers[0]
+
+
+def inputs(gdn: GdnSpec, num_tokens: int) -> Tensor:
+    return torch.randn(num_tokens, gdn.conv_channels + gdn.num_v_heads * (gdn.v_dim + 2))
+
+
+class Row:
+    """One stream's raw inputs, fed piece by piece: drafts whose inputs are true are accepted, others replaced."""
+
+    def __init__(self, slot: int, x: Tensor) -> None:
+        self.slot, self.x, self.cursor, self.replay = slot, x, 0, 0
+        self.outputs: dict[int, Tensor] = {}
+
+    def feed(self, certain: int, drafts: int, accepted: int, offset: int) -> tuple[RowSpan, Tensor]:
+        certain = min(certain, len(self.x) - self.cursor)
+        drafts = min(drafts, len(self.x) - self.cursor - certain)
+        self._accepted = min(accepted, drafts)
+        fed = self.x[self.cursor : self.cursor + certain + drafts].clone()
+        fed[certain + self._accepted :] += 1.0  # wrong drafts
+        self._span = RowSpan(self.slot, self.cursor, offset, certain, drafts, self.replay)
+        return self._span, fed
+
+    def take(self, out: Tensor) -> None:
+        kept = self._span.num_certain + self._accepted
+        for i in range(kept):
+            self.outputs[self.cursor + i] = out[self._span.offset + i].clone()
+        self.cursor, self.replay = self.cursor + kept, self._accepted
+
+    @property
+    def done(self) -> bool:
+        return self.cursor == len(self.x)
+
+
+def run(ops: Ops, weights: GdnWeights, cache: GdnLayerCache, rows: list[Row], rng: random.Random) -> None:
+    """Pieces of any size; each row's last token is fed alone, so that all of it is in the committed state."""
+    table = torch.zeros(SLOTS, 1, dtype=torch.int32)
+    while waiting := [row for row in rows if not row.done]:
+        spans, fed, offset = [], [], 0
+        for row in rng.sample(waiting, rng.randint(1, len(waiting))):
+            most = max(1, len(row.x) - 1 - row.cursor)
+            certain = min(most, rng.choice([1, 1, 3, 17, 64, 90]))
+            drafts = rng.randint(0, min(DEPTH, most - certain)) if certain < most else 0
+            span, x = row.feed(certain, drafts, rng.randint(0, drafts), offset)
+            spans.append((row, span))
+            fed.append(x)
+            offset += len(x)
+        batch = make_batch(tuple(span for _, span in spans), [0] * offset, table)
+        out = ops.gdn(torch.cat(fed).to(ops.dtype), weights, cache, batch)
+        for row, _ in spans:
+            row.take(out)
+
+
+def outputs(row: Row) -> Tensor:
+    return torch.stack([row.outputs[i] for i in range(len(row.x))])
+
+
+@pytest.mark.parametrize("gdn", SHAPES, ids=["grouped", "one-to-one", "odd"])
+def test_it_equals_the_reference_in_float64(any_kernels: Kernels, gdn: GdnSpec) -> None:
+    weights, x = make_weights(gdn), [inputs(gdn, n) for n in (150, 70, 9)]
+    results = []
+    for ops, own in ((CpuOps(any_kernels), weights), (TorchOps(CPU, torch.float64), wide_weights(weights))):
+        cache, rows = make_cache(gdn, ops.dtype), [Row(i, each.to(ops.dtype)) for i, each in enumerate(x)]
+        run(ops, own, cache, rows, random.Random(0))
+        results.append((*(outputs(row).double() for row in rows), cache.state.double(), cache.window.double()))
+    for mine, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("gdn", SHAPES, ids=["grouped", "one-to-one", "odd"])
+def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, gdn: GdnSpec) -> None:
+    weights, x, ops = make_weights(gdn), [inputs(gdn, n) for n in (150, 70, 9)], CpuOps(any_kernels)
+    alone = []
+    for i, each in enumerate(x):
+        cache, row = make_cache(gdn), Row(i, each)
+        table = torch.zeros(SLOTS, 1, dtype=torch.int32)
+        for certain in (len(each) - 1, 1):
+            span, fed = row.feed(certain, 0, 0, 0)
+            row.take(ops.gdn(fed, weights, cache, make_batch((span,), [0] * len(fed), table)))
+        alone.append((outputs(row), cache.state[i].clone(), cache.window[i].clone()))
+    for seed in range(8):
+        any_kernels.set_threads(1 + seed % 3)
+        cache, rows = make_cache(gdn), [Row(i, each) for i, each in enumerate(x)]
+        run(ops, weights, cache, rows, random.Random(seed))
+        for i, (out, state, window) in enumerate(alone):
+            assert torch.equal(outputs(rows[i]), out)
+            assert torch.equal(cache.state[i], state)
+            assert torch.equal(cache.window[i], window)
+    any_kernels.set_threads(2)
