@@ -10,6 +10,11 @@
 
 #ifdef HAS_WORD
 
+/* The sums fit into the registers only if the compiler adds products in the order written and does not keep words of x
+ * for the next group: it may forget what it knows of a pointer, and must have a sum complete at this point. */
+#define HIDE(pointer) __asm__("" : "+r"(pointer))
+#define IN_REGISTER(sum) __asm__("" : "+x"(sum))
+
 /* Words of v[0..31] in the order of the lanes' pairs: of each 8 columns 0 4, 2 6, 1 5, 3 7. */
 INLINE void store_words(const int32_t *v, int16_t *to) {
   static const int order[8] = {0, 4, 2, 6, 1, 5, 3, 7};
@@ -54,10 +59,14 @@ INLINE void word_block(const int format, const int mt, const uint8_t *p, const i
   _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK / 8; i++)
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
       vi w[4];
+      HIDE(words);
       load_words(format, p + g * VL * UNIT_BYTES, i, w);
       _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
-        _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
-          sum[m][g] = vi_add(sum[m][g], vw_dot(w[k], vi_set(word_at((const int8_t *)(words + m * BLOCK), 4 * i + k))));
+        _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
+          vi x = vi_set(word_at((const int8_t *)(words + m * BLOCK), 4 * i + k));
+          sum[m][g] = vi_add(sum[m][g], vw_dot(w[k], x));
+          IN_REGISTER(sum[m][g]);
+        }
     }
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
     vf d = v_load_scale(scale + g * VL);
