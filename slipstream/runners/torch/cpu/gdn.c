@@ -55,17 +55,23 @@ static const float *input_at(const gdn_job *j, const gdn_row *row, int i) {
 
 /* silu of the conv at token i, n channels from c on. */
 static void conv_token(const gdn_job *j, const gdn_row *row, int i, int c, int n, float *out) {
-  const gdn_layer *l = j->l;
-  for (int tap = 0; tap < l->kernel; tap++) {
-    const float *x = input_at(j, row, i - l->kernel + 1 + tap) + c, *w = l->conv + (int64_t)tap * j->channels + c;
-    int d = 0;
-    if (!tap) memset(out, 0, (size_t)n * 4);
-    for (; d + VL <= n; d += VL) v_store(out + d, v_fma(v_load(x + d), v_load(w + d), v_load(out + d)));
-    if (d < n) v_store_part(out + d, v_fma(v_load_part(x + d, n - d), v_load_part(w + d, n - d), v_load_part(out + d, n - d)), n - d);
+  const int kernel = j->l->kernel;
+  const float *x[GDN_MAX_KERNEL], *w[GDN_MAX_KERNEL];
+  for (int tap = 0; tap < kernel; tap++) {
+    x[tap] = input_at(j, row, i - kernel + 1 + tap) + c;
+    w[tap] = j->l->conv + (int64_t)tap * j->channels + c;
   }
   int d = 0;
-  for (; d + VL <= n; d += VL) v_store(out + d, v_silu(v_load(out + d)));
-  if (d < n) v_store_part(out + d, v_silu(v_load_part(out + d, n - d)), n - d);
+  for (; d + VL <= n; d += VL) {
+    vf sum = v_mul(v_load(x[0] + d), v_load(w[0] + d));
+    for (int tap = 1; tap < kernel; tap++) sum = v_fma(v_load(x[tap] + d), v_load(w[tap] + d), sum);
+    v_store(out + d, v_silu(sum));
+  }
+  if (d == n) return;
+  vf sum = v_mul(v_load_part(x[0] + d, n - d), v_load_part(w[0] + d, n - d));
+  for (int tap = 1; tap < kernel; tap++)
+    sum = v_fma(v_load_part(x[tap] + d, n - d), v_load_part(w[tap] + d, n - d), sum);
+  v_store_part(out + d, v_silu(sum), n - d);
 }
 
 static void scale_row(float *x, int n, float scale) {
@@ -113,14 +119,23 @@ static void prepare(const gdn_job *j, const gdn_row *row, int head, int from, in
 
 /* ---- recurrence ---- */
 
-/* Columns of the state that lie v_dim floats apart, to and from a slice; columns that do not exist are zero. */
+/* n columns of the state, whose rows lie v_dim floats apart, to a slice; columns that do not exist are zero. */
 static void load_slice(const float *state, int k_dim, int v_dim, int n, float *slice) {
   if (n < SLICE) memset(slice, 0, (size_t)k_dim * SLICE * 4);
-  for (int i = 0; i < k_dim; i++) memcpy(slice + i * SLICE, state + (int64_t)i * v_dim, (size_t)n * 4);
+  for (int i = 0; i < k_dim; i++, state += v_dim, slice += SLICE) {
+    __builtin_prefetch(state + SLICE, 0, 3); /* the next slice */
+    if (n == SLICE)
+      for (int c = 0; c < SLICE; c += VL) v_store(slice + c, v_load(state + c));
+    else memcpy(slice, state, (size_t)n * 4);
+  }
 }
 
 static void store_slice(const float *slice, int k_dim, int v_dim, int n, float *state) {
-  for (int i = 0; i < k_dim; i++) memcpy(state + (int64_t)i * v_dim, slice + i * SLICE, (size_t)n * 4);
+  for (int i = 0; i < k_dim; i++, state += v_dim, slice += SLICE) {
+    if (n == SLICE)
+      for (int c = 0; c < SLICE; c += VL) v_store(state + c, v_load(slice + c));
+    else memcpy(state, slice, (size_t)n * 4);
+  }
 }
 
 INLINE void recall(const float *slice, const float *k, int k_dim, vf r[VECTORS]) {
@@ -216,6 +231,7 @@ void ss_gdn(const gdn_layer *layer, const float *x, int64_t ldx, const gdn_row *
   gdn_job j = {layer, x, rows, out, ldx, num_rows, 0};
   j.channels = 2 * layer->num_k_heads * layer->k_dim + layer->num_v_heads * layer->v_dim;
   assert(layer->k_dim <= GDN_MAX_DIM && layer->v_dim <= GDN_MAX_DIM && GDN_MAX_DIM % SLICE == 0);
+  assert(layer->kernel <= GDN_MAX_KERNEL);
   pool_run(head_item, &j, num_rows * layer->num_v_heads);
   pool_run(row_item, &j, num_rows);
 }

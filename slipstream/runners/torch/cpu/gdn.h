@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #define GDN_MAX_DIM 256 /* of a head */
+#define GDN_MAX_KERNEL 8
 #define GDN_MAX_DRAFTS 64 /* of a row in a step */
 
 /* What a row feeds: replayed drafts from its tape, then certain tokens, then drafts. The same struct is in gdn.py. */

@@ -13,6 +13,7 @@ from slipstream.runners.torch.cpu.ops import Kernels, Tensor, floats
 from slipstream.runners.torch.ops import GdnWeights
 
 MAX_DIM = 256  # of a head; as in gdn.h
+MAX_KERNEL = 8  # of the conv
 MAX_DRAFTS = 64  # of a row in a step
 
 _POINTERS = ("conv", "decay_scale", "dt_bias", "norm", "state", "window", "tape_conv", "tape_gates")
@@ -35,6 +36,7 @@ class GdnLayer:
         depth = cache.tape_conv.shape[1]
         assert max(gdn.k_dim, gdn.v_dim) <= MAX_DIM
         assert depth <= MAX_DRAFTS
+        assert gdn.conv_kernel <= MAX_KERNEL
         assert gdn.num_v_heads % gdn.num_k_heads == 0
         assert weights.conv.shape == (gdn.conv_kernel, gdn.conv_channels)
         self._kept = (weights, cache)
