@@ -185,4 +185,7 @@ COLUMNS = (
 def _line(row: Compared) -> str:
     decode = f"{row.decode_tok_s:>8.1f}{row.peer_decode_tok_s:>11.1f}{row.decode_ratio:>7.2f}"
     prompt = f"{row.prompt_tok_s:>8.1f}{row.peer_prompt_tok_s:>11.1f}{row.prompt_ratio:>7.2f}"
-    return f"{row.streams:>7}  {row.mode:<9}{decode}  {prompt}"
+    disturbed = (
+        f"  others had {100 * (row.others_cpu or 0):.0f} % of the processors" if warning([row.others_cpu]) else ""
+    )
+    return f"{row.streams:>7}  {row.mode:<9}{decode}  {prompt}{disturbed}"
