@@ -102,6 +102,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mtp", metavar="PATH", help="an MTP head in a safetensors file of its own")
     parser.add_argument("--shape", choices=SHAPE_NAMES, help="instead of a model: the shape of one, without files")
     parser.add_argument("--random-weights", action="store_true", help="make up the weights of a --shape on the device")
+    parser.add_argument("--vocab", type=int, metavar="N", help="of a --shape: cut the vocabulary to N tokens")
     parser.add_argument(
         "--runner", default="auto", choices=["auto", "torch", "mlx"], help="auto: mlx on a Mac, torch elsewhere"
     )

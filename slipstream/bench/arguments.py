@@ -20,7 +20,7 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     simulating = [_streams(add), _step(add), _load(add), _prefill(add)]
     for each in simulating:
         _simulation_argument(each)
-    reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add)]
+    reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add), _peer(add)]
     for each in reporting:
         _report_arguments(each)
     return [*reporting, _pause(add), _http(add)]
@@ -55,6 +55,17 @@ def _prompts(add: Kinds) -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=192, help="per prompt")
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all policies; the fastest counts")
     parser.add_argument("--peer", action="store_true", help="llama.cpp beside us, through the package xllamacpp")
+    return parser
+
+
+def _peer(add: Kinds) -> argparse.ArgumentParser:
+    parser = add("peer", help="llama.cpp beside us on the same weights: decoding and reading prompts")
+    parser.add_argument("--streams", type=numbers, default=[1, 4, 8], help="default 1,4,8")
+    _modes(parser, ["off"], "of ours")
+    parser.add_argument("--prompt", type=int, help="random token ids; default: text, or 128 ids for a --shape")
+    parser.add_argument("--new", type=int, default=64, help="tokens each stream generates")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of both; medians are told")
+    parser.add_argument("--seed", type=int, default=0, help="of random prompts")
     return parser
 
 
@@ -154,6 +165,11 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
             from slipstream.bench.prompts import prompts
 
             return prompts(options, args.policies, args.streams, args.tokens, args.repeats, to, peer=args.peer)
+        case "peer":
+            from slipstream.bench.side_by_side import PeerSettings, peer
+
+            asked_peer = PeerSettings(args.streams, args.modes, args.prompt, args.new, args.repeats, args.seed)
+            return peer(options, asked_peer, to)
         case "pause":
             from slipstream.bench.pause import pause
 

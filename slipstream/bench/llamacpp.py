@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +18,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 llama: Any = import_module("xllamacpp")
+GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"]}  # and no more: a sampler goes over the whole vocabulary
 
 
 def main(path: str, count: int, context: int, num_threads: int) -> None:
@@ -30,7 +32,8 @@ def main(path: str, count: int, context: int, num_threads: int) -> None:
     with ThreadPoolExecutor(count) as threads:
         for line in sys.stdin:
             asked = json.loads(line)
-            _tell(answers, list(threads.map(partial(_answer, server, asked["num_tokens"]), asked["prompts"])))
+            prompts = asked.pop("prompts")
+            _tell(answers, list(threads.map(partial(_answer, server, asked), prompts)))
 
 
 def _own_output() -> TextIO:
@@ -59,15 +62,31 @@ def _server(path: str, count: int, context: int, num_threads: int) -> Any:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     params.hostnames, params.port = ["127.0.0.1"], 0
     params.cache_prompt, params.cache_ram_mib = False, 0
+    params.n_ctx_checkpoints = 0  # copies of recurrent states for prompts to come: there are none
     params.verbosity = 0
     return llama.Server(params)
 
 
-def _answer(server: Any, num_tokens: int, prompt: Sequence[int]) -> tuple[int, float]:
-    """Tokens, the end token included, and the seconds after the first one."""
-    asked = {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "cache_prompt": False, "stream": False}
-    timings = server.handle_completions(asked)["timings"]
-    return timings["predicted_n"], timings["predicted_ms"] / 1e3
+def _answer(server: Any, asked: dict[str, Any], prompt: Sequence[int]) -> dict[str, Any]:
+    """When tokens came, and how many; the likeliest tokens of each place if ``n_probs`` asks for some."""
+    request = {**asked, **GREEDY, "prompt": prompt, "cache_prompt": False, "stream": True, "timings_per_token": True}
+    told: dict[str, Any] = {"submitted": time.perf_counter(), "times": [], "counts": [], "likeliest": []}
+    server.handle_completions(request, partial(_hear, told))
+    return told
+
+
+def _hear(told: dict[str, Any], chunk: dict[str, Any]) -> None:
+    """A chunk holds one token, or several where some were half a character."""
+    now = time.perf_counter()
+    if "error" in chunk:
+        told["error"] = str(chunk["error"])
+        return
+    num_new = chunk["timings"]["predicted_n"] - sum(told["counts"])
+    if num_new:
+        told["times"].append(now)
+        told["counts"].append(num_new)
+    for place in (chunk["choices"][0]["logprobs"] or {}).get("content", []):
+        told["likeliest"].append([(each["id"], each["logprob"]) for each in place["top_logprobs"]])
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.traffic import Arrivals
 from slipstream.errors import ConfigError
 from slipstream.host import available_threads
 
@@ -23,10 +23,18 @@ PACKAGE = "xllamacpp"
 END_SECONDS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    num_tokens: int  # the end token included, as with us
-    decode_seconds: float  # after the first token
+class Answer(Arrivals):
+    """The end token counts, as with us."""
+
+    def __init__(
+        self, submitted: float, times: list[float], counts: list[int], likeliest: list[list[tuple[int, float]]]
+    ) -> None:
+        super().__init__(submitted, times, counts)
+        self.likeliest = likeliest  # at each place tokens and log-probabilities, if they were asked for
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.end - self.first
 
 
 class Peer:
@@ -43,12 +51,15 @@ class Peer:
             self.close()
             raise
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Answer]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, *, ignore_eos: bool = False, num_likeliest: int = 0
+    ) -> list[Answer]:
         """Greedy answers to all prompts, ``count`` at a time, each up to the model's end token."""
         assert self.process.stdin is not None
-        asked = {"prompts": [list(tokens) for tokens in prompts], "num_tokens": num_tokens}
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
-        return [Answer(*told) for told in self._read()]
+        asked = {"max_tokens": num_tokens, "ignore_eos": ignore_eos, "n_probs": num_likeliest}
+        told = json.dumps({**asked, "prompts": [list(tokens) for tokens in prompts]})
+        print(told, file=self.process.stdin, flush=True)
+        return [_answer(each) for each in self._read()]
 
     def close(self) -> None:
         """An end of input ends it."""
@@ -62,8 +73,14 @@ class Peer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise ConfigError(f"llama.cpp ended with exit code {self.process.wait()}: leave out --peer")
+            raise ConfigError(f"llama.cpp ended with exit code {self.process.wait()}")
         return json.loads(line)
+
+
+def _answer(told: dict[str, Any]) -> Answer:
+    if "error" in told:
+        raise ConfigError(f"llama.cpp cannot answer: {told['error']}")
+    return Answer(**told)
 
 
 def _note(path: Path, told: dict[str, str]) -> str:
@@ -72,16 +89,21 @@ def _note(path: Path, told: dict[str, str]) -> str:
     return told["note"]
 
 
+def check_peer(path: Path) -> None:
+    """Raises ConfigError for what no file's contents could cure."""
+    if find_spec(PACKAGE) is None:
+        raise ConfigError(f"llama.cpp is not here to compare with: pip install {PACKAGE}")
+    if path.suffix != ".gguf":
+        raise ConfigError(f"llama.cpp reads GGUF files only, and {path} is none: it cannot be compared with")
+
+
 @contextmanager
 def open_peer(path: Path, count: int, wanted: bool, context: int = 1024) -> Iterator[Peer | None]:
     """None if nobody wants it."""
     if not wanted:
         yield None
         return
-    if find_spec(PACKAGE) is None:
-        raise ConfigError(f"--peer needs llama.cpp: pip install {PACKAGE}")
-    if path.suffix != ".gguf":
-        raise ConfigError(f"llama.cpp reads GGUF files only, and {path} is none: leave out --peer")
+    check_peer(path)
     peer = Peer(path, count, context)
     try:
         yield peer

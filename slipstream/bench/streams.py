@@ -16,7 +16,7 @@ from slipstream.bench.loaded import for_modes, loaded, with_room
 from slipstream.bench.plot import Chart, Series
 from slipstream.bench.report import check_writable, clause, headline, shown, simulated, tell, title
 from slipstream.bench.rounds import accepted_by_position
-from slipstream.bench.traffic import Ask, StreamLog, percentile, run_together
+from slipstream.bench.traffic import Ask, decode_rate, percentile, run_together
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
@@ -67,7 +67,7 @@ class Measured:
 
 def streams(options: ModelOptions, settings: StreamsSettings, to: ReportOptions) -> int:
     check_writable(to)
-    length = (settings.prompt or (RANDOM_PROMPT if options.shape else LONGEST_TEXT)) + settings.new
+    length = longest(options, settings.prompt) + settings.new
     sized = with_room(for_modes(options, settings.modes), [length] * max(settings.streams))
     with loaded(sized) as (llm, memory):
         print(headline(options, llm.engine.info.note))
@@ -83,6 +83,11 @@ def streams(options: ModelOptions, settings: StreamsSettings, to: ReportOptions)
     if to.plot:
         plot(rows, options, to)
     return 0
+
+
+def longest(options: ModelOptions, prompt: int | None) -> int:
+    """Tokens of the longest prompt."""
+    return prompt or (RANDOM_PROMPT if options.shape else LONGEST_TEXT)
 
 
 def _at(llm: LLM, options: ModelOptions, settings: StreamsSettings, temperature: float) -> list[Measured]:
@@ -126,13 +131,6 @@ def measure(llm: LLM, asked: Sequence[Ask], temperature: float, mode: str) -> Me
         sum(each.preemptions for each in stats),
         tuple(tuple(log.tokens) for log in logs),
     )
-
-
-def decode_rate(logs: Sequence[StreamLog]) -> float | None:
-    """Tokens a second of all streams together once each had its first token; None if that is no time."""
-    began, ended = max(log.first for log in logs), max(log.end for log in logs)
-    tokens = sum(log.tokens_within(began, ended) for log in logs)
-    return round(tokens / (ended - began), 2) if tokens and ended > began else None
 
 
 # Ratios.

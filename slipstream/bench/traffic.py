@@ -25,14 +25,51 @@ class Ask:
     params: SamplingParams
 
 
-class StreamLog:
+class Arrivals:
+    """When one stream's tokens came, whoever made them."""
+
+    def __init__(self, submitted: float, times: list[float], counts: list[int]) -> None:
+        self.submitted = submitted
+        self.times = times  # of each event that brought tokens
+        self.counts = counts  # of the tokens it brought
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def first(self) -> float:
+        return self.times[0]
+
+    @property
+    def end(self) -> float:
+        return self.times[-1]
+
+    @property
+    def first_seconds(self) -> float:
+        return self.first - self.submitted
+
+    def gaps(self, after: float = 0.0, until: float = float("inf")) -> list[float]:
+        """Seconds between two events, one per step however many tokens it brought; those that end in the window."""
+        return [late - early for early, late in pairwise(self.times) if after < late <= until]
+
+    def tokens_within(self, after: float, until: float) -> int:
+        return sum(count for at, count in zip(self.times, self.counts, strict=True) if after < at <= until)
+
+
+def decode_rate(streams: Sequence[Arrivals]) -> float | None:
+    """Tokens a second of all streams together once each had its first token; None if that is no time."""
+    began, ended = max(each.first for each in streams), max(each.end for each in streams)
+    tokens = sum(each.tokens_within(began, ended) for each in streams)
+    return round(tokens / (ended - began), 2) if tokens and ended > began else None
+
+
+class StreamLog(Arrivals):
     """A sink: what one stream was given, and when."""
 
     def __init__(self, num_prompt: int) -> None:
+        super().__init__(time.perf_counter(), [], [])
         self.num_prompt = num_prompt
-        self.submitted = time.perf_counter()
-        self.times: list[float] = []  # of each event that brought tokens
-        self.counts: list[int] = []  # of the tokens it brought
         self.tokens: list[int] = []
         self.request_id = ""
         self._last: TokenEvent | None = None
@@ -71,25 +108,6 @@ class StreamLog:
         assert self._last is not None
         assert self._last.stats is not None
         return self._last.stats
-
-    @property
-    def first(self) -> float:
-        return self.times[0]
-
-    @property
-    def end(self) -> float:
-        return self.times[-1]
-
-    @property
-    def first_seconds(self) -> float:
-        return self.first - self.submitted
-
-    def gaps(self, after: float = 0.0, until: float = float("inf")) -> list[float]:
-        """Seconds between two events, one per step however many tokens it brought; those that end in the window."""
-        return [late - early for early, late in pairwise(self.times) if after < late <= until]
-
-    def tokens_within(self, after: float, until: float) -> int:
-        return sum(count for at, count in zip(self.times, self.counts, strict=True) if after < at <= until)
 
 
 def submit(engine: Engine, ask: Ask) -> StreamLog:

@@ -24,6 +24,7 @@ class ModelOptions:
     mtp: str | None = None
     shape: str | None = None
     random_weights: bool = False
+    vocab: int | None = None
     runner: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -68,13 +69,14 @@ class ModelOptions:
 
     @property
     def model_name(self) -> str:
-        return self.shape or self.model or "default"
+        cut = f" with {self.vocab} tokens" if self.vocab else ""
+        return (self.shape or self.model or "default") + cut
 
     def open(self, *, to_load: bool = True) -> OpenedModel:
         """Reads headers only. ``to_load``: weights will be needed."""
         if self.shape is None:
-            if self.random_weights:
-                raise ConfigError("--random-weights needs a --shape: a model that has files keeps its weights")
+            if self.random_weights or self.vocab is not None:
+                raise ConfigError("--random-weights and --vocab need a --shape: a model that has files keeps its own")
             return open_model(self.model, self.mtp, any_architecture=choose_runner(self.runner) == "mlx")
         if self.model is not None or self.mtp is not None:
             raise ConfigError("--shape stands for a model and its head: give no other model and no --mtp")
@@ -82,7 +84,7 @@ class ModelOptions:
             raise ConfigError(f"{self.shape} is a shape and has no weights of its own: say --random-weights")
         if to_load and choose_runner(self.runner) == "mlx":
             raise ConfigError("a --shape has weights on the torch runner only")
-        return open_random(self.shape)
+        return open_random(self.shape, self.vocab)
 
     def arguments(self) -> list[str]:
         """The command-line arguments that these options came from."""

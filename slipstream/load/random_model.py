@@ -75,6 +75,25 @@ _QWEN35_35B_A3B = replace(
     layer_kinds=_hybrid_layers(40),
     moe=MoeSpec(num_experts=256, num_active=8, expert_size=512, shared_size=512),
 )
+_QWEN35_2B = replace(
+    _QWEN35_4B,
+    hidden_size=2048,
+    num_layers=24,
+    num_heads=8,
+    num_kv_heads=2,
+    intermediate_size=6144,
+    layer_kinds=_hybrid_layers(24),
+    gdn=GdnSpec(num_k_heads=16, num_v_heads=16, k_dim=128, v_dim=128, conv_kernel=4),
+)
+_QWEN35_08B = replace(_QWEN35_2B, hidden_size=1024, intermediate_size=3584)
+_SMALL_MOE = replace(  # no model that anyone released: experts that fit into a small machine
+    _QWEN35_08B,
+    family="qwen3_5_moe",
+    num_layers=16,
+    intermediate_size=0,
+    layer_kinds=_hybrid_layers(16),
+    moe=MoeSpec(num_experts=64, num_active=8, expert_size=256, shared_size=256),
+)
 _TINY = replace(
     _QWEN35_27B,
     hidden_size=64,
@@ -99,7 +118,10 @@ _TINY_MOE = replace(
 RANDOM_SHAPES: dict[str, ModelSpec] = {
     "qwen3.5-27b": _QWEN35_27B,
     "qwen3.5-4b": _QWEN35_4B,
+    "qwen3.5-2b": _QWEN35_2B,
+    "qwen3.5-0.8b": _QWEN35_08B,
     "qwen3.5-35b-a3b": _QWEN35_35B_A3B,
+    "small-moe": _SMALL_MOE,
     "tiny": _TINY,
     "tiny-moe": _TINY_MOE,
 }
@@ -144,12 +166,19 @@ class RandomModel(OpenedModel):
         return byte_tokenizer()
 
 
-def open_random(shape: str) -> OpenedModel:
-    """The shape's trunk and MTP head. LoadError for a name we do not have."""
+def open_random(shape: str, vocab: int | None = None) -> OpenedModel:
+    """The shape's trunk and MTP head, its vocabulary cut to ``vocab``. LoadError for what we do not have."""
     if shape not in RANDOM_SHAPES:
         raise LoadError(f"{shape!r} is not one of the shapes {', '.join(RANDOM_SHAPES)}.")
-    checkpoint = RandomCheckpoint(replace(RANDOM_SHAPES[shape], name=shape))
-    return RandomModel(shape, Path(), checkpoint, checkpoint, "")
+    spec = replace(RANDOM_SHAPES[shape], name=shape)
+    if vocab is not None and not len(BYTE_OF) <= vocab <= spec.vocab_size:
+        raise LoadError(f"{shape} has a vocabulary of {spec.vocab_size}: it cannot be cut to {vocab}.")
+    return random_model(replace(spec, vocab_size=vocab or spec.vocab_size))
+
+
+def random_model(spec: ModelSpec) -> OpenedModel:
+    checkpoint = RandomCheckpoint(spec)
+    return RandomModel(spec.name, Path(), checkpoint, checkpoint, "")
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,15 +10,11 @@ import pytest
 
 from slipstream.bench.nine import NINE_PROMPTS
 from slipstream.bench.peer import Peer, open_peer
+from slipstream.bench.quiet import cpu_seconds
 from slipstream.errors import ConfigError
 from slipstream.load import default_model_path, open_model
 
 TRANSLATE = [{"role": "user", "content": NINE_PROMPTS["translation"]}]
-
-
-def cpu_seconds(pid: int) -> float:
-    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_nobody_wants_it() -> None:

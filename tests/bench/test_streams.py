@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from slipstream.bench.mix import per_stream
-from slipstream.bench.streams import Measured, against, decode_rate, same_as_off
-from slipstream.bench.traffic import StreamLog
+from slipstream.bench.streams import Measured, against, same_as_off
+from slipstream.bench.traffic import StreamLog, decode_rate
 from slipstream.cli import main
 
 Bench = Callable[..., dict[str, Any]]

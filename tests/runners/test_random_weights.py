@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.errors import LoadError
+from slipstream.errors import ConfigError, LoadError
 from slipstream.load.hf_config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
@@ -55,8 +57,11 @@ def test_the_plan_counts_what_is_made(shape: str) -> None:
     assert plan.weights + plan.head == model.num_bytes
 
 
-def test_the_large_shapes_have_the_sizes_their_names_say() -> None:
+def test_the_shapes_have_the_sizes_their_names_say() -> None:
     sizes = {shape: open_random(shape).num_bytes / 2e9 for shape in RANDOM_SHAPES}
+    assert 0.75 < sizes["qwen3.5-0.8b"] < 0.85
+    assert 1.8 < sizes["qwen3.5-2b"] < 2.1
+    assert 1.0 < sizes["small-moe"] < 1.4
     assert 26 < sizes["qwen3.5-27b"] < 28
     assert 3.8 < sizes["qwen3.5-4b"] < 4.8
     assert 33 < sizes["qwen3.5-35b-a3b"] < 37
@@ -69,6 +74,17 @@ def test_a_shape_is_what_its_config_would_be_read_as() -> None:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
         "mtp_num_hidden_layers": 1}""")
     assert spec_from_config(config, {}, "config.json") == RANDOM_SHAPES["qwen3.5-4b"]
+
+
+def test_a_cut_vocabulary() -> None:
+    whole, cut = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
+    assert whole.num_bytes - cut.num_bytes == (248320 - 65536) * 1024 * 2
+    assert replace(cut.spec, vocab_size=248320) == whole.spec
+    for vocab in (0, 255, 248321):
+        with pytest.raises(LoadError, match="cannot be cut"):
+            open_random("qwen3.5-0.8b", vocab)
+    with pytest.raises(ConfigError, match="--vocab"):
+        ModelOptions(vocab=1000).open()
 
 
 def test_text_is_bytes() -> None:
