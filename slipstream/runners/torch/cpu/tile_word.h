@@ -56,7 +56,8 @@ INLINE void word_block(const int format, const int mt, const uint8_t *p, const i
   vi sum[MAX_MT][NUM_GROUPS];
   _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = vi_set(facts[(int64_t)m * blocks].start);
-  _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK / 8; i++)
+  _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK / 8; i++) {
+    fetch_quarter(format, p, i);
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
       vi w[4];
       HIDE(words);
@@ -68,6 +69,7 @@ INLINE void word_block(const int format, const int mt, const uint8_t *p, const i
           IN_REGISTER(sum[m][g]);
         }
     }
+  }
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
     vf d = v_load_scale(scale + g * VL);
     vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
@@ -83,7 +85,6 @@ INLINE void tile_word(const linear_job *j, const int format, const int mt, int p
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
-    fetch_ahead(format, p);
     word_block(format, mt, p, (const int16_t *)parts_of((int8_t *)j->parts, blocks, row, b), facts + b, blocks, acc);
   }
   store_tile(j, mt, panel, row, acc);
