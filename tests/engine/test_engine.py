@@ -16,7 +16,7 @@ from slipstream.engine.request import TokenEvent
 from slipstream.errors import EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams
 
-WAIT = 60.0
+WAIT = 300.0
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
 
 

@@ -161,6 +161,6 @@ def test_a_long_trial_is_followed_by_a_rest(default_tokenizer: Tokenizer, monkey
     assert waiting.is_alive()
     assert compiler.compile(Choice(["a", "b"])) is ready
     compiler.close()
-    waiting.join(60.0)
+    waiting.join(300.0)
     assert not waiting.is_alive()
     compiler.close()

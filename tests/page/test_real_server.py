@@ -63,7 +63,7 @@ def spans(page: Page) -> list[list[Any]]:
 
 def metrics(real: RealServer) -> dict[str, float]:
     """Each sample by its name, with the value of its only label where it has one."""
-    text = httpx.get(f"{real.url}/metrics", timeout=60).text
+    text = httpx.get(f"{real.url}/metrics", timeout=300).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {" ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
 

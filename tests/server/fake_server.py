@@ -25,7 +25,7 @@ from slipstream.server.service import Loaded
 from slipstream.server.settings import ServerConfig
 from slipstream.server.status import ModelFacts
 
-WAIT = 60.0
+WAIT = 300.0
 END = 96
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
 ENGINE = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4, draft=2, block_size=4)
@@ -94,7 +94,7 @@ class FakeServer:
     def _ready(self) -> bool:
         try:
             key = {"x-api-key": self.config.api_key} if self.config.api_key else {}
-            return httpx.get(f"{self.url}/ready", headers=key).status_code == 200
+            return httpx.get(f"{self.url}/ready", headers=key, timeout=WAIT).status_code == 200
         except httpx.ConnectError:
             return False
 

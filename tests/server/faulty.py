@@ -9,6 +9,7 @@ import threading
 from slipstream.cli import main
 from slipstream.engine.plan import StepPlan
 from slipstream.runners.torch.runner import TorchRunner
+from slipstream.server import service
 
 struck = threading.Event()
 submit = TorchRunner.submit
@@ -21,5 +22,6 @@ def failing(runner: TorchRunner, plan: StepPlan) -> None:
 
 
 TorchRunner.submit = failing  # type: ignore[method-assign]
+service.GOODBYE_SECONDS = 10.0  # on a slow machine it takes clients long to look
 signal.signal(signal.SIGUSR1, lambda number, frame: struck.set())
 sys.exit(main())

@@ -76,7 +76,7 @@ CHAT_TOOLS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def chatgpt(server: FakeServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
 
@@ -172,7 +172,7 @@ CLAUDE_TOOLS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def claude(server: FakeServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
 

@@ -84,17 +84,17 @@ def test_an_exception_in_the_engine_thread(faulty: RealServer) -> None:
         assert "[DONE]" not in reader.told
     assert [reader.status for reader in running] == [200, 200]
     assert [reader.status for reader in waiting] == [500, 500, 500]
-    health = httpx.get(f"{faulty.url}/health", timeout=60)
+    health = httpx.get(f"{faulty.url}/health", timeout=300)
     assert health.status_code == 503
     assert faulty.wait() == 1
     assert "injected: a lost device" in "\n".join(faulty.told), "the operator is told what it was"
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{faulty.url}/health")
+        httpx.get(f"{faulty.url}/health", timeout=300)
 
 
 def test_sigterm_under_load() -> None:
     """What runs and what waits is finished; what comes is refused; the process ends well."""
-    with RealServer(*SMALL) as server:
+    with RealServer(*SMALL, "--drain", "300") as server:
         alone = server.post("/v1/chat/completions", **LONG, max_tokens=40).json()["choices"][0]["message"]["content"]
         readers = [Reader(server, max_tokens=40) for _ in range(6)]
         assert readers[0].first.wait(300)
@@ -178,6 +178,6 @@ def is_refused(client: openai.OpenAI) -> bool:
 
 def answers(server: RealServer) -> bool:
     try:
-        return httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+        return httpx.get(f"{server.url}/health", timeout=300).status_code == 200
     except httpx.ConnectError:
         return False

@@ -14,7 +14,7 @@ from fake_server import ENGINE, FakeServer, asked, events, raw_post, said, until
 from fakes import FakeRunner, Row, make_info
 from test_engine import GatedRunner
 
-from slipstream.server import lifecycle
+from slipstream.server import lifecycle, service
 from slipstream.server.settings import ServerConfig
 
 CHAT = "/v1/chat/completions"
@@ -152,7 +152,7 @@ def test_a_full_queue_answers_429(gated: FakeServer, threads: ThreadPoolExecutor
 
 @pytest.mark.parametrize(("path", "sign"), [(CHAT, ": keep-alive"), ("/v1/messages", "event: ping")])
 def test_a_sign_of_life_during_a_long_prefill(gated: FakeServer, path: str, sign: str) -> None:
-    with httpx.stream("POST", gated.url + path, json=LONG, timeout=60) as response:
+    with httpx.stream("POST", gated.url + path, json=LONG, timeout=300) as response:
         lines = response.iter_lines()
         seen: list[str] = []
         while seen.count(sign) < 2:
@@ -200,20 +200,20 @@ def test_a_slow_reader_slows_nobody() -> None:
 
 
 def test_a_body_that_does_not_come() -> None:
-    with FakeServer(config=ServerConfig(port=0, body_seconds=0.2)) as server:
+    with FakeServer(config=ServerConfig(port=0, body_seconds=2.0)) as server:
         with raw_post(server.port, CHAT, LONG, sent=10) as connection:
             assert read_until(connection, b"did not arrive").startswith(b"HTTP/1.1 408")
         assert server.post(CHAT, messages=HELLO, max_tokens=1).status_code == 200
 
 
 def test_a_head_without_end(fake: FakeServer) -> None:
-    with socket.create_connection(("127.0.0.1", fake.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", fake.port), timeout=300) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * 60_000)
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
 
 def test_several_requests_on_one_connection(fake: FakeServer) -> None:
-    with httpx.Client(base_url=fake.url, timeout=60) as client:
+    with httpx.Client(base_url=fake.url, timeout=300) as client:
         for _ in range(50):
             assert client.post(CHAT, json={"messages": HELLO, "max_tokens": 2}).status_code == 200
             assert client.get("/health").status_code == 200
@@ -243,6 +243,12 @@ def test_a_long_prompt_leaves_the_loop_free() -> None:
 # ---- the end ----
 
 
+@pytest.fixture
+def long_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine it takes clients long to look once more."""
+    monkeypatch.setattr(service, "GOODBYE_SECONDS", 10.0)
+
+
 def start(server: FakeServer, pool: ThreadPoolExecutor, count: int, **body: Any) -> list[Future[httpx.Response]]:
     futures = [pool.submit(server.post, CHAT, **(LONG | body)) for _ in range(count)]
     until(lambda: inside(server) == count)
@@ -261,10 +267,11 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(gated: FakeServer, thr
     for each in asked_for:
         found = events(iter(each.result().text.splitlines()))
         assert "".join(c["delta"].get("content", "") for e in found for c in e["choices"]) == ANSWER
-    gated.thread.join(60)
+    gated.thread.join(300)
     assert gated.server.error is None
 
 
+@pytest.mark.usefixtures("long_goodbye")
 def test_draining_ends_what_takes_too_long(threads: ThreadPoolExecutor) -> None:
     with FakeServer(GatedRunner(), ServerConfig(port=0, drain_seconds=0.2)) as server:
         streaming = start(server, threads, 1)
@@ -284,6 +291,7 @@ def test_draining_ends_what_takes_too_long(threads: ThreadPoolExecutor) -> None:
     assert server.server.error is None
 
 
+@pytest.mark.usefixtures("long_goodbye")
 def test_a_dying_engine_is_told_to_everyone(threads: ThreadPoolExecutor) -> None:
     with FakeServer(GatedRunner()) as server:
         going = start(server, threads, 1)
@@ -301,7 +309,7 @@ def test_a_dying_engine_is_told_to_everyone(threads: ThreadPoolExecutor) -> None
         until(lambda: server.get("/health").status_code == 503)
         assert server.get("/ready").status_code == 503
         assert server.post(CHAT, messages=HELLO).status_code == 500
-        server.thread.join(60)
+        server.thread.join(300)
         assert isinstance(server.server.error, ValueError)
 
 
@@ -313,7 +321,7 @@ def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
     with FakeServer(runner, config) as server, raw_post(server.port, CHAT, long, room=2048):
         until(lambda: server.finished("length") == 1)
         server.server.stop()
-        server.thread.join(60)
+        server.thread.join(300)
         assert not server.thread.is_alive()
 
 

@@ -39,7 +39,7 @@ def streamed_text(path: str, found: list[dict[str, Any]]) -> str:
 
 
 def stream(server: FakeServer, path: str, **body: Any) -> list[dict[str, Any]]:
-    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as response:
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=300) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         return events(response.iter_lines())
@@ -192,6 +192,7 @@ def test_what_we_cannot_do_is_refused_by_name(fake: FakeServer, path: str, more:
             fake.url + path,
             content=b'{"messages":[],"temperature":1e400}',
             headers={"content-type": "application/json"},
+            timeout=300,
         )
     else:
         response = fake.post(path, **body)

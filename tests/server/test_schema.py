@@ -41,5 +41,5 @@ def test_the_server_hands_out_the_same_document(fake: FakeServer) -> None:
 @schema.parametrize()
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
 def test_whatever_is_sent_gets_an_answer_of_the_schema(fake: FakeServer, case: Case) -> None:
-    response = case.call(base_url=fake.url, timeout=60)
+    response = case.call(base_url=fake.url, timeout=300)
     case.validate_response(response, checks=CHECKS)

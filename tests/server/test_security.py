@@ -24,7 +24,7 @@ def keyed() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def client(keyed: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=keyed.url, timeout=60) as client:
+    with httpx.Client(base_url=keyed.url, timeout=300) as client:
         yield client
 
 
@@ -93,11 +93,13 @@ def test_browsers_get_no_help(fake: FakeServer) -> None:
     assert page.headers["content-security-policy"].startswith("default-src 'self';")
     assert page.headers["x-content-type-options"] == "nosniff"
     assert page.headers["x-frame-options"] == "DENY"
-    asked = httpx.options(fake.url + "/v1/chat/completions", headers={"origin": "https://evil.example"})
+    asked = httpx.options(fake.url + "/v1/chat/completions", headers={"origin": "https://evil.example"}, timeout=300)
     assert asked.status_code == 405
     answers = [page, asked, fake.get("/v1/status", origin="https://evil.example")]
     assert not any(name.startswith("access-control") for each in answers for name in each.headers)
-    plain = httpx.post(fake.url + "/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"})
+    plain = httpx.post(
+        fake.url + "/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"}, timeout=300
+    )
     assert plain.status_code == 415
 
 
@@ -114,7 +116,7 @@ BAD = [b"", b"{", b"[]", b"null", b'"x"', b'{"messages": 1}', b"\xff\xfe",
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize", "/v1/responses"])
 def test_bad_bodies_are_400_and_leak_nothing(fake: FakeServer, path: str) -> None:
     for body in BAD:
-        response = httpx.post(fake.url + path, content=body, headers={"content-type": "application/json"})
+        response = httpx.post(fake.url + path, content=body, headers={"content-type": "application/json"}, timeout=300)
         assert response.status_code == 400, (body[:40], response.text)
         message = response.json()["error"]["message"]
         for leak in ("slipstream/", "site-packages", "0x", "Traceback"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -36,20 +37,30 @@ def test_workers_wake_after_a_pause(kernels: Kernels) -> None:
     assert torch.allclose(out, once * 20)
 
 
+def times_put_aside() -> int:
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nvcsw + usage.ru_nivcsw
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts a thread's own switches")
 def test_busy_neighbours(kernels: Kernels) -> None:
-    """With a busy process on every core a job is slower by what they take, not by a time slice each."""
-    code = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
-    neighbours = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
+    """With a busy process on every core a job is slower by what they take, not by a time slice each.
+
+    Counted in slices, not in seconds: how many there are does not depend on the machine's speed.
+    """
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    neighbours = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(os.cpu_count() or 1)]
     try:
-        time.sleep(0.3)
-        out = torch.zeros(16)
-        start = time.perf_counter()
-        kernels.probe(out, 2000)
-        assert time.perf_counter() - start < 5
+        for process in neighbours:
+            assert process.stdout is not None
+            process.stdout.readline()  # it runs
+        num_jobs, before = 2000, times_put_aside()
+        kernels.probe(torch.zeros(16), num_jobs)
+        assert times_put_aside() - before < num_jobs / 10
     finally:
         for process in neighbours:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def _child(kernels: Kernels, queue: multiprocessing.SimpleQueue[bool]) -> None:
@@ -64,7 +75,7 @@ def test_after_fork_the_child_works_alone(kernels: Kernels) -> None:
     queue = context.SimpleQueue()
     process = context.Process(target=_child, args=(kernels, queue))
     process.start()
-    process.join(20)
+    process.join(300)
     assert process.exitcode == 0
     assert queue.get()
 
@@ -90,7 +101,6 @@ def test_folder_that_cannot_be_made_gives_a_sentence(tmp_path: Path) -> None:
     assert "could not be built" in built.why_not
 
 
-def test_second_build_comes_from_the_cache(kernels: Kernels) -> None:
-    start = time.perf_counter()
+def test_second_build_comes_from_the_cache(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "compile_to", lambda *_: "error: compiled again")
     assert building.build().library is not None
-    assert time.perf_counter() - start < 1
