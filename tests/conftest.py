@@ -1,8 +1,10 @@
-"""What every room's tests share: hypothesis settings, and tiny checkpoints made once."""
+"""What every room's tests share: settings, a core a worker, what `make test` leaves out, and the line that says so."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
+from itertools import combinations
 
 import pytest
 import torch
@@ -21,6 +23,50 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Workers of pytest-xdist have a core each: kernels and servers that they start take as many threads as they may use.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="the whole of what is otherwise shown in part")
+PRODUCTS = {"each_value": 1, "each_pair": 2}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked each_value or each_pair, marks the cases that show nothing new as exhaustive."""
+    products = defaultdict(list)
+    for item in items:
+        for mark, size in PRODUCTS.items():
+            if item.get_closest_marker(mark) and not item.get_closest_marker("exhaustive"):
+                products[item.nodeid.partition("[")[0], size].append(item)
+    for (_, size), cases in products.items():
+        for item in left_over({item: shown_by(item, size) for item in cases}):
+            item.add_marker("exhaustive")
+
+
+def shown_by(item: pytest.Item, size: int) -> set[object]:
+    """The values, or the pairs of values, of a case's parameters."""
+    values = ((name, repr(value)) for name, value in item.callspec.params.items())  # type: ignore[attr-defined]
+    return set(combinations(sorted(values), size))
+
+
+def left_over(shown: dict[pytest.Item, set[object]]) -> list[pytest.Item]:
+    """Takes the case that shows the most that is new, and of those the rarest values, until nothing is; the others."""
+    cases, left, uses = list(shown), set[object]().union(*shown.values()), Counter[object]()
+    while left:
+        best = max(cases, key=lambda item: (len(shown[item] & left), -sum(uses[each] for each in shown[item])))
+        left -= shown[best]
+        uses.update(shown[best])
+        cases.remove(best)
+    return cases
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for what this machine lacks: a browser, a compiler, a GPU."""
+    reports = terminalreporter.getreports("skipped")
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        told = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"not tested: {told}")

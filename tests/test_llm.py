@@ -77,6 +77,7 @@ def test_log_probabilities_are_the_same_with_and_without_drafts(llm: LLM) -> Non
     assert pieces[0].prompt_logprobs == alone[0].prompt_logprobs
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", ["off", "solo", "adaptive", 1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_same_seed_same_text_whatever_the_policy_and_company(llm: LLM, draft: str | int, temperature: float) -> None:

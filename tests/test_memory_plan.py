@@ -43,7 +43,10 @@ with LLM(kv_memory=kv_memory, max_streams=streams) as llm:
 
 # The second pool is not filled by tokens, it is there from the start: reading a short prompt in each stream will do.
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize(("kv_memory", "streams", "tokens"), [(120_000_000, 4, 8192), (1_500_000_000, 8, 64)])
+@pytest.mark.parametrize(
+    ("kv_memory", "streams", "tokens"),
+    [(120_000_000, 4, 8192), pytest.param(1_500_000_000, 8, 64, marks=pytest.mark.exhaustive)],
+)
 def test_the_plan_is_the_peak_of_a_run(kv_memory: int, streams: int, tokens: int) -> None:
     options = ["--kv-memory", str(kv_memory), "--max-streams", str(streams)]
     planned = json.loads(_run("-m", "slipstream.cli", "plan", "--json", *options))["total"]

@@ -68,6 +68,7 @@ def test_packed_logits_are_close(
     assert 1e-5 < off < CLOSE[dtype]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("dtype", "kernels"), [("float64", False), ("auto", True)], ids=["torch", "kernels"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_change_no_token(folders: dict[str, Path], kind: str, dtype: str, kernels: bool) -> None:

@@ -26,6 +26,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return folder, model(torch.tensor([TOKENS])).logits[0]
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
 @pytest.mark.parametrize("feed", FEEDS)
 def test_logits_equal_transformers(pair: tuple[Path, torch.Tensor], feed: str, kernels: bool) -> None:

@@ -64,7 +64,10 @@ def is_stored_as(matrix: object, dtype: str) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [*((kind, dtype) for kind in KINDS for dtype in DTYPES), *([] if ON_GPU else [("qwen3_5_moe", "int4")])],
+    [
+        *((kind, dtype) for kind in KINDS for dtype in DTYPES),
+        *([] if ON_GPU else [pytest.param("qwen3_5_moe", "int4", marks=pytest.mark.exhaustive)]),
+    ],
 )
 def test_tokens_equal_those_of_the_rounded_weights(tmp_path: Path, kind: str, dtype: str) -> None:
     plain, rough = folders(kind, dtype, tmp_path)
@@ -102,7 +105,7 @@ def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, kind: str) -
 
 
 # Not with one key head: there, rounding the weights as bfloat16 does moves the second token's logits by 1.
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "one-key-head" not in kind] if ON_GPU else ["qwen3_5"])
 def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: str, dtype: str) -> None:
     plain, rough = folders(kind, dtype, tmp_path, torch.bfloat16)

@@ -185,11 +185,14 @@ class Held(Adaptive):
         return [self._ask] * load.num_running
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("slope", [0.0002, 0.001, 0.002, 0.003])
 def test_it_finds_the_best_bounds_and_depth(slope: float, num_rows: int) -> None:
     floors = (0.0, 0.2, 0.4, 0.7, 0.9)
-    asks = [DraftAsk(depth, floor, onward) for depth in range(DEPTH + 1) for floor in floors for onward in floors]
+    # A bound for going on that is not above the floor ends nothing that the floor has not ended.
+    bounds = [(floor, onward) for floor in floors for onward in floors if onward == 0.0 or onward > floor]
+    asks = [DraftAsk(0), *(DraftAsk(depth, *each) for depth in range(1, DEPTH + 1) for each in bounds)]
     best = max(simulate(slope, Held(ask), num_rows).run(1500) for ask in asks)
     simulation = simulate(slope, num_rows=num_rows)
     simulation.run(600)

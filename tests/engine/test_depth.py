@@ -107,6 +107,7 @@ def adaptive(machine: Machine) -> Adaptive:
     return Adaptive(MAX_DEPTH, machine.costs)
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("num_rows", [1, 4, 16, 64])
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("name", MACHINES)
@@ -143,6 +144,7 @@ def test_it_recovers_when_acceptance_changes(before: float, after: float) -> Non
     assert simulation.run(300) >= 0.96 * best_fixed(machine, [after] * 2)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize(("factor", "tilt"), [(2.0, 0.0), (0.5, 0.0), (1.0, 0.15), (1.0, -0.15)])
 def test_it_bears_a_calibration_that_was_off(name: str, factor: float, tilt: float) -> None:

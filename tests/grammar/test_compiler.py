@@ -64,6 +64,13 @@ HOSTILE = {
 }
 
 
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits behind a long trial: that is tested below."""
+    monkeypatch.setattr(compiler_module, "REST", 0.0)
+
+
+@pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_specs_are_refused(default_tokenizer: Tokenizer, name: str) -> None:
     compiler = GrammarCompiler(default_tokenizer, seconds=5.0)

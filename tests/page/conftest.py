@@ -26,7 +26,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 def browser() -> Iterator[Browser]:
     executable = next((path for name in NAMES if (path := shutil.which(name))), None)
     if executable is None:
-        pytest.skip("the page's tests need a Chromium on the PATH (Debian: apt-get install chromium)")
+        pytest.skip("the page needs a Chromium on the PATH: Debian's package chromium")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=executable, args=["--disable-dev-shm-usage"])
         yield started

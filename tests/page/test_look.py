@@ -60,6 +60,7 @@ def test_the_contrast_audit_can_fail(page: Page) -> None:
     assert len(page.evaluate(f"() => {COLOURS}.lowContrast()")) == 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("blindness", BLINDNESS)
 def test_tints_stay_apart_for_colour_blind_eyes(

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -14,7 +15,8 @@ from fake_server import ENGINE, FakeServer, asked, events, raw_post, said, until
 from fakes import FakeRunner, Row, make_info
 from test_engine import GatedRunner
 
-from slipstream.server import lifecycle, service
+from slipstream.grammar import GrammarCompiler, compiler
+from slipstream.server import lifecycle, prepare, service
 from slipstream.server.settings import ServerConfig
 
 CHAT = "/v1/chat/completions"
@@ -325,10 +327,12 @@ def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
         assert not server.thread.is_alive()
 
 
-def test_hard_grammars_hold_nobody_up(threads: ThreadPoolExecutor) -> None:
+def test_hard_grammars_hold_nobody_up(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are threads for grammars; prompts, plain answers and looks go on."""
+    monkeypatch.setattr(compiler, "REST", 0.0)  # it would only make the last of them wait
+    monkeypatch.setattr(prepare, "GrammarCompiler", partial(GrammarCompiler, seconds=5.0))
     with FakeServer() as server:
-        patterns = [f"(a{{9000}}){{{9000 - i}}}" for i in range(4)]
+        patterns = [f"(a{{9000}}){{{9000 - i}}}" for i in range(3)]
         hard = [threads.submit(server.post, CHAT, messages=HELLO, guided_regex=pattern) for pattern in patterns]
         for _ in range(5):
             assert server.post(CHAT, messages=HELLO, max_tokens=5).status_code == 200

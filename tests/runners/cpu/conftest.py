@@ -1,7 +1,8 @@
-"""The kernels in every form this machine can run: native, without AVX-512, portable."""
+"""The kernels for every instruction set this machine can run: its own, those that older ones have, none."""
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.runners.torch.cpu.build import build, find_compiler
+from slipstream.runners.torch.cpu.build import ISA_FLAGS, build, find_compiler
 from slipstream.runners.torch.cpu.ops import Kernels
 
-FORMS = {"native": None, "portable": ["-DSS_PORTABLE"]}
-if platform.machine() == "x86_64":
-    FORMS["avx2"] = ["-march=native", "-mno-avx512f", "-mno-avxvnni"]
-    FORMS["narrow"] = ["-march=native", "-mno-avx512f"]  # byte products on 256 bits, where the machine has them
-    FORMS["float512"] = ["-march=native", "-mno-avx512vnni"]
+FORMS = sorted(ISA_FLAGS) if platform.machine() == "x86_64" else ["native", "portable"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +23,11 @@ def _same_numbers_every_time() -> None:
 
 @pytest.fixture(scope="session")
 def kernel_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"  # workers share it
 
 
-@pytest.fixture(scope="session", params=sorted(FORMS))
+@pytest.fixture(scope="session", params=FORMS)
 def any_kernels(request: pytest.FixtureRequest, kernel_dir: Path) -> Iterator[Kernels]:
     yield from _kernels(request.param, kernel_dir)
 
@@ -41,9 +39,9 @@ def kernels(kernel_dir: Path) -> Iterator[Kernels]:
 
 def _kernels(form: str, directory: Path) -> Iterator[Kernels]:
     if find_compiler() is None:
-        pytest.skip("no C compiler")
+        pytest.skip("the CPU kernels need a C compiler: Debian's package gcc")
     # The native form comes from the user's cache, as in service; the others are of no use to anyone later.
-    built = build(FORMS[form], None if form == "native" else directory)
+    built = build(ISA_FLAGS[form], None if form == "native" else directory)
     assert built.library is not None, built.why_not
     kernels = Kernels(built.library, 2)
     yield kernels

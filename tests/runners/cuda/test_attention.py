@@ -66,6 +66,7 @@ def test_contexts_that_end_at_and_around_splits(device: torch.device, length: in
     check(device, [Row(length - 3, 3)], HeadShape(3, 1, 64), hint=640, gated=True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("hint", [0, 300], ids=["whole", "split"])
 @pytest.mark.parametrize("tile_size", [16, 32])
 @pytest.mark.parametrize("heads", [HeadShape(6, 1, 64), HeadShape(3, 3, 80)], ids=str)

@@ -31,6 +31,7 @@ def stepped(convolved: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs), state
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("alike", [0.0, 0.8])  # how much the keys have in common
 @pytest.mark.parametrize("forgetting", [0.01, 1.0, 40.0])  # the last: hardly a token survives the next
 @pytest.mark.parametrize(

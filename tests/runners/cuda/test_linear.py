@@ -18,6 +18,7 @@ from slipstream.runners.torch.cuda.kernels.linear import (
 from slipstream.runners.torch.ops import TorchOps
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 17, 33, 64])
 @pytest.mark.parametrize("cut", [Tiling(64, 64, 3), Tiling(64, 128, 3, split=3), Tiling(128, 128, 2, split=2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,6 +35,7 @@ def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device
     assert not scratch.arrived.any()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_tokens", [1, 5, 33])
 @pytest.mark.parametrize("cut", [Tiling(64, 64, 3), Tiling(64, 128, 3, split=3), Tiling(128, 128, 2)])
 @pytest.mark.parametrize("gated", [False, True])

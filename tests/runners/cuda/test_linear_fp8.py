@@ -78,6 +78,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_kept", [0, 37])
 @pytest.mark.parametrize(
     ("num_tokens", "cut"), [(1, CUTS[0]), (16, CUTS[1]), (17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])]
@@ -100,6 +101,7 @@ def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, num_ke
     assert not scratch.arrived.any()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("num_tokens", "cut"), [(3, CUTS[1]), (20, CUTS[0])])
 @pytest.mark.parametrize("follower", ["more bits behind it", "gated"])
 def test_a_norm_between_two_products(follower: str, num_tokens: int, cut: Tiling, device: torch.device) -> None:

@@ -110,6 +110,7 @@ def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypat
     assert torch.equal(at_once.pairs, in_slabs.pairs)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("width", [512, 200, 328])
 def test_rows_are_level_times_scale_and_low_end(width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -130,6 +131,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("num_tokens", "cut"),
     [
@@ -182,6 +184,7 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
     assert torch.equal(together, alone)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816])
 @pytest.mark.parametrize("num_tokens", [1, 8, 9, 16, 17, 64, 65, 256, 257, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:

@@ -67,6 +67,7 @@ def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypat
     assert torch.equal(at_once.scale, in_slabs.scale)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("width", "tile"), [(384, 128), (200, 128), (520, 256)])
 def test_rows_are_level_times_scale(width: int, tile: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -86,6 +87,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("num_tokens", "cut"), [(1, CUTS[0]), (16, CUTS[1]), (17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])]
 )
@@ -130,6 +132,7 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
     assert torch.equal(together, alone)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816, 248320])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 256, 512, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:

@@ -31,6 +31,7 @@ def stacks(experts: RoundedExperts, count: int, dtype: torch.dtype) -> tuple[Ten
     return gate_up.view(count, -1, gate_up.shape[1]), down.view(count, -1, down.shape[1])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize(("num_tokens", "num_experts", "num_active", "hidden", "inner"), SIZES)

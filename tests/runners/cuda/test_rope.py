@@ -35,6 +35,7 @@ def float_copy(kv: LayerKv) -> LayerKv:
     return LayerKv(kv.k.float(), kv.v.float())
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
