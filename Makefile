@@ -4,7 +4,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal --durations 20
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations 20
 
 # Instruction sets that the CPU kernels can be compiled for on this machine, besides its own.
 FLAGS := $(shell grep -m 1 ^flags /proc/cpuinfo 2>/dev/null)
@@ -14,7 +14,7 @@ ATEN_avx512 := avx512
 ATEN_avx2-vnni := avx2
 ATEN_avx2 := avx2
 ATEN_portable := default
-ISA_TESTS := tests/runners/cpu tests/runners/test_step.py $(addprefix tests/conformance/test_,equality.py forks.py constrained.py)
+ISA_TESTS := tests/runners/cpu tests/runners/test_step.py $(addprefix tests/conformance/test_,equality.py forks.py constrained.py fp8.py logits.py)
 
 .PHONY: serve test test-all test-exhaustive test-isas $(ISAS:%=test-isa-%) check setup clean
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from slipstream.host import available_threads
+
 settings.register_profile("slipstream", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("slipstream")
 
@@ -29,7 +31,14 @@ if WORKER and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
 
+MOST_WORKERS = 8  # each of them takes a gigabyte
 PRODUCTS = {"each_value": 1, "each_pair": 2}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means."""
+    return min(MOST_WORKERS, available_threads())
 
 
 @pytest.hookimpl(tryfirst=True)
