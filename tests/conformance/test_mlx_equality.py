@@ -34,6 +34,7 @@ KINDS = {
     "qwen3_5_moe": ("qwen3_5_moe", 0),
     "qwen3_5_moe-4bit": ("qwen3_5_moe", 4),
 }
+QUICK = ("llama-4bit", "qwen3_5", "qwen3_5_moe-4bit")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,9 @@ def _runner(folder: Path, name: str) -> MlxRunner:
     return open_mlx(packed(raw, folder / f"{name}-packed", bits) if bits else raw)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS]
+)
 @settings(max_examples=12)
 @any_traffic
 def test_streams_equal_plain_decoding(

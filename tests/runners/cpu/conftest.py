@@ -16,6 +16,7 @@ from slipstream.runners.torch.cpu.ops import Kernels
 FORMS = sorted(ISA_FLAGS) if platform.machine() == "x86_64" else ["native", "portable"]
 if ISA_VARIABLE in os.environ:
     FORMS = ["native"]  # which is the one that it names
+QUICK = ("native", "avx2", "portable")  # to compile each takes a while
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,10 @@ def kernel_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"  # workers share it
 
 
-@pytest.fixture(scope="session", params=FORMS)
+@pytest.fixture(
+    scope="session",
+    params=[form if form in QUICK else pytest.param(form, marks=pytest.mark.exhaustive) for form in FORMS],
+)
 def any_kernels(request: pytest.FixtureRequest, kernel_dir: Path) -> Iterator[Kernels]:
     yield from _kernels(request.param, kernel_dir)
 

@@ -64,6 +64,7 @@ def check(before: Tensor, after: Tensor, name: str) -> None:
         assert fewest == most == got  # counting does not round
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 77, 5003])
 def test_truncate_equals_the_reference(device: torch.device, dtype: torch.dtype, vocab_size: int) -> None:
