@@ -17,6 +17,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf import open_hf
+from slipstream.runners.torch.cpu.experts import PackedExperts
 from slipstream.runners.torch.drafter import MtpDrafter
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.loading import load_runner
@@ -92,8 +93,8 @@ def _watch(monkeypatch: pytest.MonkeyPatch, count: object) -> None:
 
     def watched_experts(self: Weights, *arguments: object) -> Experts:
         made = experts(self, *arguments)  # type: ignore[arg-type]
-        assert isinstance(made, ExpertList)
-        count(sum(each.num_bytes for each in (*made.gate_up, *made.down)))  # type: ignore[operator]
+        assert isinstance(made, ExpertList | PackedExperts)
+        count(made.num_bytes)  # type: ignore[operator]
         return made
 
     monkeypatch.setattr(Weights, "experts", watched_experts)

@@ -35,6 +35,10 @@ class ExpertList:
     down: Sequence[Linear]
     ops: Ops
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in (*self.gate_up, *self.down))
+
     def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
         share, expert = wide(scores).softmax(-1).topk(num_active, dim=-1)  # [tokens, active]
         share = (share / share.sum(-1, keepdim=True)).to(x.dtype)

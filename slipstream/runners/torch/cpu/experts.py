@@ -35,6 +35,10 @@ class PackedExperts:
         self._tables = [_addresses(each) for each in self._kept]  # int64 [experts]
         self._structs: dict[int, _MoeLayer] = {}  # by number of active experts: a layer has one
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.num_bytes for each in self._kept for weight in each)
+
     def address(self, num_active: int) -> int:
         """Of the C struct."""
         if num_active not in self._structs:
