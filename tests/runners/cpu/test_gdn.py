@@ -14,6 +14,7 @@ from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.caches import GdnCache, GdnLayerCache
 from slipstream.runners.torch.cpu.backend import CpuOps
+from slipstream.runners.torch.cpu.gdn import MAX_DIM, fits
 from slipstream.runners.torch.cpu.ops import Kernels
 from slipstream.runners.torch.ops import GdnWeights, Ops, TorchOps
 
@@ -124,3 +125,15 @@ def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, g
             assert torch.equal(cache.state[i], state)
             assert torch.equal(cache.window[i], window)
     any_kernels.set_threads(2)
+
+
+def test_heads_too_wide_for_the_kernel_take_the_reference(kernels: Kernels) -> None:
+    gdn = GdnSpec(1, 1, 16, MAX_DIM + 8, 4)
+    assert not fits(gdn)
+    weights, x = make_weights(gdn), inputs(gdn, 5)
+    table = torch.zeros(SLOTS, 1, dtype=torch.int32)
+    batch = make_batch((RowSpan(0, 0, 0, 5),), [0] * 5, table)
+    mine, wanted = (
+        ops.gdn(x, weights, make_cache(gdn), batch) for ops in (CpuOps(kernels), TorchOps(CPU, torch.float32))
+    )
+    torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-4)

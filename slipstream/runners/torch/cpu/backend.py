@@ -16,14 +16,14 @@ from slipstream.load.tensor import RawTensor
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.cpu.experts import PackedExperts
-from slipstream.runners.torch.cpu.gdn import GdnLayer
+from slipstream.runners.torch.cpu.gdn import GdnLayer, fits
 from slipstream.runners.torch.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers, Mixer
 from slipstream.runners.torch.models.qwen3_5 import GatedDeltaNet
 from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
-from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm
+from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm, gated_delta_net
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
 
 _AS_STORED = {"Q4_0": W4, "Q4_1": W4M, "Q8_0": W8, "BF16": BF16, "F16": F32, "F32": F32}
@@ -186,6 +186,8 @@ class CpuOps:
         return y if gate is None else self._kernels.sigmoid_mul(gate, y)
 
     def gdn(self, mixed: Tensor, weights: GdnWeights, cache: GdnLayerCache, batch: RaggedBatch) -> Tensor:
+        if not fits(weights.spec):
+            return gated_delta_net(self, mixed, weights, cache, batch)
         return GdnLayer(weights, cache).run(self._kernels, mixed, batch.rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -229,7 +231,7 @@ def _packed_layer(layer: DecoderLayer) -> Layer | None:
 
 
 def _with_mixer(layer: Layer, mixer: Mixer) -> Layer | None:
-    if isinstance(mixer, GatedDeltaNet) and isinstance(mixer.cache, GdnLayerCache):
+    if isinstance(mixer, GatedDeltaNet) and isinstance(mixer.cache, GdnLayerCache) and fits(mixer.weights.spec):
         return replace(layer, gdn=GdnLayer(mixer.weights, mixer.cache))
     if not isinstance(mixer, Attention):
         return None

@@ -11,7 +11,7 @@ import torch
 from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight, Tensor
 from slipstream.runners.torch.experts import Beside
 
-MAX_ACTIVE = 32  # as in moe.h
+MAX_ACTIVE = 64  # as in moe.h
 
 
 class _MoeLayer(ctypes.Structure):

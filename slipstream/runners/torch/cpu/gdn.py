@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.load.spec import GdnSpec
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.caches import GdnLayerCache
 from slipstream.runners.torch.cpu.ops import Kernels, Tensor, floats
@@ -18,6 +19,11 @@ MAX_DRAFTS = 64  # of a row in a step
 
 _POINTERS = ("conv", "decay_scale", "dt_bias", "norm", "state", "window", "tape_conv", "tape_gates")
 _SIZES = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "kernel", "depth")
+
+
+def fits(gdn: GdnSpec) -> bool:
+    """Whether the kernel takes heads of this size. The published models' have 128."""
+    return max(gdn.k_dim, gdn.v_dim) <= MAX_DIM and gdn.conv_kernel <= MAX_KERNEL
 
 
 class _GdnLayer(ctypes.Structure):
@@ -34,9 +40,8 @@ class GdnLayer:
     def __init__(self, weights: GdnWeights, cache: GdnLayerCache) -> None:
         gdn = weights.spec
         depth = cache.tape_conv.shape[1]
-        assert max(gdn.k_dim, gdn.v_dim) <= MAX_DIM
+        assert fits(gdn)
         assert depth <= MAX_DRAFTS
-        assert gdn.conv_kernel <= MAX_KERNEL
         assert gdn.num_v_heads % gdn.num_k_heads == 0
         assert weights.conv.shape == (gdn.conv_kernel, gdn.conv_channels)
         self._kept = (weights, cache)

@@ -4,7 +4,7 @@
 
 #include "weight.h"
 
-#define MOE_MAX_ACTIVE 32
+#define MOE_MAX_ACTIVE 64
 
 /* A layer's experts; the same struct is in experts.py. */
 typedef struct {
