@@ -56,6 +56,18 @@ def test_the_rule_in_plain_numbers() -> None:
     assert lone.tolist() == [both.tolist()]
 
 
+def test_a_simulated_head_is_as_sure_as_it_is_right() -> None:
+    runner = open_runner(HIGH)
+    join = RowJoin(0, PROMPT, len(PROMPT), SamplingParams(temperature=0.0), 11, 0.0)
+    blocks = tuple(range(runner.info.num_blocks // 2))
+    runner.submit(StepPlan(0, (), (join,), (RowStep(0, len(PROMPT), 3, blocks, 1e-6),)))
+    [row] = runner.collect().rows
+    assert row.confidences == pytest.approx(pass_rates(HIGH, 3), abs=1e-6)
+    runner.submit(StepPlan(1, (), (), (RowStep(0, 4, 3, (), 0.65),)))  # of all three, 0.60 is expected
+    [row] = runner.collect().rows
+    assert len(row.drafts) == 2
+
+
 def test_the_rates_come_out() -> None:
     seeds = torch.arange(40_000)
     accepted = passes(seeds, torch.full_like(seeds, 123), HIGH, 4).long().cumprod(1).float().mean(0)

@@ -21,6 +21,7 @@ from slipstream.runners.torch.draw import apply_masks, choose
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
 from slipstream.runners.torch.rows import Row
+from slipstream.runners.torch.simulate import pass_rates
 from slipstream.sampling.masks import is_empty
 
 
@@ -74,9 +75,17 @@ class NoDrafter:
 
 class MtpDrafter:
     def __init__(
-        self, head: MtpHead, embedding: Linear, output: Linear, ops: Ops, block_table: Tensor, max_depth: int
+        self,
+        head: MtpHead,
+        embedding: Linear,
+        output: Linear,
+        ops: Ops,
+        block_table: Tensor,
+        max_depth: int,
+        simulate_acceptance: Sequence[float] = (),
     ) -> None:
         self.max_depth = max_depth
+        self._pass_rates = pass_rates(simulate_acceptance, max_depth) if simulate_acceptance else []
         self._head = head
         self._embedding = embedding
         self.output = output  # may hold only the first, most frequent, part of the vocabulary
@@ -115,8 +124,13 @@ class MtpDrafter:
                 for row, draft in zip(active, drafts[index, i].tolist(), strict=True):
                     ends.guides[row].follow(draft)
             if limits.any:
-                limits.tell(i, active, index, self._ops.confidence(logits))
+                limits.tell(i, active, index, self._confidence(logits, i))
         return Proposal(drafts, limits.lengths(), limits.confidences)
+
+    def _confidence(self, logits: Tensor, i: int) -> Tensor:
+        """In its draft i. Of a simulated head: as sure as it is right, since a random one is sure of nothing. [rows]"""
+        own = self._ops.confidence(logits)
+        return torch.full_like(own, self._pass_rates[i]) if self._pass_rates else own
 
     def _again(
         self, tokens: Tensor, hidden: Tensor, ends: Ends, active: Sequence[int], positions: Tensor, ahead: int

@@ -100,7 +100,8 @@ class _Loader:
         drafter: Drafter = NoDrafter()
         if self.max_depth:
             head, output = self._head(decoder)
-            drafter = MtpDrafter(head, decoder.embedding, output, self.ops, table.block_table, self.max_depth)
+            sources = (head, decoder.embedding, output, self.ops, table.block_table, self.max_depth)
+            drafter = MtpDrafter(*sources, self.config.simulate_acceptance)
         parts = (self._info(lag=0), decoder, drafter, self.ops, table, self.kv, self.gdn)
         return TorchRunner(*parts, self.config.simulate_acceptance, fused=not isinstance(decoder.layers, InTurn))
 
