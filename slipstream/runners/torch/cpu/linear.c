@@ -217,6 +217,7 @@ static linear_job job_for(const linear_call *c, const weight_t *w, int at) {
   j.bias = c->bias ? c->bias + at : NULL;
   j.add = c->add ? c->add + at : NULL;
   j.panels = num_panels(w->rows);
+  j.fetch = fetching_pays();
   j.slabs = (c->m + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
   return j;
 }

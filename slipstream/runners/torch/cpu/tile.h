@@ -23,6 +23,7 @@ typedef struct {
   float *out;
   int64_t ldx, ldo, lda;
   int m, panels, slabs, panels_per_chunk, chunks_per_slab;
+  int fetch; /* whether weights are fetched ahead */
   int prepare0, chunk0; /* the first of its items among all jobs' */
 } linear_job;
 
@@ -46,15 +47,26 @@ INLINE void store_vector(const linear_job *j, vf value, int64_t row, int col, in
   }
 }
 
-/* Weights come from memory once a step, in order; hardware prefetchers stop at every page. Measured: 1.4x at one row. */
-INLINE void fetch_ahead(const int format, const uint8_t *p) {
-  _Pragma("GCC unroll 128") for (int i = 0; i < block_bytes(format); i += 64) __builtin_prefetch(p + FETCH_BYTES + i, 0, 3);
+/* Weights come from memory once a step, in order. Prefetchers of Intel's processors stop at every page: fetching ahead by
+ * instructions made one row 1.4 times as fast there. AMD's do better when left alone: 0.85 to 0.9 (docs/LOG.md). */
+INLINE int fetching_pays(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_cpu_init();
+  return !__builtin_cpu_is("amd");
+#else
+  return 1;
+#endif
 }
 
-/* A quarter of that: all at once would occupy the buffers that the block's own loads need. */
-INLINE void fetch_quarter(const int format, const uint8_t *p, const int quarter) {
+/* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need. */
+INLINE void fetch_quarter(const int format, const uint8_t *p, const int quarter, int fetch) {
   const int lines = (block_bytes(format) + 63) / 64, from = lines * quarter / 4, to = lines * (quarter + 1) / 4;
+  if (!fetch) return;
   _Pragma("GCC unroll 32") for (int i = from; i < to; i++) __builtin_prefetch(p + FETCH_BYTES + 64 * i, 0, 3);
+}
+
+INLINE void fetch_ahead(const int format, const uint8_t *p, int fetch) {
+  _Pragma("GCC unroll 4") for (int quarter = 0; quarter < 4; quarter++) fetch_quarter(format, p, quarter, fetch);
 }
 
 INLINE void store_tile(const linear_job *j, const int mt, int panel, int row, sums_t acc) {

@@ -96,7 +96,7 @@ INLINE void tile_amx(const linear_job *j, const int format, int panel, int row) 
   clear(MAX_MT, acc);
   for (int b = 0; b < blocks + 2; b++, p += block_bytes(format)) {
     if (b < blocks) {
-      fetch_ahead(format, p);
+      fetch_ahead(format, p, j->fetch);
       unpack_block(format, p, words[b & 1]);
     }
     if (b >= 2) finish_block(j, format, p - 2 * block_bytes(format), at + b - 2, blocks, dots[b & 1], acc);

@@ -102,7 +102,7 @@ INLINE void load_pair(const int format, const uint8_t *p, int i, vi w[2]) {
  * groups, and a word of x is read once for all of them: a broadcast for every product would keep the load ports as busy as
  * the byte products keep theirs. */
 INLINE void dot_block(const int format, const int mt, const int from, const int to, const uint8_t *p,
-                      const int8_t *parts, const block_facts *facts, int blocks, sums_t acc) {
+                      const int8_t *parts, const block_facts *facts, int blocks, int fetch, sums_t acc) {
   const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
   vi high[WIDE_MT][NUM_GROUPS], rest[WIDE_MT][NUM_GROUPS];
   _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
@@ -110,7 +110,7 @@ INLINE void dot_block(const int format, const int mt, const int from, const int 
       high[m - from][g] = vi_set(0), rest[m - from][g] = vi_set(facts[(int64_t)m * blocks].start);
   _Pragma("GCC unroll 4") for (int i = 0; i < NUM_WORDS / 2; i++) {
     vi w[NUM_GROUPS][2];
-    if (!from) fetch_quarter(format, p, i);
+    fetch_quarter(format, p, i, fetch);
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) load_pair(format, p + g * VL * UNIT_BYTES, i, w[g]);
     _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
       _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) {
@@ -139,8 +139,8 @@ INLINE void tile_dot(const linear_job *j, const int format, const int mt, int pa
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
     const int8_t *parts = parts_of((int8_t *)j->parts, blocks, row, b);
-    dot_block(format, mt, 0, half, p, parts, facts + b, blocks, acc);
-    if (half < mt) dot_block(format, mt, half, mt, p, parts, facts + b, blocks, acc);
+    dot_block(format, mt, 0, half, p, parts, facts + b, blocks, j->fetch, acc);
+    if (half < mt) dot_block(format, mt, half, mt, p, parts, facts + b, blocks, 0, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }

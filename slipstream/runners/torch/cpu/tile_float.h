@@ -76,7 +76,7 @@ INLINE void tile_float(const linear_job *j, const int format, const int mt, int 
   sums_t acc, s;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, x += BLOCK, p += block_bytes(format)) {
-    fetch_ahead(format, p);
+    fetch_ahead(format, p, j->fetch);
     clear(mt, s);
     if (format <= W4M) block_w4(mt, p, x, ldx, s);
     else if (format == W8) block_w8(mt, p, x, ldx, s);

@@ -51,13 +51,13 @@ INLINE void load_words(const int format, const uint8_t *p, int i, vi w[4]) {
 }
 
 INLINE void word_block(const int format, const int mt, const uint8_t *p, const int16_t *words, const block_facts *facts,
-                       int blocks, sums_t acc) {
+                       int blocks, int fetch, sums_t acc) {
   const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
   vi sum[MAX_MT][NUM_GROUPS];
   _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = vi_set(facts[(int64_t)m * blocks].start);
   _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK / 8; i++) {
-    fetch_quarter(format, p, i);
+    fetch_quarter(format, p, i, fetch);
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
       vi w[4];
       HIDE(words);
@@ -85,7 +85,8 @@ INLINE void tile_word(const linear_job *j, const int format, const int mt, int p
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
-    word_block(format, mt, p, (const int16_t *)parts_of((int8_t *)j->parts, blocks, row, b), facts + b, blocks, acc);
+    const int16_t *words = (const int16_t *)parts_of((int8_t *)j->parts, blocks, row, b);
+    word_block(format, mt, p, words, facts + b, blocks, j->fetch, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }
