@@ -150,6 +150,8 @@ def _step_bytes(spec: ModelSpec, engine: EngineConfig, placement: Placement, max
     """Activations of the fullest step, a matrix unpacked for it, and the logits of its drawing positions."""
     item = placement.ops.dtype.itemsize
     per_token = (4 * spec.hidden_size + 2 * _qkv_rows(spec) + 3 * _inner(spec)) * item
+    if spec.moe is not None and placement.device.type == "cpu":  # what its experts read and answer, side by side
+        per_token += 2 * spec.hidden_size * spec.moe.num_active * item
     logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
     unpacked = placement.form.unpacked_bytes(_widest(spec))
     return max(engine.max_step_tokens, placement.prompt_tokens) * per_token + unpacked + logits
