@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -141,7 +142,10 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._fd, theirs = pty.openpty()
-        self.process = subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs)
+        # As in a terminal, Ctrl-C is not ignored, whatever started the tests: a background job would hand that down.
+        reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        self.process = subprocess.Popen([*COMMAND, *arguments], **streams, preexec_fn=reset)
         os.close(theirs)
         self.seen = ""
 

@@ -157,7 +157,7 @@ def test_the_panel_says_what_metrics_say(chat: Page, real: RealServer) -> None:
     drafted = counted["vllm:spec_decode_num_draft_tokens_total"]
     expect(field(chat, "speculation.accepted")).to_have_text(f"{accepted:,.0f} of {drafted:,.0f}")
     mean = 1 + accepted / counted["vllm:spec_decode_num_drafts_total"]
-    assert abs(number(chat, "speculation.mean") - mean) <= 0.0051
+    assert abs(number(chat, "speculation.mean") - mean) <= 0.0056  # rounded to thousandths, then to hundredths
     assert accepted > 0
     for position in (1, 2, 3):
         by_position = counted[f"vllm:spec_decode_num_accepted_tokens_per_pos_total {position - 1}"]
