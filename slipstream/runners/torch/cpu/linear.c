@@ -1,7 +1,7 @@
 /* out = x w^T (+ bias) (+ add), x in float32, w packed (weight.h).
  *
  * Every output element is computed in one order, whatever the number of rows, the tile and the thread: the order is
- * written in tile_float.h and tile_dot.h. A tile keeps MT rows of x and three vectors of output rows in registers, so a
+ * written in tile_float.h and tile_integer.h. A tile keeps MT rows of x and three vectors of output rows in registers, so a
  * weight is unpacked once for MT rows: verifying a few drafted tokens costs little more than decoding one. (Unpacking a
  * block to memory once for many rows, with x transposed, was measured for prefill and gained nothing.)
  */
@@ -88,19 +88,24 @@ static void sum_row(const float *x, int blocks, float *out) {
   }
 }
 
-#if defined(HAS_DOT)
-static void round_row(const linear_job *j, int i, int blocks, const float *x) {
+#if defined(HAS_DOT) || defined(HAS_WORD)
+/* Row i of x as the tile takes it. */
+static void store_parts(const linear_job *j, int i, int8_t *parts, const int32_t *v) {
+#ifdef HAS_DOT
   const int first = i - i % MAX_MT, group = j->m - first < MAX_MT ? j->m - first : MAX_MT;
-  for (int b = 0; b < blocks; b++) {
-    int8_t *high = parts_of(j->parts, blocks, i, b) + (i - first) * BLOCK;
-    round_block(x + b * BLOCK, offset_of(j->w->format), high, high + group * BLOCK, j->facts + (int64_t)i * blocks + b);
-  }
+  int8_t *high = parts + (i - first) * BLOCK;
+  split_bytes(v, high, high + group * BLOCK);
+#else
+  (void)j;
+  store_words(v, (int16_t *)parts + i % MAX_MT * BLOCK);
+#endif
 }
-#elif defined(HAS_WORD)
+
 static void round_row(const linear_job *j, int i, int blocks, const float *x) {
   for (int b = 0; b < blocks; b++) {
-    int16_t *words = (int16_t *)parts_of(j->parts, blocks, i, b) + i % MAX_MT * BLOCK;
-    round_words(x + b * BLOCK, j->w->format == W8 ? 0 : 8, words, j->facts + (int64_t)i * blocks + b);
+    int32_t v[BLOCK];
+    round_block(x + b * BLOCK, offset_of(j->w->format), v, j->facts + (int64_t)i * blocks + b);
+    store_parts(j, i, parts_of(j->parts, blocks, i, b), v);
   }
 }
 #else

@@ -101,7 +101,7 @@ INLINE void tile_amx(const linear_job *j, const int format, int panel, int row) 
     }
     if (b >= 2) finish_block(j, format, p - 2 * block_bytes(format), at + b - 2, blocks, dots[b & 1], acc);
     if (b >= 1 && b <= blocks)
-      multiply_block(parts_of((int8_t *)j->parts, blocks, row, b - 1), words[(b - 1) & 1], dots[(b - 1) & 1]);
+      multiply_block(parts_of(j->parts, blocks, row, b - 1), words[(b - 1) & 1], dots[(b - 1) & 1]);
   }
   store_tile(j, MAX_MT, panel, row, acc);
 }

@@ -1,53 +1,16 @@
-/* A tile of a block format in integers, on machines that multiply bytes four at a time.
+/* A tile of a block format on machines that multiply bytes four at a time (VNNI): see tile_integer.h for the sums.
  *
- * x is rounded to 15 bits, block by block: x[k] = step v[k], |v| <= 127 * 128, v = 128 high + low, both signed bytes.
- * The weights' q are bytes already, so a block's sum of q[k] v[k] is exact; it is rounded once, when it becomes a float:
- *
- *     for each block of 32 columns:  t = sum over k of (q[k] - offset) v[k], an integer
- *                                    acc = d (step t) + acc
- *                                    acc = (m + 8 d) (step sum(v in block)) + acc     (W4M only)
- *
- * The rounding of x (2^-15 of the block's largest) is far below that of the weights. A byte product does four times the
- * work of a float one, so even twice as many of them make four rows cost little more than one.
+ * x in 15 bits is two signed bytes, v = 128 high + low. A byte product does four times the work of a float one, so even
+ * twice as many of them make four rows cost little more than one.
  */
 #ifndef SS_TILE_DOT_H
 #define SS_TILE_DOT_H
 
-#include "tile.h"
+#include "tile_integer.h"
 
-#define PARTS_BYTES (2 * BLOCK) /* of a row's block: high and low bytes */
-#define TOP (127 * 128)
 #define NUM_WORDS 8 /* of 4 columns in a block: of each 8 columns the even, then the odd */
 #define WIDE_MT (MAX_MT / 2) /* rows whose integer sums the registers hold together, for all groups */
 
-#if defined(HAS_DOT) || defined(HAS_WORD)
-
-/* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low; where
- * words are multiplied, the words of its rows. */
-INLINE int8_t *parts_of(int8_t *parts, int blocks, int row, int b) {
-  return parts + ((int64_t)(row / MAX_MT) * blocks + b) * MAX_MT * PARTS_BYTES;
-}
-
-INLINE int32_t word_at(const int8_t *parts, int i) {
-  int32_t word;
-  memcpy(&word, parts + 4 * i, 4);
-  return word;
-}
-
-/* The largest absolute value of a block of x. */
-INLINE float largest(const float *x) {
-  vf most = v_set(0.0f);
-  for (int i = 0; i < BLOCK; i += VL) most = v_max(most, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
-  return v_hmax(most);
-}
-
-/* acc and the share of one block whose integer sum is t. */
-INLINE vf add_dot(const int format, vf d, vf low, vi t, const block_facts *x, vf acc) {
-  acc = v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc);
-  return format == W4M ? v_fma(low, v_set(x->sum), acc) : acc;
-}
-
-#endif
 #ifdef HAS_DOT
 
 /* Bytes of v[0..31] in the order of the words. */
@@ -65,23 +28,16 @@ INLINE void store_bytes(const int32_t *v, int8_t *to) {
 /* What is added to q to make it unsigned. */
 INLINE int offset_of(int format) { return format == W8 ? 128 : 8; }
 
-/* One block of x: its bytes, and what the sums need beside them. */
-INLINE void round_block(const float *x, int offset, int8_t *high_at, int8_t *low_at, block_facts *facts) {
-  float top = largest(x);
-  vf scale = v_set(top > 1e-30f ? TOP / top : 0.0f);
-  int32_t high[BLOCK], low[BLOCK], sum = 0;
+/* The high and the low bytes of v[0..31]. */
+INLINE void split_bytes(const int32_t *v, int8_t *high_at, int8_t *low_at) {
+  int32_t high[BLOCK], low[BLOCK];
   for (int i = 0; i < BLOCK; i += VL) {
-    vi v = v_round(v_mul(v_load(x + i), scale));
-    vi h = vi_sra(vi_add(v, vi_set(64)), 7);
+    vi h = vi_sra(vi_add(vi_load(v + i), vi_set(64)), 7);
     vi_store(high + i, h);
-    vi_store(low + i, vi_sub(v, vi_shl(h, 7)));
+    vi_store(low + i, vi_sub(vi_load(v + i), vi_shl(h, 7)));
   }
-  for (int k = 0; k < BLOCK; k++) sum += 128 * high[k] + low[k];
   store_bytes(high, high_at);
   store_bytes(low, low_at);
-  facts->step = top > 1e-30f ? top / TOP : 0.0f;
-  facts->sum = facts->step * (float)sum;
-  facts->start = -offset * sum;
 }
 
 /* The q of 8 columns of a block for one vector of rows, as unsigned bytes: words 2 i and 2 i + 1. */
@@ -138,7 +94,7 @@ INLINE void tile_dot(const linear_job *j, const int format, const int mt, int pa
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
-    const int8_t *parts = parts_of((int8_t *)j->parts, blocks, row, b);
+    const int8_t *parts = parts_of(j->parts, blocks, row, b);
     dot_block(format, mt, 0, half, p, parts, facts + b, blocks, j->fetch, acc);
     if (half < mt) dot_block(format, mt, half, mt, p, parts, facts + b, blocks, 0, acc);
   }

@@ -1,38 +1,27 @@
-/* A tile of a block format in integers, on machines that multiply 16-bit words in pairs (AVX2, AVX-512 without VNNI).
- *
- * x is rounded to 15 bits, as in tile_dot.h, and kept as words; the weights' q are widened to words in registers. A
- * block's sum is the same exact integer as there and meets the same float operations in the same order.
+/* A tile of a block format on machines that multiply 16-bit words in pairs (AVX2, AVX-512 without VNNI): see tile_integer.h
+ * for the sums. x in 15 bits is a word; the weights' q are widened to words in registers.
  */
 #ifndef SS_TILE_WORD_H
 #define SS_TILE_WORD_H
 
-#include "tile_dot.h"
+#include "tile_integer.h"
 
 #ifdef HAS_WORD
 
-/* The sums fit into the registers only if the compiler adds products in the order written and does not keep words of x
- * for the next group: it may forget what it knows of a pointer, and must have a sum complete at this point. */
+/* The sums fit into the registers only if products are added in the order written, which integers do not need, and if words
+ * of x are loaded again for each group. So the compiler is kept from knowing that a pointer is the same as before, and from
+ * leaving a sum for later. */
 #define HIDE(pointer) __asm__("" : "+r"(pointer))
-#define IN_REGISTER(sum) __asm__("" : "+x"(sum))
+#define IN_REGISTER(sum) __asm__("" : "+v"(sum))
+
+/* What is added to q to make it unsigned. */
+INLINE int offset_of(int format) { return format == W8 ? 0 : 8; }
 
 /* Words of v[0..31] in the order of the lanes' pairs: of each 8 columns 0 4, 2 6, 1 5, 3 7. */
 INLINE void store_words(const int32_t *v, int16_t *to) {
   static const int order[8] = {0, 4, 2, 6, 1, 5, 3, 7};
   for (int k = 0; k < BLOCK; k += 8)
     for (int i = 0; i < 8; i++) to[k + i] = (int16_t)v[k + order[i]];
-}
-
-/* One block of x: its words, and what the sums need beside them. */
-INLINE void round_words(const float *x, int offset, int16_t *to, block_facts *facts) {
-  int32_t v[BLOCK], sum = 0;
-  float top = largest(x);
-  vf scale = v_set(top > 1e-30f ? TOP / top : 0.0f);
-  for (int i = 0; i < BLOCK; i += VL) vi_store(v + i, v_round(v_mul(v_load(x + i), scale)));
-  for (int k = 0; k < BLOCK; k++) sum += v[k];
-  store_words(v, to);
-  facts->step = top > 1e-30f ? top / TOP : 0.0f;
-  facts->sum = facts->step * (float)sum;
-  facts->start = -offset * sum;
 }
 
 /* The q of 8 columns of a block for one vector of rows: four pairs of words. W8 signed, the others unsigned. */
@@ -64,7 +53,7 @@ INLINE void word_block(const int format, const int mt, const uint8_t *p, const i
       load_words(format, p + g * VL * UNIT_BYTES, i, w);
       _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
         _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
-          vi x = vi_set(word_at((const int8_t *)(words + m * BLOCK), 4 * i + k));
+          vi x = vi_set(word_at(words + m * BLOCK, 4 * i + k));
           sum[m][g] = vi_add(sum[m][g], vw_dot(w[k], x));
           IN_REGISTER(sum[m][g]);
         }
@@ -85,7 +74,7 @@ INLINE void tile_word(const linear_job *j, const int format, const int mt, int p
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
-    const int16_t *words = (const int16_t *)parts_of((int8_t *)j->parts, blocks, row, b);
+    const int16_t *words = (const int16_t *)parts_of(j->parts, blocks, row, b);
     word_block(format, mt, p, words, facts + b, blocks, j->fetch, acc);
   }
   store_tile(j, mt, panel, row, acc);
