@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from types import TracebackType
 
 from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.contract import Runner, TokenLogprobs
 from slipstream.engine.engine import Engine
-from slipstream.engine.plan import Runner, TokenLogprobs
 from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import RequestStats, StatsSnapshot
 from slipstream.errors import ConfigError, EngineDead, RequestError

@@ -16,8 +16,8 @@ import torch
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel, open_model
-from slipstream.load.hf import open_hf
-from slipstream.runners.torch.cpu.experts import PackedExperts
+from slipstream.load.hf.folder import open_hf
+from slipstream.runners.cpu.experts import PackedExperts
 from slipstream.runners.torch.drafter import MtpDrafter
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.loading import load_runner

@@ -12,7 +12,7 @@ from itertools import count, pairwise
 from statistics import median
 
 from slipstream.bench.ask import random_prompt
-from slipstream.engine.plan import RowJoin, RowStep, Runner, StepPlan, StepResult
+from slipstream.engine.contract import RowJoin, RowStep, Runner, StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import INTERVAL, RandomCheckpoint
 from slipstream.load.spec import ModelSpec
-from slipstream.load.token_bytes import BYTE_OF
+from slipstream.load.tokenizer.token_bytes import BYTE_OF
 from slipstream.runners.torch.twin import TWINS, twin_tensors
 
 NORMAL_TOKEN = 1

@@ -16,14 +16,14 @@ from slipstream.bench.nine import NINE_PROMPTS
 from slipstream.bench.report import shown
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig
+from slipstream.engine.contract import Runner, StepCosts
 from slipstream.engine.engine import grid
-from slipstream.engine.plan import Runner, StepCosts
-from slipstream.engine.policies import make_policy
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.llm import choose_runner, load_runner
 from slipstream.load import OpenedModel
 from slipstream.sampling import SamplingParams
+from slipstream.speculate.by_request import make_policy
 
 STREAMS = (1, 4, 8)
 DEPTH = 2

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
-from slipstream.engine.plan import RowStep
+from slipstream.engine.contract import RowStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.config import EngineConfig
-from slipstream.engine.depth import DepthPolicy
-from slipstream.engine.plan import Runner, RunnerInfo, StepCosts
-from slipstream.engine.policies import make_policy
+from slipstream.engine.contract import Runner, RunnerInfo, StepCosts
 from slipstream.engine.request import FinishReason, Request, TokenEvent, check_request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
 from slipstream.errors import EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams
+from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.policy import DepthPolicy
 
 Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither block nor raise
 

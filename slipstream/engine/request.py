@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.plan import Fork, RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
+from slipstream.engine.contract import Fork, RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
 from slipstream.engine.stats import RequestStats, RowCounters
 from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import SamplingParams
@@ -92,7 +92,7 @@ def length_limit(request: Request, info: RunnerInfo) -> int:
 
 
 class Sequence:
-    """A request on its way. Without a slot it waits; num_computed then is 0. Leaders and siblings: see families.py."""
+    """A request on its way. Without a slot it waits; num_computed then is 0. For parents see parallel_samples.py."""
 
     def __init__(self, request: Request, limit: int, family: object = None) -> None:
         self.request = request

@@ -11,12 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slipstream.cache.blocks import BlockPool
 from slipstream.config import EngineConfig
-from slipstream.engine.blocks import BlockPool
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.depth import DepthPolicy, DrawRow, Load, StepTiming
-from slipstream.engine.families import at_rest, bind, first_group, num_shared, part
-from slipstream.engine.plan import Fork, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.contract import Fork, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.parallel_samples import at_rest, bind, first_group, num_shared, part
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -27,7 +26,8 @@ from slipstream.engine.request import (
     length_limit,
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
-from slipstream.engine.step import Pass, Pick
+from slipstream.engine.step_builder import Pass, Pick
+from slipstream.speculate.policy import DepthPolicy, DrawRow, Load, StepTiming
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and what they may have become
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.engine.contract import RowJoin, RowStep
 from slipstream.engine.request import Sequence
 
 

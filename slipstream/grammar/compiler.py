@@ -22,7 +22,7 @@ from slipstream.grammar.vocabulary import vocabulary_of
 from slipstream.sampling.constraints import Constraint
 
 if TYPE_CHECKING:
-    from slipstream.load.tokenizer import Tokenizer
+    from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 
 LONG_SECONDS = 0.3  # what hardly any honest spec takes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import llguidance
 
 if TYPE_CHECKING:
-    from slipstream.load.tokenizer import Tokenizer
+    from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 END = b"<|slipstream end of output|>"
 

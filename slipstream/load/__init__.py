@@ -10,20 +10,20 @@ from functools import cached_property
 from pathlib import Path
 
 from slipstream.errors import LoadError
-from slipstream.load.any_folder import find_any_head, open_any
 from slipstream.load.default_model import default_head_path, default_model_path
 from slipstream.load.dequantize import dequantize
-from slipstream.load.detokenizer import StreamingDetokenizer
-from slipstream.load.gguf_file import GgufCheckpoint, open_gguf
-from slipstream.load.gguf_header import read_header
-from slipstream.load.gguf_vocab import tokenizer_from_gguf
+from slipstream.load.gguf.file import GgufCheckpoint, open_gguf
+from slipstream.load.gguf.header import read_header
+from slipstream.load.gguf.vocab import tokenizer_from_gguf
 from slipstream.load.head import find_head, open_head
-from slipstream.load.hf import open_hf
-from slipstream.load.hf_tokenizer import tokenizer_from_folder
-from slipstream.load.hub import fetch_folder, is_hub_id
+from slipstream.load.hf.any_folder import find_any_head, open_any
+from slipstream.load.hf.folder import open_hf
+from slipstream.load.hf.hub import fetch_folder, is_hub_id
 from slipstream.load.spec import GdnSpec, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tensor import Checkpoint, RawTensor
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.detokenizer import StreamingDetokenizer
+from slipstream.load.tokenizer.hf import tokenizer_from_folder
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 __all__ = [
     "Checkpoint",

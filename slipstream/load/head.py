@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from slipstream.errors import HeadError, LoadError
-from slipstream.load.hf import HfCheckpoint
+from slipstream.load.hf.folder import HfCheckpoint
 from slipstream.load.safetensors import SafetensorsFile, TensorStore, open_folder
 from slipstream.load.shapes import Shapes, layer_shapes, mismatch, mlp_shapes, separate_experts
 from slipstream.load.spec import ModelSpec

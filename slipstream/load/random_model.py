@@ -18,12 +18,12 @@ from tokenizers import models, pre_tokenizers
 
 from slipstream.errors import LoadError, MissingTensor
 from slipstream.load import OpenedModel
-from slipstream.load.chat_template import ChatTemplate
 from slipstream.load.head import head_shapes
 from slipstream.load.shapes import Shapes, trunk_shapes
 from slipstream.load.spec import GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
-from slipstream.load.token_bytes import BYTE_OF
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.token_bytes import BYTE_OF
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 ITEM_BYTES = 2  # everything is bfloat16
 INTERVAL = 4  # every fourth layer is full attention

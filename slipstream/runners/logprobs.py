@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from slipstream.engine.plan import RowResult, TokenLogprobs
+from slipstream.engine.contract import RowResult, TokenLogprobs
 from slipstream.runners.rows import Asked, Row, RowSpan
 
 PIECE = 1 << 23  # logits that are looked at together: prompts are long and vocabularies large

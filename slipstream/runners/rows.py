@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from slipstream.engine.plan import RowJoin, RowResult
+from slipstream.engine.contract import RowJoin, RowResult
 from slipstream.errors import ConstraintFault
 from slipstream.sampling.constraints import Matcher, matcher_for
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipstream.engine.async_engine import TokenStream
-from slipstream.engine.plan import TokenLogprobs
+from slipstream.engine.contract import TokenLogprobs
 from slipstream.engine.request import TokenEvent
 from slipstream.load import Tokenizer
 from slipstream.server.errors import engine_failed, shutting_down

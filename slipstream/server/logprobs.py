@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slipstream.engine.plan import TokenLogprobs
+from slipstream.engine.contract import TokenLogprobs
 from slipstream.load import Tokenizer
 from slipstream.server.pieces import Piece, Score
 

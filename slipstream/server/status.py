@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from slipstream import __version__
 from slipstream.config import EngineConfig
+from slipstream.engine.contract import RunnerInfo
 from slipstream.engine.engine import Engine
-from slipstream.engine.plan import RunnerInfo
 from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
 from slipstream.host import resident_bytes
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.engine.acceptance import Acceptance
-from slipstream.engine.chains import NO_FLOOR, Chains
-from slipstream.engine.costs import CostCurve
-from slipstream.engine.depth import NOTHING, DepthPolicy, DraftAsk, DrawRow, Load, StepTiming
-from slipstream.engine.plan import StepCosts
+from slipstream.engine.contract import StepCosts
 from slipstream.sampling.params import MAX_DEPTH
+from slipstream.speculate.acceptance import Acceptance
+from slipstream.speculate.confidence import NO_FLOOR, Chains
+from slipstream.speculate.cost_curve import CostCurve
+from slipstream.speculate.policy import NOTHING, DepthPolicy, DraftAsk, DrawRow, Load, StepTiming
 
 BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.engine.adaptive import Adaptive
-from slipstream.engine.depth import NOTHING, DepthPolicy, DraftAsk, DrawRow, Fixed, Load, Off, Solo, StepTiming
-from slipstream.engine.plan import RunnerInfo, StepCosts
+from slipstream.engine.contract import RunnerInfo, StepCosts
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting
+from slipstream.speculate.adaptive import Adaptive
+from slipstream.speculate.policy import NOTHING, DepthPolicy, DraftAsk, DrawRow, Fixed, Load, Off, Solo, StepTiming
 
 
 def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: StepCosts) -> DepthPolicy:

@@ -18,7 +18,7 @@ from slipstream.bench.traffic import percentile
 from slipstream.cli import main
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import StepPlan, StepResult
+from slipstream.engine.contract import StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
 from slipstream.runners.torch.loading import load_runner

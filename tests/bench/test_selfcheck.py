@@ -11,7 +11,7 @@ import tiny
 
 from slipstream.bench.selfcheck import Findings, check, report
 from slipstream.commands.options import ModelOptions
-from slipstream.engine.plan import StepPlan, StepResult
+from slipstream.engine.contract import StepPlan, StepResult
 
 PROMPTS = [[random.Random(i).randrange(tiny.VOCAB) for _ in range(5 + i)] for i in range(4)]
 

@@ -18,7 +18,7 @@ from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.load.random_model import RANDOM_SHAPES, RandomCheckpoint, random_model
 from slipstream.load.spec import GdnSpec, ModelSpec, RopeSpec
-from slipstream.runners.torch.cpu.rounding import q8_0_blocks
+from slipstream.runners.cpu.quantize import q8_0_blocks
 from slipstream.runners.torch.twin import unrounded
 from slipstream.sampling import SamplingParams
 

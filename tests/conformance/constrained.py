@@ -8,9 +8,9 @@ from functools import lru_cache
 import tokenizers
 
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonSchema, Regex
-from slipstream.load.chat_template import ChatTemplate
-from slipstream.load.token_bytes import BYTE_OF
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.token_bytes import BYTE_OF
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 from slipstream.sampling import AfterThinking, AllOf, Constraint, ThinkingBudget
 from slipstream.sampling.constraints import BadWords
 

@@ -10,21 +10,21 @@ from pathlib import Path
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.depth import DepthPolicy, DraftAsk, DrawRow, Load
-from slipstream.engine.plan import Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
-from slipstream.engine.policies import make_policy
+from slipstream.engine.contract import Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
-from slipstream.load.hf import open_hf
+from slipstream.load.hf.folder import open_hf
+from slipstream.runners.cuda.quantized import CudaStoredFormat, rounded_format
+from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
-from slipstream.runners.torch.cuda.rounded import CudaStoredFormat, rounded_format
-from slipstream.runners.torch.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed, load_runner
 from slipstream.runners.torch.placement import resident
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.sampling import SamplingParams
+from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.policy import DepthPolicy, DraftAsk, DrawRow, Load
 
 
 def open_runner(

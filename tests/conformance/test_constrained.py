@@ -19,7 +19,7 @@ from constrained import CHARACTERS, END, NAMES, SCHEMA, constraint, tokenizer
 from harness import Ask, LateRunner, Traffic, alone, open_runner
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import Runner
+from slipstream.engine.contract import Runner
 from slipstream.sampling import SamplingParams
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)

@@ -10,7 +10,7 @@ from harness import Ask, Traffic, open_runner, run_alone
 from traffic import check_stream
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import Runner, StepPlan, StepResult
+from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.sampling import SamplingParams
 
 KINDS = ["llama-gqa-tied", "qwen3_5"]

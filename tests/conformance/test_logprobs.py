@@ -10,7 +10,7 @@ import torch
 from harness import Ask, Traffic, open_runner
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import Runner, TokenLogprobs
+from slipstream.engine.contract import Runner, TokenLogprobs
 from slipstream.sampling import SamplingParams
 
 PROMPT = tuple(range(3, 60, 2))

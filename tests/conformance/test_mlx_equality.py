@@ -17,7 +17,7 @@ from test_resident import traffic as some_traffic
 from traffic import any_traffic, check
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import Runner, StepPlan, StepResult
+from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.sampling import SamplingParams
 
 pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")

@@ -21,12 +21,12 @@ from test_resident import ON_GPU, check_tokens, traffic
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
-from slipstream.load.hf import HfCheckpoint, open_hf
+from slipstream.load.hf.folder import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.cuda.linear import CudaLinear
-from slipstream.runners.torch.cuda.ops import CudaOps
-from slipstream.runners.torch.cuda.rounded import CudaRoundedLinear, RoundedExperts, rounded_format
-from slipstream.runners.torch.cuda.runner import CudaRunner
+from slipstream.runners.cuda.linear import CudaLinear
+from slipstream.runners.cuda.ops import CudaOps
+from slipstream.runners.cuda.quantized import CudaRoundedLinear, RoundedExperts, rounded_format
+from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.memory import plan_memory
 from slipstream.runners.torch.models.layers import InTurn

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import TokenLogprobs
+from slipstream.engine.contract import TokenLogprobs
 from slipstream.sampling import SamplingParams
 
 sampling = st.fixed_dictionaries(

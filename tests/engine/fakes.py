@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from slipstream.engine.plan import (
+from slipstream.engine.contract import (
     Fork,
     RowJoin,
     RowResult,

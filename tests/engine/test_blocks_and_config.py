@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream.cache.blocks import BlockPool
 from slipstream.config import EngineConfig
-from slipstream.engine.blocks import BlockPool
 from slipstream.errors import ConfigError
 
 

@@ -10,8 +10,8 @@ import pytest
 from fakes import FakeRunner, continuation, make_info
 
 from slipstream.config import EngineConfig
+from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.engine.engine import Engine, grid
-from slipstream.engine.plan import Runner, StepPlan, StepResult
 from slipstream.engine.request import TokenEvent
 from slipstream.errors import EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams

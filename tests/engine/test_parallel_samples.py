@@ -6,9 +6,9 @@ import pytest
 from fakes import FakeRunner, Harness, continuation, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.depth import Fixed
-from slipstream.engine.plan import RowJoin
+from slipstream.engine.contract import RowJoin
 from slipstream.engine.scheduler import Scheduler
+from slipstream.speculate.policy import Fixed
 
 PROMPT = tuple(range(1, 31))
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=16, min_chunk=4)

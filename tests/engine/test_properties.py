@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.plan import RowStep, RunnerInfo, StepCosts
-from slipstream.engine.policies import make_policy
+from slipstream.engine.contract import RowStep, RunnerInfo, StepCosts
 from slipstream.engine.request import Request, length_limit
 from slipstream.engine.scheduler import Scheduler
 from slipstream.sampling.params import DraftSetting, SamplingParams
+from slipstream.speculate.by_request import make_policy
 
 VOCAB = 11  # small: stop tokens are met often
 

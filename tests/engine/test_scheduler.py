@@ -8,10 +8,10 @@ import pytest
 from fakes import FakeRunner, Harness, continuation, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.depth import DepthPolicy, Fixed, Off
-from slipstream.engine.plan import RunnerInfo
+from slipstream.engine.contract import RunnerInfo
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import RequestError
+from slipstream.speculate.policy import DepthPolicy, Fixed, Off
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
 EVERYTHING = EngineConfig(max_streams=16, max_step_tokens=512)

@@ -11,10 +11,10 @@ import tokenizers
 
 from slipstream.grammar import GrammarCompiler
 from slipstream.load import open_model
-from slipstream.load.chat_template import ChatTemplate
-from slipstream.load.gguf_vocab import tokenizer_from_gguf
-from slipstream.load.token_bytes import BYTE_OF
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.gguf.vocab import tokenizer_from_gguf
+from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.token_bytes import BYTE_OF
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

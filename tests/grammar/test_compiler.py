@@ -12,7 +12,7 @@ import pytest
 from slipstream.errors import ConstraintFault, GrammarError, GrammarsUnavailable
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonSchema, Lark, Regex, Spec
 from slipstream.grammar import compiler as compiler_module
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.errors import ConstraintFault
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonObject, JsonSchema, Lark, Regex, Spec
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 from slipstream.sampling import Constraint, Matcher
 from slipstream.sampling.masks import allows
 

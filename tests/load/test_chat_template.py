@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from slipstream.errors import RequestError
-from slipstream.load.chat_template import ChatTemplate
+from slipstream.load.tokenizer.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hé <b>"}]
 

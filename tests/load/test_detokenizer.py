@@ -85,7 +85,7 @@ def test_work_does_not_grow_with_the_text(tokenizer, monkeypatch):
 
 
 def test_sentencepiece_space_is_dropped_once():
-    from slipstream.load.gguf_vocab import tokenizer_from_gguf
+    from slipstream.load.gguf.vocab import tokenizer_from_gguf
 
     metadata = {
         "tokenizer.ggml.model": "llama",

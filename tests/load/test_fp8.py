@@ -16,8 +16,8 @@ from slipstream.errors import CorruptFile, MissingTensor, UnknownModel
 from slipstream.load import dequantize, open_model
 from slipstream.load.dequantize import E4M3_VALUES
 from slipstream.load.head import find_head, open_head
-from slipstream.load.hf import open_hf
-from slipstream.load.hf_config import spec_from_config
+from slipstream.load.hf.config import spec_from_config
+from slipstream.load.hf.folder import open_hf
 from slipstream.load.safetensors import SafetensorsFile
 from slipstream.load.tensor import RawTensor
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, SlipstreamError, UnknownModel
 from slipstream.load import open_tokenizer
 from slipstream.load.dequantize import dequantize
-from slipstream.load.gguf_file import open_gguf
-from slipstream.load.gguf_header import read_header
-from slipstream.load.gguf_spec import llama3_divisors
+from slipstream.load.gguf.file import open_gguf
+from slipstream.load.gguf.header import read_header
+from slipstream.load.gguf.spec import llama3_divisors
 from slipstream.load.spec import RopeSpec
 
 # name -> largest error relative to the largest weight

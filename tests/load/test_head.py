@@ -9,9 +9,9 @@ import pytest
 
 from slipstream.errors import HeadError
 from slipstream.load.default_model import default_head_path
-from slipstream.load.gguf_file import open_gguf
+from slipstream.load.gguf.file import open_gguf
 from slipstream.load.head import expert_layout, find_head, head_shapes, open_head
-from slipstream.load.hf import open_hf
+from slipstream.load.hf.folder import open_hf
 from slipstream.load.spec import ModelSpec, MoeSpec
 
 

@@ -9,8 +9,8 @@ import pytest
 import transformers
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
-from slipstream.load.hf import open_hf
-from slipstream.load.hf_config import spec_from_config
+from slipstream.load.hf.config import spec_from_config
+from slipstream.load.hf.folder import open_hf
 from slipstream.load.shapes import separate_experts
 from slipstream.load.spec import GdnSpec, MoeSpec
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import slipstream.load
 from slipstream.errors import DownloadError, LoadError
-from slipstream.load import hub, open_model
-from slipstream.load.hf import HfCheckpoint
+from slipstream.load import open_model
+from slipstream.load.hf import hub
+from slipstream.load.hf.folder import HfCheckpoint
 
 
 def test_default_model_drafts(default_gguf):

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from slipstream.errors import CorruptFile, LoadError, RequestError, UnknownModel
 from slipstream.load import open_tokenizer
-from slipstream.load.gguf_vocab import CUTTINGS, tokenizer_from_gguf
-from slipstream.load.token_bytes import byte_characters
+from slipstream.load.gguf.vocab import CUTTINGS, tokenizer_from_gguf
+from slipstream.load.tokenizer.token_bytes import byte_characters
 
 TEXTS = [
     "Hello, world! It's 12345 o'clock.",

@@ -9,7 +9,7 @@ import pytest
 from harness import Ask, Traffic
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import RowResult, StepPlan, StepResult
+from slipstream.engine.contract import RowResult, StepPlan, StepResult
 from slipstream.load import open_model
 from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.runner import TorchRunner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.engine.plan import TokenLogprobs
+from slipstream.engine.contract import TokenLogprobs
 from slipstream.runners.logprobs import read_logprobs
 from slipstream.runners.torch.logprobs import likeliest, log_probabilities, tell, tell_hidden
 

@@ -11,7 +11,7 @@ import torch
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError, LoadError
-from slipstream.load.hf_config import spec_from_config
+from slipstream.load.hf.config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch

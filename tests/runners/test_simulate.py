@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import RowJoin, RowResult, RowStep, StepPlan
+from slipstream.engine.contract import RowJoin, RowResult, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
 from slipstream.runners.torch.loading import load_runner

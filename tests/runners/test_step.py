@@ -12,7 +12,7 @@ from harness import Ask, Traffic, alone, open_runner
 from torch import Tensor
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import RowJoin, RowStep, StepPlan, StepResult
+from slipstream.engine.contract import RowJoin, RowStep, StepPlan, StepResult
 from slipstream.runners.torch import feeding
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.drafter import MtpDrafter

@@ -16,10 +16,10 @@ from fakes import FakeRunner, continuation, make_info
 from test_engine import GatedRunner
 
 from slipstream.config import EngineConfig
+from slipstream.engine.contract import Runner
 from slipstream.engine.engine import Engine
-from slipstream.engine.plan import Runner
 from slipstream.load import Tokenizer
-from slipstream.load.chat_template import ChatTemplate
+from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.server.lifecycle import Server
 from slipstream.server.service import Loaded
 from slipstream.server.settings import ServerConfig

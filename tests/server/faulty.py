@@ -7,7 +7,7 @@ import sys
 import threading
 
 from slipstream.cli import main
-from slipstream.engine.plan import StepPlan
+from slipstream.engine.contract import StepPlan
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.server import service
 

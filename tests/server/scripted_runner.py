@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from fake_server import END
 from fakes import FakeRunner, Row, make_info
 
-from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.engine.contract import RowJoin, RowStep
 from slipstream.load import Tokenizer
 
 Script = Callable[[str], str]  # the prompt's text -> the answer's; behind it comes the end token

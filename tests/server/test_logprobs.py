@@ -9,7 +9,7 @@ from fake_server import END, TOKENIZER, FakeServer, asked, said
 from fakes import continuation, opinions
 from test_protocols import CHAT, HELLO, stream
 
-from slipstream.engine.plan import TokenLogprobs
+from slipstream.engine.contract import TokenLogprobs
 
 SEED, MOST, TOP = 5, 12, 3
 PROMPT = asked("hello")

@@ -16,7 +16,7 @@ from scripted_runner import ScriptedRunner
 from templates import QWEN_XML
 from test_protocols import CHAT, stream
 
-from slipstream.engine.plan import RowResult, RowStep
+from slipstream.engine.contract import RowResult, RowStep
 
 TEXT = "abcdefghijklmnopqrst"
 TOKENIZER = make_tokenizer(QWEN_XML, MARKERS)

@@ -10,12 +10,12 @@ import pytest
 from fakes import FakeRunner, Harness, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.adaptive import Adaptive
-from slipstream.engine.chains import NO_FLOOR, NUM_BINS, OUT_OF_REACH, Chains
-from slipstream.engine.depth import DraftAsk, DrawRow, Load, StepTiming
-from slipstream.engine.plan import StepCosts
-from slipstream.engine.policies import make_policy
+from slipstream.engine.contract import StepCosts
 from slipstream.engine.scheduler import Scheduler
+from slipstream.speculate.adaptive import Adaptive
+from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.confidence import NO_FLOOR, NUM_BINS, OUT_OF_REACH, Chains
+from slipstream.speculate.policy import DraftAsk, DrawRow, Load, StepTiming
 
 DEPTH = 4
 

@@ -13,10 +13,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.chat_template import ChatTemplate
-from slipstream.load.config_fields import Fields
-from slipstream.load.token_bytes import VISIBLE_SPACE
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.hf.fields import Fields
+from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.token_bytes import VISIBLE_SPACE
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."

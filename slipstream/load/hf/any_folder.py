@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.errors import LoadError
-from slipstream.load.config_fields import Fields
-from slipstream.load.hf import HfCheckpoint
-from slipstream.load.hf_config import FAMILIES, eos_tokens
+from slipstream.load.hf.config import FAMILIES, eos_tokens
+from slipstream.load.hf.fields import Fields
+from slipstream.load.hf.folder import HfCheckpoint
 from slipstream.load.json_file import read_json, read_json_if_there
 from slipstream.load.safetensors import SafetensorsFile, open_folder
 from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention

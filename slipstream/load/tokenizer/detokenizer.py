@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 
 class StreamingDetokenizer:

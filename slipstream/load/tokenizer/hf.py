@@ -8,10 +8,10 @@ from typing import Any
 import tokenizers
 
 from slipstream.errors import CorruptFile, LoadError, UnknownModel
-from slipstream.load.chat_template import ChatTemplate
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.token_bytes import VISIBLE_SPACE, Alphabet
-from slipstream.load.tokenizer import Tokenizer
+from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.token_bytes import VISIBLE_SPACE, Alphabet
+from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

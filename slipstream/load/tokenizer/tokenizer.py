@@ -12,8 +12,8 @@ from typing import Any
 import tokenizers
 
 from slipstream.errors import RequestError
-from slipstream.load.chat_template import ChatTemplate
-from slipstream.load.token_bytes import Alphabet, bytes_of
+from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.token_bytes import Alphabet, bytes_of
 
 
 class Tokenizer:

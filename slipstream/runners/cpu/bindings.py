@@ -14,8 +14,8 @@ from itertools import chain
 import torch
 
 from slipstream.host import available_threads
-from slipstream.runners.torch.cpu.build import build
-from slipstream.runners.torch.cpu.rounding import q4_1_blocks, q8_0_blocks
+from slipstream.runners.cpu.build import build
+from slipstream.runners.cpu.quantize import q4_1_blocks, q8_0_blocks
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight, Tensor
+from slipstream.runners.cpu.bindings import Kernels, PackedWeight, Tensor
 from slipstream.runners.torch.experts import Beside
 
 MAX_ACTIVE = 64  # as in moe.h

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.load.spec import GdnSpec
+from slipstream.runners.cpu.bindings import Kernels, Tensor, floats
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.caches import GdnLayerCache
-from slipstream.runners.torch.cpu.ops import Kernels, Tensor, floats
 from slipstream.runners.torch.ops import GdnWeights
 
 MAX_DIM = 256  # of a head; as in gdn.h

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream.runners.cpu.bindings import Kernels, PackedWeight, Tensor
+from slipstream.runners.cpu.experts import PackedExperts
+from slipstream.runners.cpu.gdn import GdnLayer, row_table
 from slipstream.runners.rows import RowSpan
-from slipstream.runners.torch.cpu.experts import PackedExperts
-from slipstream.runners.torch.cpu.gdn import GdnLayer, row_table
-from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight, Tensor
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 _POINTERS = (

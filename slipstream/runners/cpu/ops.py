@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
+from slipstream.runners.cpu.bindings import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
+from slipstream.runners.cpu.experts import PackedExperts
+from slipstream.runners.cpu.gdn import GdnLayer, fits
+from slipstream.runners.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
-from slipstream.runners.torch.cpu.experts import PackedExperts
-from slipstream.runners.torch.cpu.gdn import GdnLayer, fits
-from slipstream.runners.torch.cpu.layers import Layer, LayerStack, StackShape
-from slipstream.runners.torch.cpu.ops import BF16, F32, W4, W4M, W8, Kernels, PackedWeight
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers, Mixer
 from slipstream.runners.torch.models.qwen3_5 import GatedDeltaNet

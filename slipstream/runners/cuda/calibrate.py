@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.config import EngineConfig
-from slipstream.engine.plan import RowStep, StepCosts
+from slipstream.engine.contract import RowStep, StepCosts
 from slipstream.runners.costs import Points, rising
-from slipstream.runners.torch.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, lay_out
-from slipstream.runners.torch.cuda.rehearsal import rehearse
+from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, lay_out
+from slipstream.runners.cuda.warmup import rehearse
 
 if TYPE_CHECKING:
-    from slipstream.runners.torch.cuda.runner import CudaRunner
+    from slipstream.runners.cuda.runner import CudaRunner
 
 ROUNDS = 3
 CONTEXT = 64  # tokens each made-up row has behind it

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.engine.contract import RowJoin, RowStep
 from slipstream.errors import ConstraintFault
 from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import matcher_of

@@ -1,4 +1,4 @@
-"""Dense layers in fewer launches: norms and activations are done by the products around them (kernels/linear.py).
+"""Dense layers in fewer launches: norms and activations are done by the products around them (matmul/linear.py).
 
 For steps of few tokens; larger ones, and layers that have other parts, run as everywhere.
 """
@@ -11,10 +11,10 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.cuda.kernels.matmul.linear import Unscaled
+from slipstream.runners.cuda.kernels.matmul.product import STRIPE_ROWS
 from slipstream.runners.torch.batch import Batch
-from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.torch.cuda.kernels.linear import Unscaled
-from slipstream.runners.torch.cuda.kernels.product import STRIPE_ROWS
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, InTurn, Layers
 from slipstream.runners.torch.ops import Linear, RmsNorm
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowStep
+from slipstream.engine.contract import RowStep
+from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
 from slipstream.runners.logprobs import Telling
 from slipstream.runners.rows import Asked
-from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 ROW_BUCKETS = tuple(1 << i for i in range(11))

@@ -14,8 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.gather import gather_rows
-from slipstream.runners.torch.cuda.kernels.linear import (
+from slipstream.runners.cuda.kernels.gather import gather_rows
+from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW_TOKENS,
     MAX_TOKENS,
     Scratch,
@@ -28,8 +28,8 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     stripes,
     tiling,
 )
-from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, route
-from slipstream.runners.torch.cuda.kernels.turns import OVERLAP
+from slipstream.runners.cuda.kernels.moe.experts import combine, expert_pairs, route
+from slipstream.runners.cuda.kernels.pdl import OVERLAP
 from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts

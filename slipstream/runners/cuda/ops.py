@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.attention.attention import attend
+from slipstream.runners.cuda.kernels.attention.rope import rope_store
+from slipstream.runners.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
+from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
 from slipstream.runners.torch.caches import GdnRingLayer, LayerKv
-from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels.attention import attend
-from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
-from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
-from slipstream.runners.torch.cuda.kernels.rope import rope_store
 from slipstream.runners.torch.ops import GdnWeights, HeadShape, Rotary, TorchOps
 
 

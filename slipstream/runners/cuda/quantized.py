@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from slipstream.load.tensor import FP8, RawTensor
-from slipstream.runners.torch.cuda.kernels import fp8, int4, int8
-from slipstream.runners.torch.cuda.kernels.linear import MAX_TOKENS, Scratch, Tiling, Unscaled, fitted, stripes
-from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+from slipstream.runners.cuda.kernels.matmul.linear import MAX_TOKENS, Scratch, Tiling, Unscaled, fitted, stripes
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     MEETINGS,
     SCRATCH,
     rounded_gated,
@@ -24,9 +23,10 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     tiling,
     tokens_of_a_block,
 )
-from slipstream.runners.torch.cuda.kernels.moe_rounded import rounded_expert_pairs
-from slipstream.runners.torch.cuda.kernels.rounding import SLAB, RoundedMatrix
-from slipstream.runners.torch.cuda.linear import CudaFormat, ExpertStack, library_product, shared_bytes
+from slipstream.runners.cuda.kernels.moe.experts_quantized import rounded_expert_pairs
+from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
+from slipstream.runners.cuda.kernels.quant.quantize import SLAB, RoundedMatrix
+from slipstream.runners.cuda.linear import CudaFormat, ExpertStack, library_product, shared_bytes
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.engine.contract import RowJoin, RowStep
+from slipstream.runners.cuda.kernels.step import RowState
 from slipstream.runners.rows import Asked, asked_by
-from slipstream.runners.torch.cuda.kernels.step import RowState
 from slipstream.runners.torch.noise import signed64
 from slipstream.sampling.params import MAX_BIAS, SamplingParams
 

@@ -15,22 +15,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import Fork, RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
-from slipstream.runners.logprobs import Telling, with_logprobs
-from slipstream.runners.rows import Asked
-from slipstream.runners.torch.caches import GdnRings, PagedKv
-from slipstream.runners.torch.cuda.calibrate import measure
-from slipstream.runners.torch.cuda.constrained import ConstrainedRows, MaskBuffers
-from slipstream.runners.torch.cuda.graphs import Graphs
-from slipstream.runners.torch.cuda.kernels import step as kernels
-from slipstream.runners.torch.cuda.kernels.gather import gather_rows
-from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
-from slipstream.runners.torch.cuda.kernels.masks import apply_masks
-from slipstream.runners.torch.cuda.kernels.norm import rms_norm
-from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
-from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
-from slipstream.runners.torch.cuda.kernels.truncate import truncate
-from slipstream.runners.torch.cuda.layout import (
+from slipstream.engine.contract import Fork, RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.cuda.calibrate import measure
+from slipstream.runners.cuda.constrained import ConstrainedRows, MaskBuffers
+from slipstream.runners.cuda.graphs import Graphs
+from slipstream.runners.cuda.kernels import step as kernels
+from slipstream.runners.cuda.kernels.gather import gather_rows
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
+from slipstream.runners.cuda.kernels.norm import rms_norm
+from slipstream.runners.cuda.kernels.sampling.masks import apply_masks
+from slipstream.runners.cuda.kernels.sampling.penalties import add_bias, penalise
+from slipstream.runners.cuda.kernels.sampling.sample import choose, choose_sure
+from slipstream.runners.cuda.kernels.sampling.truncate import truncate
+from slipstream.runners.cuda.layout import (
     TOKEN_BUCKETS,
     Buffers,
     Layout,
@@ -39,7 +36,10 @@ from slipstream.runners.torch.cuda.layout import (
     find_telling,
     lay_out,
 )
-from slipstream.runners.torch.cuda.rows import DeviceRows
+from slipstream.runners.cuda.rows import DeviceRows
+from slipstream.runners.logprobs import Telling, with_logprobs
+from slipstream.runners.rows import Asked
+from slipstream.runners.torch.caches import GdnRings, PagedKv
 from slipstream.runners.torch.logprobs import log_probabilities, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead

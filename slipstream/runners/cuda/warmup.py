@@ -19,13 +19,13 @@ import torch
 import triton
 
 from slipstream.host import available_threads
-from slipstream.runners.torch.cuda.kernels.linear import padded
-from slipstream.runners.torch.cuda.kernels.linear_rounded import compiled_for
-from slipstream.runners.torch.cuda.layout import Layout
+from slipstream.runners.cuda.kernels.matmul.linear import padded
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
+from slipstream.runners.cuda.layout import Layout
 from slipstream.runners.torch.models.layers import InTurn, Layers
 
 if TYPE_CHECKING:
-    from slipstream.runners.torch.cuda.runner import CudaRunner
+    from slipstream.runners.cuda.runner import CudaRunner
 
 PATIENCE = 1.0  # seconds after which whoever waits is told why: reading compiled kernels takes less
 ANY_GRID = (1, 1, 1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from slipstream.engine.plan import StepCosts
+from slipstream.engine.contract import StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.mlx.drafter import Ends
 from slipstream.runners.mlx.grid import Grid, make_grid

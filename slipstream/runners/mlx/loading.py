@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import RunnerInfo
+from slipstream.engine.contract import RunnerInfo
 from slipstream.errors import ConfigError, HeadError
 from slipstream.load import OpenedModel
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache

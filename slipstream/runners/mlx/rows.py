@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from slipstream.engine.plan import RowJoin
+from slipstream.engine.contract import RowJoin
 from slipstream.runners import rows
 from slipstream.runners.mlx.processors import Processor, cuts_for, processors_for
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.plan import Fork, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import Fork, RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.logprobs import Telling, find_telling, with_logprobs
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.calibrate import measure

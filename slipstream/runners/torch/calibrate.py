@@ -16,7 +16,7 @@ from statistics import median
 
 import torch
 
-from slipstream.engine.plan import RunnerInfo, StepCosts
+from slipstream.engine.contract import RunnerInfo, StepCosts
 from slipstream.runners.costs import rising
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch, make_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import Runner, RunnerInfo
+from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
 from slipstream.load.spec import Family, ModelSpec
 from slipstream.runners.torch.caches import GdnCache, GdnRings, LayerCache, PagedKv
@@ -87,7 +87,7 @@ class _Loader:
 
     def load(self) -> Runner:
         if self.placement.resident and self.ops.device.type == "cuda":
-            from slipstream.runners.torch.cuda.rehearsal import hash_triton  # Triton is not everywhere
+            from slipstream.runners.cuda.warmup import hash_triton  # Triton is not everywhere
 
             hash_triton()
         decoder = self._decoder()
@@ -107,9 +107,9 @@ class _Loader:
 
     def _resident(self, decoder: Decoder) -> Runner:
         """Rows live on the device; the host is one step behind."""
-        from slipstream.runners.torch.cuda.layout import Buffers  # Triton is not everywhere
-        from slipstream.runners.torch.cuda.rows import DeviceRows
-        from slipstream.runners.torch.cuda.runner import CudaRunner
+        from slipstream.runners.cuda.layout import Buffers  # Triton is not everywhere
+        from slipstream.runners.cuda.rows import DeviceRows
+        from slipstream.runners.cuda.runner import CudaRunner
 
         num_places = self.memory.max_context + 2 * self.max_depth + 2
         rows = DeviceRows(self.memory.num_slots, num_places, self.blocks_per_slot, self.ops.device)

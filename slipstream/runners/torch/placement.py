@@ -11,10 +11,10 @@ import torch
 from slipstream.config import RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load.spec import ModelSpec
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.bindings import load as load_kernels
+from slipstream.runners.cpu.ops import CpuOps, PackedFormat
 from slipstream.runners.torch.caches import CONV_KERNEL
-from slipstream.runners.torch.cpu.backend import CpuOps, PackedFormat
-from slipstream.runners.torch.cpu.ops import Kernels
-from slipstream.runners.torch.cpu.ops import load as load_kernels
 from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, Layers
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
@@ -82,10 +82,10 @@ def _on_gpu(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Plac
 
 def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Placement:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.torch.cuda.layers import stack  # Triton is not everywhere
-    from slipstream.runners.torch.cuda.linear import CudaFormat
-    from slipstream.runners.torch.cuda.ops import CudaOps
-    from slipstream.runners.torch.cuda.rounded import CudaStoredFormat, rounded_format
+    from slipstream.runners.cuda.fused_layers import stack  # Triton is not everywhere
+    from slipstream.runners.cuda.linear import CudaFormat
+    from slipstream.runners.cuda.ops import CudaOps
+    from slipstream.runners.cuda.quantized import CudaStoredFormat, rounded_format
 
     rounded, as_stored = config.dtype in ROUNDED, config.dtype == "auto"
     name = _half(device) if rounded else "bfloat16" if as_stored else config.dtype

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import RowJoin, RowStep
+from slipstream.engine.contract import RowJoin, RowStep
 from slipstream.runners import rows
 from slipstream.runners.torch.noise import signed64
 from slipstream.runners.torch.processors import Processor, cuts_for, processors_for

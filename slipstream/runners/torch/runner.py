@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.plan import Fork, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import Fork, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.runners.cpu.threads import keep_to_this_thread
 from slipstream.runners.logprobs import Numbers, Telling, find_telling, with_logprobs
 from slipstream.runners.masks import Guide
 from slipstream.runners.rows import RowSpan, Told, commit
@@ -21,7 +22,6 @@ from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
 from slipstream.runners.torch.calibrate import measure
 from slipstream.runners.torch.clock import step_clock
-from slipstream.runners.torch.cpu.threads import keep_to_this_thread
 from slipstream.runners.torch.drafter import Drafter, Ends, Proposal
 from slipstream.runners.torch.draw import Verdict, verify
 from slipstream.runners.torch.feeding import Feeding, Share

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.load.random_model import RandomCheckpoint
 from slipstream.load.spec import GdnSpec, MoeSpec
-from slipstream.runners.torch.cpu.rounding import q8_0_blocks
+from slipstream.runners.cpu.quantize import q8_0_blocks
 from slipstream.runners.torch.ops import TorchOps
 from slipstream.runners.torch.random_weights import RandomWeights
 from slipstream.runners.torch.weights import DenseFormat

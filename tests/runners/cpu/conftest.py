@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.runners.torch.cpu.build import ISA_FLAGS, ISA_VARIABLE, build, find_compiler
-from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.build import ISA_FLAGS, ISA_VARIABLE, build, find_compiler
 
 FORMS = sorted(ISA_FLAGS) if platform.machine() == "x86_64" else ["native", "portable"]
 if ISA_VARIABLE in os.environ:

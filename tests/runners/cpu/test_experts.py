@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cpu.backend import CpuOps, PackedLinear
-from slipstream.runners.torch.cpu.experts import PackedExperts
-from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.experts import PackedExperts
+from slipstream.runners.cpu.ops import CpuOps, PackedLinear
 from slipstream.runners.torch.experts import Beside, ExpertList
 
 EXPERTS, ACTIVE, INNER = 12, 3, 64

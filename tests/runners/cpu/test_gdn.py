@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.gdn import MAX_DIM, fits
+from slipstream.runners.cpu.ops import CpuOps
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.caches import GdnCache, GdnLayerCache
-from slipstream.runners.torch.cpu.backend import CpuOps
-from slipstream.runners.torch.cpu.gdn import MAX_DIM, fits
-from slipstream.runners.torch.cpu.ops import Kernels
 from slipstream.runners.torch.ops import GdnWeights, Ops, TorchOps
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import tiny
 import torch
 from harness import open_runner, trunk_logits
 
-from slipstream.runners.torch.cpu.backend import CpuOps
-from slipstream.runners.torch.cpu.layers import Layer, LayerStack, StackShape
-from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.layers import Layer, LayerStack, StackShape
+from slipstream.runners.cpu.ops import CpuOps
 from slipstream.runners.torch.models.layers import InTurn
 from slipstream.runners.torch.ops import HeadShape, Rotary
 

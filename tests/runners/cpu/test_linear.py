@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.runners.torch.cpu.ops import Kernels, PackedWeight
+from slipstream.runners.cpu.bindings import Kernels, PackedWeight
 
 EXAMPLES = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

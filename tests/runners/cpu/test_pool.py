@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.runners.torch.cpu import build as building
-from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.cpu import build as building
+from slipstream.runners.cpu.bindings import Kernels
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.runners.torch.cpu.ops import Kernels
+from slipstream.runners.cpu.bindings import Kernels
 
 EXAMPLES = settings(
     max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

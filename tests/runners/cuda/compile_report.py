@@ -23,16 +23,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.caches import GdnRings, LayerKv
-from slipstream.runners.torch.cuda.kernels import fp8, linear
-from slipstream.runners.torch.cuda.kernels.attention import attend
-from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.torch.cuda.kernels.fp8 import Fp8Matrix
-from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
-from slipstream.runners.torch.cuda.kernels.int4 import Int4Matrix, num_tiles
-from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix, num_words
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, skinny_gated, skinny_normed
-from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+from slipstream.runners.cuda.kernels.attention.attention import attend
+from slipstream.runners.cuda.kernels.attention.rope import rope_store
+from slipstream.runners.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.cuda.kernels.matmul import linear
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     MEETINGS,
     SCRATCH,
     rounded_gated,
@@ -40,11 +36,16 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     rounded_normed,
     tiling,
 )
-from slipstream.runners.torch.cuda.kernels.moe_rounded import rounded_expert_pairs
-from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
-from slipstream.runners.torch.cuda.kernels.rope import rope_store
-from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
-from slipstream.runners.torch.cuda.rehearsal import noted
+from slipstream.runners.cuda.kernels.moe.experts_quantized import rounded_expert_pairs
+from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
+from slipstream.runners.cuda.kernels.quant import fp8
+from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
+from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
+from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
+from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
+from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
+from slipstream.runners.cuda.warmup import noted
+from slipstream.runners.torch.caches import GdnRings, LayerKv
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from slipstream.load.spec import GdnSpec
+from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.recurrent import gdn as kernels
+from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import most_chunks
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.caches import GdnCache, GdnRings
-from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels import gdn as kernels
-from slipstream.runners.torch.cuda.kernels.gdn import gdn_mix
-from slipstream.runners.torch.cuda.kernels.gdn_chunks import most_chunks
 from slipstream.runners.torch.ops import GdnWeights, TorchOps, gated_delta_net
 
 DEPTH = 3

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.cuda.kernels.gdn_chunks import recur_in_chunks
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import recur_in_chunks
 
 GDN = GdnSpec(1, 2, 32, 32, 4)
 TOKENS = 200

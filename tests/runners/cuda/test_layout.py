@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.plan import RowStep
-from slipstream.runners.torch.caches import ring_size
-from slipstream.runners.torch.cuda.layout import (
+from slipstream.engine.contract import RowStep
+from slipstream.runners.cuda.layout import (
     PROMPT_TILE,
     ROW_BUCKETS,
     TOKEN_BUCKETS,
@@ -19,6 +18,7 @@ from slipstream.runners.torch.cuda.layout import (
     aligned,
     lay_out,
 )
+from slipstream.runners.torch.caches import ring_size
 
 DEPTH, MAX_ROWS = 3, 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.runners.torch.cuda.kernels.linear import (
+from slipstream.runners.cuda.kernels.matmul.linear import (
     Scratch,
     Tiling,
     fitted,

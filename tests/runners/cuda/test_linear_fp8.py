@@ -8,18 +8,18 @@ from torch import Tensor
 from unpacking import check_reordered, check_rows
 
 from slipstream.load.tensor import FP8, RawTensor
-from slipstream.runners.torch.cuda.kernels.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, stripes
-from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, Tiling, stripes
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     MEETINGS,
     SCRATCH,
     rounded_gated,
     rounded_linear,
     rounded_normed,
 )
-from slipstream.runners.torch.cuda.linear import CudaLinear
-from slipstream.runners.torch.cuda.ops import CudaOps
-from slipstream.runners.torch.cuda.rounded import CudaFp8Format, CudaRoundedLinear, CudaStoredFormat
+from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
+from slipstream.runners.cuda.linear import CudaLinear
+from slipstream.runners.cuda.ops import CudaOps
+from slipstream.runners.cuda.quantized import CudaFp8Format, CudaRoundedLinear, CudaStoredFormat
 from slipstream.runners.torch.ops import TorchOps
 
 # Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter cuts bits off.

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
-from slipstream.runners.torch.cuda.kernels import fp8, int4, int8
-from slipstream.runners.torch.cuda.kernels.int4 import FACTOR_BITS, GROUP, MOST, Int4Matrix, rounded
-from slipstream.runners.torch.cuda.kernels.int8 import Int8Matrix
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, fitted
-from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, Tiling, fitted
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     LIBRARY_TOKENS,
     MEETINGS,
     SCRATCH,
@@ -22,10 +19,13 @@ from slipstream.runners.torch.cuda.kernels.linear_rounded import (
     tiling,
     tokens_of_a_block,
 )
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, RoundedMatrix
-from slipstream.runners.torch.cuda.linear import CudaLinear
-from slipstream.runners.torch.cuda.ops import CudaOps
-from slipstream.runners.torch.cuda.rounded import WEIGHT_BYTES, CudaInt4Format, CudaRoundedLinear
+from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
+from slipstream.runners.cuda.kernels.quant.int4 import FACTOR_BITS, GROUP, MOST, Int4Matrix, rounded
+from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix
+from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, RoundedMatrix
+from slipstream.runners.cuda.linear import CudaLinear
+from slipstream.runners.cuda.ops import CudaOps
+from slipstream.runners.cuda.quantized import WEIGHT_BYTES, CudaInt4Format, CudaRoundedLinear
 
 # Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter cuts bits off.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -104,7 +104,7 @@ def test_normal_weights_keep_as_much_as_four_bits_can(device: torch.device) -> N
 def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.randn(50, 256, device=device)
     at_once = rounded([whole], whole.shape, device)
-    monkeypatch.setattr("slipstream.runners.torch.cuda.kernels.rounding.SLAB", 7 * 256)
+    monkeypatch.setattr("slipstream.runners.cuda.kernels.quant.quantize.SLAB", 7 * 256)
     in_slabs = rounded([whole[:9], whole[9:]], whole.shape, device)
     assert torch.equal(at_once.words, in_slabs.words)
     assert torch.equal(at_once.pairs, in_slabs.pairs)

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
-from slipstream.runners.torch.cuda.kernels import int8
-from slipstream.runners.torch.cuda.kernels.int8 import BIAS, MOST, Int8Matrix, rounded
-from slipstream.runners.torch.cuda.kernels.linear import PROCESSORS, Scratch, Tiling, fitted
-from slipstream.runners.torch.cuda.kernels.linear_rounded import (
+from slipstream.runners.cuda.kernels.matmul.linear import PROCESSORS, Scratch, Tiling, fitted
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     LIBRARY_TOKENS,
     SCRATCH,
     rounded_linear,
     tiling,
     tokens_of_a_block,
 )
-from slipstream.runners.torch.cuda.linear import CudaLinear
-from slipstream.runners.torch.cuda.ops import CudaOps
-from slipstream.runners.torch.cuda.rounded import CudaRoundedFormat, CudaRoundedLinear
+from slipstream.runners.cuda.kernels.quant import int8
+from slipstream.runners.cuda.kernels.quant.int8 import BIAS, MOST, Int8Matrix, rounded
+from slipstream.runners.cuda.linear import CudaLinear
+from slipstream.runners.cuda.ops import CudaOps
+from slipstream.runners.cuda.quantized import CudaRoundedFormat, CudaRoundedLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -61,7 +61,7 @@ def test_rounding_is_off_by_half_a_level_at_most(dtype: torch.dtype, device: tor
 def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.randn(50, 256, device=device)
     at_once = rounded([whole], whole.shape, device)
-    monkeypatch.setattr("slipstream.runners.torch.cuda.kernels.rounding.SLAB", 7 * 256)
+    monkeypatch.setattr("slipstream.runners.cuda.kernels.quant.quantize.SLAB", 7 * 256)
     in_slabs = rounded([whole[:9], whole[9:]], whole.shape, device)
     assert torch.equal(at_once.words, in_slabs.words)
     assert torch.equal(at_once.scale, in_slabs.scale)

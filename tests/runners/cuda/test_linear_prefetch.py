@@ -16,8 +16,8 @@ from torch import Tensor
 
 pytest.importorskip("triton.experimental.gluon")
 
-from slipstream.runners.torch.cuda.kernels import linear_ahead
-from slipstream.runners.torch.cuda.kernels.linear import (
+from slipstream.runners.cuda.kernels.matmul import linear_prefetch
+from slipstream.runners.cuda.kernels.matmul.linear import (
     Scratch,
     Tiling,
     skinny_gated,
@@ -25,7 +25,7 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     skinny_normed,
     stripes,
 )
-from slipstream.runners.torch.cuda.linear import make_linear
+from slipstream.runners.cuda.linear import make_linear
 from slipstream.runners.torch.ops import TorchOps
 
 CUTS = [Tiling(64, 128, 3, ahead=True), Tiling(64, 128, 2, split=3, ahead=True), Tiling(64, 128, 6, ahead=True)]
@@ -62,7 +62,7 @@ def stand_in(value: Any, turn: Turn, certain: bool) -> Any:
 @pytest.fixture(autouse=True)
 def _anywhere(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr(linear_ahead, "skinny_ahead", OnCpu(linear_ahead.skinny_ahead))
+        monkeypatch.setattr(linear_prefetch, "skinny_ahead", OnCpu(linear_prefetch.skinny_ahead))
     elif torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("made for compute capability 9")
 

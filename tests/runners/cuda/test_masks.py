@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.runners.torch.cuda.kernels.masks import apply_masks
+from slipstream.runners.cuda.kernels.sampling.masks import apply_masks
 from slipstream.sampling.masks import num_bytes, only
 
 

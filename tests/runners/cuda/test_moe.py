@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.moe import combine, expert_pairs, experts_mlp, route
-from slipstream.runners.torch.cuda.kernels.moe_groups import group
+from slipstream.runners.cuda.kernels.moe.experts import combine, expert_pairs, experts_mlp, route
+from slipstream.runners.cuda.kernels.moe.groups import group
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 

@@ -20,7 +20,9 @@ from torch import Tensor
 from triton.language import constexpr
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.cuda.kernels import attention, gdn, norm, rope
+from slipstream.runners.cuda.kernels import norm
+from slipstream.runners.cuda.kernels.attention import attention, rope
+from slipstream.runners.cuda.kernels.recurrent import gdn
 from slipstream.runners.torch.ops import HeadShape, TorchOps
 
 CPU = torch.device("cpu")

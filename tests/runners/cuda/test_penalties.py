@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.penalties import add_bias, penalise
+from slipstream.runners.cuda.kernels.sampling.penalties import add_bias, penalise
 from slipstream.runners.torch.processors import CountPenalty, History, LogitBias, RepetitionPenalty
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2}

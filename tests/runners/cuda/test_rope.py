@@ -7,7 +7,7 @@ import torch
 from paged import Case, Row, make_case
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.rope import rope_store
+from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.torch.ops import HeadShape, LayerKv, Rotary, TorchOps
 
 ROWS = [Row(0, 3, room=4), Row(13, 1), Row(0, 0, room=1), Row(6, 2)]

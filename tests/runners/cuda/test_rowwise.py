@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.runners.torch.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.torch.cuda.kernels.gather import gather_rows
-from slipstream.runners.torch.cuda.kernels.norm import concat_norm, rms_norm
+from slipstream.runners.cuda.kernels.elementwise import silu_mul
+from slipstream.runners.cuda.kernels.gather import gather_rows
+from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.torch.ops import TorchOps
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from slipstream.runners.cuda.kernels.sample.sample import choose, choose_sure
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels import sampling
-from slipstream.runners.torch.cuda.kernels.sampling import choose, choose_sure
+from slipstream.runners.cuda.kernels.sampling import sample
 from slipstream.runners.torch.noise import signed64
 from slipstream.runners.torch.ops import TorchOps
 
@@ -51,7 +51,7 @@ def test_any_number_of_programs_draws_the_same(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, num_programs: int
 ) -> None:
     """How much a program reads depends on how many positions there are: a draw must not."""
-    monkeypatch.setattr(sampling, "_PROGRAMS", num_programs)
+    monkeypatch.setattr(sample, "_PROGRAMS", num_programs)
     logits, draw = torch.randn(5, 5003, device=device), draw_of(device, 5)
     assert choose(logits, **draw).tolist() == reference(logits, draw).tolist()
 
@@ -61,7 +61,7 @@ def test_any_number_of_programs_draws_the_same(
 def test_of_equals_the_lowest_id(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, vocab_size: int, num_programs: int
 ) -> None:
-    monkeypatch.setattr(sampling, "_PROGRAMS", num_programs)
+    monkeypatch.setattr(sample, "_PROGRAMS", num_programs)
     logits, draw = torch.zeros(2, vocab_size, device=device), draw_of(device, 2)
     draw["greedy"] = torch.ones_like(draw["greedy"])
     logits[1, [vocab_size - 1, vocab_size // 2, 17]] = 1.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels import truncate as module
-from slipstream.runners.torch.cuda.kernels.truncate import truncate
+from slipstream.runners.cuda.kernels.sampling import truncate as module
+from slipstream.runners.cuda.kernels.sampling.truncate import truncate
 from slipstream.runners.torch.processors import History, Truncation
 
 # top_k, top_p, min_p, inverse temperature

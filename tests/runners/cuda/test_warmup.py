@@ -17,10 +17,10 @@ import pytest
 import torch
 import triton
 
-from slipstream.engine.plan import RowStep
-from slipstream.runners.torch.cuda import rehearsal
-from slipstream.runners.torch.cuda.layout import Layout, lay_out
-from slipstream.runners.torch.cuda.rehearsal import (
+from slipstream.engine.contract import RowStep
+from slipstream.runners.cuda import rehearsal
+from slipstream.runners.cuda.layout import Layout, lay_out
+from slipstream.runners.cuda.warmup import (
     Launch,
     compile_together,
     distinct,
@@ -32,7 +32,7 @@ from slipstream.runners.torch.cuda.rehearsal import (
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.layers import DecoderLayer, InTurn
 
-SCRIPT = Path(__file__).parent / "rehearsal_report.py"
+SCRIPT = Path(__file__).parent / "warmup_report.py"
 
 
 class Kernel:

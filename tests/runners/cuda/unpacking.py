@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
+from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
 
 
 def check_rows(matrix: RoundedMatrix, wanted: Tensor, dtype: torch.dtype, device: torch.device) -> None:

@@ -17,17 +17,17 @@ from compile_report import BF16, CASES, H100, int4_matrix, int8_matrix, ints, ro
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.cuda import calibrate
-from slipstream.runners.torch.cuda.kernels import turns
-from slipstream.runners.torch.cuda.kernels.linear import Scratch, Tiling, skinny_linear
-from slipstream.runners.torch.cuda.kernels.sampling import choose
-from slipstream.runners.torch.cuda.rehearsal import Launch, compile_together, distinct, noted, shortened
-from slipstream.runners.torch.cuda.runner import CudaRunner
+from slipstream.runners.cuda import calibrate
+from slipstream.runners.cuda.kernels import pdl
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, Tiling, skinny_linear
+from slipstream.runners.cuda.kernels.sampling.sample import choose
+from slipstream.runners.cuda.runner import CudaRunner
+from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, noted, shortened
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.placement import resident
 
-turns.OVERLAP.value = True  # as on a Hopper GPU
-turns.IN_TURN["launch_pdl"] = True
+pdl.OVERLAP.value = True  # as on a Hopper GPU
+pdl.IN_TURN["launch_pdl"] = True
 
 
 class LaunchingH100(H100):

@@ -14,7 +14,7 @@ import tiny
 from mlx_tiny import ScriptedDrafter, open_mlx
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.plan import RowJoin, RowStep, StepPlan
+from slipstream.engine.contract import RowJoin, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load import open_model
 from slipstream.runners.mlx.caches import KvCache

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
 
 BLOCK = 1024
 

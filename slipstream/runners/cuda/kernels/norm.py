@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
 
 
 @triton.jit

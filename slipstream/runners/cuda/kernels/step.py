@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
 
 BLOCK = 128
 

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.matmul.product import product
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.views import TiledRows
 from slipstream.runners.torch.caches import LayerKv
-from slipstream.runners.torch.cuda.kernels.product import product
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
-from slipstream.runners.torch.cuda.kernels.views import TiledRows
 from slipstream.runners.torch.ops import HeadShape
 
 LOG2_E = tl.constexpr(1.4426950408889634)

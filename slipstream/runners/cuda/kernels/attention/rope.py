@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.views import TokenPlaces
 from slipstream.runners.torch.caches import LayerKv
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
-from slipstream.runners.torch.cuda.kernels.views import TokenPlaces
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 

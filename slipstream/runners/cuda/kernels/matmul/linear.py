@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.product import STRIPE_ROWS, deliver, leave_part, product
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.matmul.product import STRIPE_ROWS, deliver, leave_part, product
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
 
 FEW_TOKENS = 16
 FEW = tl.constexpr(FEW_TOKENS)
@@ -216,7 +216,7 @@ def _launch(
     sizes = {"M": made_for, "N": cut.rows, "K": cut.inner, "SPLIT": cut.split, "GATED": gated}
     sizes["SQUARES"] = triton.next_power_of_2(max(1, num_squares))
     if cut.ahead:
-        from slipstream.runners.torch.cuda.kernels.linear_ahead import launch_ahead  # no interpreter knows Gluon
+        from slipstream.runners.cuda.kernels.matmul.linear_prefetch import launch_ahead  # no interpreter knows Gluon
 
         launch_ahead(grid, values, squares, weight, others, sizes, cut.stages)
         return

@@ -16,8 +16,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.product import STRIPE
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, OVERLAP
+from slipstream.runners.cuda.kernels.matmul.product import STRIPE
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, OVERLAP
 
 # As Triton's versions call them.
 fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared

@@ -14,11 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.fp8 import coded_weights
-from slipstream.runners.torch.cuda.kernels.int4 import weights_of
-from slipstream.runners.torch.cuda.kernels.int8 import UNIT as INT8_UNIT
-from slipstream.runners.torch.cuda.kernels.int8 import halves
-from slipstream.runners.torch.cuda.kernels.linear import (
+from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW,
     FEW_TOKENS,
     MAX_TOKENS,
@@ -33,9 +29,13 @@ from slipstream.runners.torch.cuda.kernels.linear import (
     unscaled_like,
     values_of,
 )
-from slipstream.runners.torch.cuda.kernels.product import deliver, leave_part, product
-from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix, plain
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.matmul.product import deliver, leave_part, product
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.quant.fp8 import coded_weights
+from slipstream.runners.cuda.kernels.quant.int4 import weights_of
+from slipstream.runners.cuda.kernels.quant.int8 import UNIT as INT8_UNIT
+from slipstream.runners.cuda.kernels.quant.int8 import halves
+from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix, plain
 
 TOKEN_BLOCK = 128
 LEAST_TOKENS = 8  # that a product in 4 bits is made for; in 8 bits FEW_TOKENS

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.moe_groups import first_and_rows, group
-from slipstream.runners.torch.cuda.kernels.product import product
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.matmul.product import product
+from slipstream.runners.cuda.kernels.moe.groups import first_and_rows, group
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
 
 FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
 

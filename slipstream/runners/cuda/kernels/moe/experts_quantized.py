@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.linear_rounded import add_tile, row_scales, scaled, tiles_of
-from slipstream.runners.torch.cuda.kernels.moe import FEW_TOKENS, block_of
-from slipstream.runners.torch.cuda.kernels.moe_groups import group
-from slipstream.runners.torch.cuda.kernels.rounding import RoundedMatrix
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import add_tile, row_scales, scaled, tiles_of
+from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
+from slipstream.runners.cuda.kernels.moe.groups import group
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
 
 LEAST_TOKENS = 4  # whose experts are few enough to leave processors without work
 

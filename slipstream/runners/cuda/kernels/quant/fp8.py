@@ -21,9 +21,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
-from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT_BITS, plain, rows_to_unpack, slabs
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, plain, rows_to_unpack, slabs
 
 TILE = FP8_GROUP
 MOST = 448.0  # the largest code's value

@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import UNIT, UNIT_BITS, plain, rows_to_unpack, slabs
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.quant.quantize import UNIT, UNIT_BITS, plain, rows_to_unpack, slabs
 
 TILE = 256
 GROUP = TILE // 4

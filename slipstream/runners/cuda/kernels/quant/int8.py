@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.torch.cuda.kernels.product import INTERPRETED
-from slipstream.runners.torch.cuda.kernels.rounding import slabs
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.quant.quantize import slabs
 
 TILE = 128
 MOST = 127  # the largest level

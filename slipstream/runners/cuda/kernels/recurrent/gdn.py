@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels.gdn_chunks import is_long, recur_in_chunks
-from slipstream.runners.torch.cuda.kernels.turns import IN_TURN, OVERLAP, let_next_in, wait_for_last
+from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.pdl import IN_TURN, OVERLAP, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, recur_in_chunks
 
 FEW_ROWS = 8
 CONV_HEADS = 2  # a program's

@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.torch.cuda.batch import DeviceBatch
-from slipstream.runners.torch.cuda.kernels.product import split, split_product
+from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.matmul.product import split, split_product
 
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
