@@ -26,7 +26,7 @@ ALLOWED = {
     "llm": VOCABULARY | {"engine", "runners", "load", "grammar"},
     "server": VOCABULARY | {"engine", "load", "grammar"},
     "commands": VOCABULARY | {"engine", "runners", "load", "grammar", "llm", "server"},
-    "bench": VOCABULARY | {"engine", "runners", "load", "grammar", "llm", "server", "commands"},
+    "bench": VOCABULARY | {"engine", "speculate", "runners", "load", "grammar", "llm", "server", "commands"},
     "cli": VOCABULARY | {"commands", "bench", "server"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -11,7 +11,7 @@ import slipstream.engine
 for module in pkgutil.iter_modules(slipstream.engine.__path__):
     importlib.import_module(f"slipstream.engine.{module.name}")
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("slipstream.")}
-assert rooms == {"engine", "config", "errors", "sampling"}, rooms
+assert rooms == {"engine", "cache", "speculate", "config", "errors", "sampling"}, rooms
 found = {"torch", "numpy", "mlx"} & set(sys.modules)
 assert not found, found
 """
