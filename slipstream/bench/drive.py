@@ -12,7 +12,7 @@ from itertools import count, pairwise
 from statistics import median
 
 from slipstream.bench.ask import random_prompt
-from slipstream.engine.contract import RowJoin, RowStep, Runner, StepPlan, StepResult
+from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, Runner, StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
 
@@ -42,7 +42,7 @@ class Driver:
     def measure(self, num_rows: int, depth: int, num_steps: int) -> StepTimes:
         blocks = self._blocks(num_rows, depth, WARM_STEPS + num_steps)
         self._read_prompts(num_rows, depth, blocks)
-        plan = tuple(RowStep(slot, 1 + depth, depth) for slot in range(num_rows))
+        plan = tuple(RowStep(slot, 1 + depth, DraftRequest(depth)) for slot in range(num_rows))
         for _ in range(WARM_STEPS):
             self._submit(plan)
         self._drain()
@@ -73,7 +73,7 @@ class Driver:
             joins = tuple(self._join(slot, params, depth) for slot in slots)
             for at in range(0, self._context, self._chunk):
                 feed = min(self._chunk, self._context - at)
-                rows = tuple(RowStep(slot, feed, depth, () if at else blocks[slot]) for slot in slots)
+                rows = tuple(RowStep(slot, feed, DraftRequest(depth), () if at else blocks[slot]) for slot in slots)
                 self._submit(rows, () if at else joins)
         self._drain()
 

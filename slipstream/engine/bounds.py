@@ -35,7 +35,7 @@ class Bounds:
         if row.feed < self.gap:
             return Bounds(self.least, self.most, self.gap - row.feed, 0)
         verified = min(row.feed, self.pending) - self.gap
-        return Bounds(self.least + 1, self.most + 1 + verified, 1, row.propose)
+        return Bounds(self.least + 1, self.most + 1 + verified, 1, row.draft.depth)
 
 
 def fold(now: Bounds, in_flight: Iterable[RowStep]) -> Bounds:

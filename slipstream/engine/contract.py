@@ -8,10 +8,8 @@ Each running stream owns a *slot* of the runner until it leaves. For its slot th
 A step feeds ``min(feed, len(tokens) + len(drafts) - cursor)`` tokens from the cursor on. That one rule is prefill,
 chunked prefill, resume after preemption, plain decoding (one token) and verification (one token and the drafts).
 A row whose known tokens are all fed *draws*: at every fed position from its last known token on, accepting drafts
-while they equal the draw. Then it proposes up to ``propose`` new drafts, and stops before the first one at which the
-product of the head's confidences in this row's new drafts would fall under ``floor`` (or its own under ``p_min``), or
-behind the first one at which it is under ``onward``: still worth verifying, but not worth drafting on.
-A runner whose head tells no confidences ignores the floor and returns none.
+while they equal the draw. Then it proposes the drafts that ``draft`` asks for.
+A runner whose drafter has no confidences ignores thresholds and reports none.
 
 A runner may be late (``RunnerInfo.lag`` = 1): the scheduler then plans step n+1 before it has seen the result of
 step n. ``feed`` is therefore an upper bound, and ``blocks`` must cover the case that every draft is accepted.
@@ -28,23 +26,47 @@ from slipstream.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """Where a stream's caches come from: another one with the same tokens, which stands there without drafts."""
+class Start:
+    """The part of a joining row that is computed already: the KV blocks that hold it, the recurrent state it continues.
 
-    slot: int  # the other's
-    cursor: int  # tokens that are computed there, and so here
-    shared: tuple[int, ...]  # the full KV blocks before the cursor: both read them, nobody writes them again
-    copied: tuple[int, int] | None  # where the cursor stands inside a block: that one, and the row's own for a copy
+    The default is an empty cache. Today a start with computed tokens continues another row that has the same tokens up
+    to there, is at rest (nothing in flight) and holds no drafts.
+    """
+
+    num_computed: int = 0  # the row's cursor when it joins
+    blocks: tuple[int, ...] = ()  # its block table begins with these; full ones may be shared, nobody writes them again
+    copied: tuple[int, int] | None = None  # a partly filled block, and the row's own copy of it (the last of blocks)
+    state_of: int | None = None  # the slot whose recurrent state, as of num_computed, is copied
+
+
+EMPTY = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a row proposes after this step, if it samples.
+
+    The confidence of a chain of drafts is the product of the drafter's probabilities of them. Rows also have ``p_min``,
+    a bound for each single draft.
+    """
+
+    depth: int = 0  # at most this many drafts
+    threshold: float = 0.0  # drafts end before the first one at which the chain's confidence falls below this
+    continue_threshold: float = 0.0  # no further draft is made once the chain's confidence is below this
+    report_confidence: bool = False  # put the confidences into the result; a threshold implies it
 
     @property
-    def blocks(self) -> tuple[int, ...]:
-        """With which the row's table begins."""
-        return self.shared if self.copied is None else (*self.shared, self.copied[1])
+    def measures(self) -> bool:
+        """Whether the drafter's confidence is needed at all."""
+        return self.report_confidence or self.threshold > 0.0 or self.continue_threshold > 0.0
+
+
+NO_DRAFTS = DraftRequest()
 
 
 @dataclass(frozen=True, slots=True)
 class RowJoin:
-    """A stream enters a slot, with an empty cache (cursor 0) or with that of another stream."""
+    """A stream enters a slot."""
 
     slot: int
     tokens: tuple[int, ...]  # all known tokens: the prompt and, after a preemption, the output so far
@@ -54,7 +76,7 @@ class RowJoin:
     p_min: float  # resolved
     may_draft: bool = True  # False: it never will, so the head need not learn of it
     end_tokens: tuple[int, ...] = ()  # what ends the stream: not drawn before min_tokens
-    fork: Fork | None = None
+    start: Start = EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +85,13 @@ class RowStep:
 
     slot: int
     feed: int  # at most this many tokens are fed, >= 1
-    propose: int  # at most this many drafts are proposed afterwards, if the row draws
+    draft: DraftRequest = NO_DRAFTS
     blocks: tuple[int, ...] = ()  # KV blocks appended to the row's table before it runs
-    floor: float = 0.0  # drafts end before the chain's confidence falls under this
-    onward: float = 0.0  # a further draft is tried only while it is at least this; counts only with a floor
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Applied in this order: leaves, joins, rows. A join may fork from any row that is there before the joins."""
+    """Applied in this order: leaves, joins, rows. A join may start from any row that is there before the joins."""
 
     step: int
     leaves: tuple[int, ...]
@@ -95,7 +115,7 @@ class RowResult:
     num_fed: int
     tokens: tuple[int, ...]  # committed by this step: accepted drafts, then the row's own draw; () if it did not draw
     drafts: tuple[int, ...]  # the proposals the row holds now
-    # The head's probability of each draft and, where it ended them early, of the one left out; () without a floor.
+    # The drafter's probability of each draft and, where it ended them early, of the one left out; () if not measured.
     confidences: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where the row asked for them
     # Of the prompt's tokens that follow those fed in this step, where the row asked for them and joined without output.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.contract import Fork, RowJoin, RowResult, RowStep, RunnerInfo, TokenLogprobs
+from slipstream.engine.contract import EMPTY, RowJoin, RowResult, RowStep, RunnerInfo, Start, TokenLogprobs
 from slipstream.engine.stats import RequestStats, RowCounters
 from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import SamplingParams
@@ -131,7 +131,7 @@ class Sequence:
         now = Bounds(len(self.tokens), len(self.tokens), self.gap, len(self.drafts))
         return fold(now, self.in_flight)
 
-    def join(self, may_draft: bool, fork: Fork | None = None) -> RowJoin:
+    def join(self, may_draft: bool, start: Start = EMPTY) -> RowJoin:
         assert self.slot is not None
         assert not self.joined
         self.joined = True
@@ -145,11 +145,11 @@ class Sequence:
             p_min=request.p_min,
             may_draft=may_draft,
             end_tokens=tuple(sorted(request.end_token_ids)),
-            fork=fork,
+            start=start,
         )
 
-    def fork(self, block_size: int) -> Fork:
-        """Go on from where the leader stands: before the prompt's last token, at rest."""
+    def start_beside_parent(self, block_size: int) -> tuple[Start, tuple[int, ...]]:
+        """Continue where the parent stands, before the prompt's last token and at rest; also the blocks now shared."""
         leader = self.leader
         assert leader is not None
         assert leader.slot is not None
@@ -161,7 +161,8 @@ class Sequence:
         self.num_told_blocks = num_full + (copied is not None)
         self.num_computed, self.prompt_logprobs = leader.num_computed, leader.prompt_logprobs
         self.leader = None
-        return Fork(leader.slot, self.num_computed, shared, copied)
+        blocks = tuple(self.blocks[: self.num_told_blocks])
+        return Start(self.num_computed, blocks, copied, leader.slot), shared
 
     def tell_blocks(self) -> tuple[int, ...]:
         """Those that the runner does not know of yet; it is told now."""

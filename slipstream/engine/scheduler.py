@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.cache.blocks import BlockPool
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import Fork, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.contract import EMPTY, RowJoin, RowResult, RunnerInfo, Start, StepPlan, StepResult
 from slipstream.engine.parallel_samples import at_rest, bind, first_group, num_shared, part
 from slipstream.engine.request import (
     FinishReason,
@@ -154,9 +154,9 @@ class Scheduler:
         for leader in leaders:
             siblings, leader.siblings = leader.siblings, []
             for sibling in siblings:
-                fork = sibling.fork(self.info.block_size)
-                self._pool.share(fork.shared)
-                step.joins.append(self._join(sibling, fork))
+                start, shared = sibling.start_beside_parent(self.info.block_size)
+                self._pool.share(shared)
+                step.joins.append(self._join(sibling, start))
             for sequence in (leader, *siblings):
                 if step.may_place(sequence):  # or it was the youngest when blocks ran out
                     step.place(sequence, sequence.bounds, 1)
@@ -209,11 +209,11 @@ class Scheduler:
         asks = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
         for pick, row, ask in zip(picks, rows, asks):
             assert 0 <= ask.depth <= row.most
-            pick.propose = pick.sequence.depth = self._cover(pick, min(ask.depth, room))
-            pick.floor, pick.onward = ask.floor, ask.onward
-            room -= pick.propose
+            pick.sequence.depth = self._cover(pick, min(ask.depth, room))
+            pick.draft = replace(ask, depth=pick.sequence.depth)
+            room -= pick.draft.depth
         if picks:
-            self._last_depth = Counter(pick.propose for pick in picks).most_common(1)[0][0]
+            self._last_depth = Counter(pick.draft.depth for pick in picks).most_common(1)[0][0]
 
     def _most(self, pick: Pick) -> int:
         """No draft passes the length limit, even if everything in flight is accepted."""
@@ -230,8 +230,8 @@ class Scheduler:
             depth -= 1
         return depth
 
-    def _join(self, sequence: Sequence, fork: Fork | None = None) -> RowJoin:
-        return sequence.join(self.policy.may_draft(sequence.request.params.draft), fork)
+    def _join(self, sequence: Sequence, start: Start = EMPTY) -> RowJoin:
+        return sequence.join(self.policy.may_draft(sequence.request.params.draft), start)
 
     def _launch(self, step: Pass) -> StepPlan:
         step.joins += [self._join(pick.sequence) for pick in step.picks if not pick.sequence.joined]
@@ -391,7 +391,7 @@ def _stream(sequence: Sequence) -> StreamSnapshot:
 
 def _timing(info: RunnerInfo, plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
     num_tokens = sum(row.num_fed for row in result.rows)
-    depths = [row.propose for row in plan.rows]
+    depths = [row.draft.depth for row in plan.rows]
     if info.stops_early:
         depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
     pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import RowJoin, RowStep
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RowJoin, RowStep
 from slipstream.engine.request import Sequence
 
 
@@ -16,9 +16,7 @@ class Pick:
     sequence: Sequence
     bounds: Bounds  # before this step
     feed: int
-    propose: int = 0
-    floor: float = 0.0
-    onward: float = 0.0
+    draft: DraftRequest = NO_DRAFTS
 
     @property
     def draws(self) -> bool:
@@ -30,7 +28,7 @@ class Pick:
 
     def step(self, blocks: tuple[int, ...] = ()) -> RowStep:
         assert self.sequence.slot is not None
-        return RowStep(self.sequence.slot, self.feed, self.propose, blocks, self.floor, self.onward)
+        return RowStep(self.sequence.slot, self.feed, self.draft, blocks)
 
 
 @dataclass(slots=True)

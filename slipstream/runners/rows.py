@@ -134,7 +134,7 @@ def joined(join: RowJoin, seed: int, vocab_size: int, processors: tuple[P, ...],
         slot=join.slot,
         tokens=list(join.tokens),
         draw=draw,
-        cursor=join.fork.cursor if join.fork else 0,
+        cursor=join.start.num_computed,
         matcher=matcher_of(join, vocab_size),
         asked=asked_by(join),
     )

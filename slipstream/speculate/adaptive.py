@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.engine.contract import StepCosts
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest, StepCosts
 from slipstream.sampling.params import MAX_DEPTH
 from slipstream.speculate.acceptance import Acceptance
-from slipstream.speculate.confidence import NO_FLOOR, Chains
+from slipstream.speculate.confidence import Chains
 from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import NOTHING, DepthPolicy, DraftAsk, DrawRow, Load, StepTiming
+from slipstream.speculate.policy import DepthPolicy, DrawRow, Load, StepTiming
 
 BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
@@ -34,7 +34,7 @@ PLAIN_PROBES = 4  # every so many probes, one without drafts: what a small step 
 # One draft that may be made: (-chance that it is proposed and accepted with all before it, depth, row, chance that it
 # is proposed, chance that its row takes part in its pass)
 Slot = tuple[float, int, int, float, float]
-Bound = tuple[float, float]  # floor and onward: see DraftAsk
+Bound = tuple[float | None, float | None]  # draft and continue threshold; None: no chain is confident enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Adaptive(DepthPolicy):
         self._acceptance.forget(key)
         self._chains.forget(key)
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
         if not rows:
             return []
         if not self._verify.known or not self._draft.known:
@@ -116,16 +116,16 @@ class Adaptive(DepthPolicy):
         if self._rests(num_drawing, load):
             self._seconds += self._verify.at(num_drawing)
             self._reason = self._reason.removesuffix(PROBING)
-            return [NOTHING] * len(rows)
+            return [NO_DRAFTS] * len(rows)
         bounds = self._bounds(rows, load)
         choice = self._best(rows, bounds, load)
         self._idle, self._idle_rows = 0 if any(choice.depths) else IDLE_STEPS, num_drawing
         self._reason = _explain(choice, bounds if self._chains.known else [], load.num_plain)
         if load.num_plain and not self._afford(choice):
             self._seconds += choice.plain_seconds
-            return [NOTHING] * len(rows)
+            return [NO_DRAFTS] * len(rows)
         self._seconds += choice.seconds
-        asks = [DraftAsk(depth, *bound) if depth else NOTHING for depth, bound in zip(choice.depths, bounds)]
+        asks = [_request(depth, *bound) for depth, bound in zip(choice.depths, bounds)]
         return self._probe(rows, load, choice, asks) if self._num_steps >= PROBE_STEPS else asks
 
     def _rests(self, num_rows: int, load: Load) -> bool:
@@ -144,14 +144,14 @@ class Adaptive(DepthPolicy):
         self._allowed -= added
         return True
 
-    def _blind(self, rows: Sequence[DrawRow]) -> list[DraftAsk]:
+    def _blind(self, rows: Sequence[DrawRow]) -> list[DraftRequest]:
         self._reason = f"adaptive: depth {min(BLIND_DEPTH, self._max_depth)} until steps have been timed"
-        return [DraftAsk(min(BLIND_DEPTH, row.most), NO_FLOOR) for row in rows]
+        return [DraftRequest(min(BLIND_DEPTH, row.most), report_confidence=True) for row in rows]
 
     def _bounds(self, rows: Sequence[DrawRow], load: Load) -> list[Bound]:
         """[rows]: how sure the head must be of a chain for its last draft to be verified, and for another to follow."""
         if not self._chains.known:
-            return [(NO_FLOOR, NO_FLOOR)] * len(rows)
+            return [(0.0, 0.0)] * len(rows)
         num_drawing = len(rows) + load.num_plain
         num_drafts = max(1, round(self._share * len(rows)))
         plain, *_, full = self._verify.span(num_drawing + load.num_other_tokens, num_drafts + 1)
@@ -162,10 +162,11 @@ class Adaptive(DepthPolicy):
 
     def _bound(self, key: str, verifying: float, drafting: float) -> Bound:
         """From what both cost in tokens. The next draft is taken to be accepted as often as a first one is."""
-        floor = self._chains.floor(key, verifying)
-        if not self._stops_early:
-            return floor, floor
-        return floor, max(floor, self._chains.floor(key, (verifying + drafting) / self._chains.first()))
+        keep = self._chains.threshold(key, verifying)
+        if keep is None or not self._stops_early:
+            return keep, keep
+        go_on = self._chains.threshold(key, (verifying + drafting) / self._chains.first())
+        return keep, go_on if go_on is None else max(keep, go_on)
 
     def _best(self, rows: Sequence[DrawRow], bounds: Sequence[Bound], load: Load) -> Choice:
         """The time that prompts take is spent in any case: beside them drafts cost what they cost there, but time is
@@ -210,7 +211,9 @@ class Adaptive(DepthPolicy):
                 slots.append((-likeliest, depth, index, kept, made if self._stops_early else 1.0))
         return slots
 
-    def _probe(self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftAsk]) -> list[DraftAsk]:
+    def _probe(
+        self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftRequest]
+    ) -> list[DraftRequest]:
         """Look past the choice: as many rows as the allowance pays for, one draft deeper, or once without drafts."""
         probe = self._probe_plain(choice) or self._probe_deeper(rows, load, choice, asks)
         if probe is None:
@@ -220,15 +223,15 @@ class Adaptive(DepthPolicy):
         self._reason += PROBING
         return probe
 
-    def _probe_plain(self, choice: Choice) -> list[DraftAsk] | None:
+    def _probe_plain(self, choice: Choice) -> list[DraftRequest] | None:
         due = self._num_probes % PLAIN_PROBES == 0
-        return [NOTHING] * len(choice.depths) if due and any(choice.depths) else None
+        return [NO_DRAFTS] * len(choice.depths) if due and any(choice.depths) else None
 
     def _probe_deeper(
-        self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftAsk]
-    ) -> list[DraftAsk] | None:
+        self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftRequest]
+    ) -> list[DraftRequest] | None:
         """One draft deeper, and without a floor: what it hides is not known otherwise."""
-        hidden = [i for i, (row, ask) in enumerate(zip(rows, asks)) if ask.depth < row.most or ask.floor > NO_FLOOR]
+        hidden = [i for i, (row, ask) in enumerate(zip(rows, asks)) if ask.depth < row.most or ask.threshold > 0.0]
         start = self._num_probes % max(1, len(hidden))
         hidden = (hidden[start:] + hidden[:start])[: max(0, load.room - sum(choice.depths))]
         while hidden:
@@ -237,7 +240,7 @@ class Adaptive(DepthPolicy):
                 depths[index] = min(depths[index] + 1, rows[index].most)
             if self._seconds_of(depths, load) - choice.seconds <= PROBE_SHARE * self._seconds:
                 return [
-                    DraftAsk(depth, NO_FLOOR) if index in hidden else ask
+                    DraftRequest(depth, report_confidence=True) if index in hidden else ask
                     for index, (depth, ask) in enumerate(zip(depths, asks))
                 ]
             hidden = hidden[: len(hidden) // 2]
@@ -304,12 +307,20 @@ def _between(values: Sequence[float], x: float) -> float:
     return values[left] + (x - left) * (values[left + 1] - values[left])
 
 
+def _request(depth: int, keep: float | None, go_on: float | None) -> DraftRequest:
+    if not depth or keep is None:
+        return NO_DRAFTS
+    if go_on is None:
+        return DraftRequest(1, keep, report_confidence=True)
+    return DraftRequest(depth, keep, go_on, report_confidence=True)
+
+
 def _explain(choice: Choice, bounds: Sequence[Bound], num_plain: int) -> str:
     """``bounds``: none where the runner tells no confidences."""
     low, high = min(choice.depths), max(choice.depths)
     depth = f"depth {low}" if low == high else f"depths {low} to {high}"
     if high and bounds:
-        least = round(100 * min(floor for depth, (floor, _) in zip(choice.depths, bounds) if depth))
+        least = round(100 * min(keep or 0.0 for depth, (keep, _) in zip(choice.depths, bounds) if depth))
         depth += f" while {least} % sure" if least else ""
     plain = f"{len(choice.depths) + num_plain} in {1000 * choice.plain_seconds:.1f} ms"
     if num_plain:

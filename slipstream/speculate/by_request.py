@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.engine.contract import RunnerInfo, StepCosts
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RunnerInfo, StepCosts
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting
 from slipstream.speculate.adaptive import Adaptive
-from slipstream.speculate.policy import NOTHING, DepthPolicy, DraftAsk, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.speculate.policy import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
 
 
 def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: StepCosts) -> DepthPolicy:
@@ -38,10 +38,10 @@ class PerRequest(DepthPolicy):
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return self._policy(setting).may_draft(setting)
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
         """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
         policies = [self._policy(row.setting) for row in rows]
-        asks = [NOTHING] * len(rows)
+        asks = [NO_DRAFTS] * len(rows)
         num_plain = sum(isinstance(policy, Off) for policy in policies)
         for policy in sorted(set(policies), key=lambda policy: policy is self._adaptive):
             mine = [index for index, other in enumerate(policies) if other is policy]

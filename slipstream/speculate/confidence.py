@@ -17,8 +17,6 @@ ROW_FADE = 0.98  # per trial
 LEAN_TRIALS = 24.0  # a row counts as ordinary for this many trials beside its own
 MOST_LUCK = 1.25  # a row is not believed to be luckier than this
 REFRESH = 16  # chains seen until the shares are computed anew
-NO_FLOOR = 1e-6  # cuts nothing, but lets the runner know that confidences are wanted
-OUT_OF_REACH = 2.0  # a floor above every confidence
 
 # Of a draft that may be asked for, before its confidence is known: the chance that it is made, that it is also kept,
 # and that it is then accepted with all before it.
@@ -76,24 +74,24 @@ class Chains:
         accepted, expected = self._rows.get(key, (0.0, 0.0))
         return min(MOST_LUCK, (accepted + LEAN_TRIALS) / (expected + LEAN_TRIALS))
 
-    def floor(self, key: str, chance: float) -> float:
-        """The confidence from which on the row's chains are accepted at least this often."""
+    def threshold(self, key: str, chance: float) -> float | None:
+        """The confidence from which on the row's chains are accepted at least this often; None: no chain is."""
         needed = chance / self.luck(key)
         first = NUM_BINS
         while first and self._hits[first - 1] >= needed * self._trials[first - 1]:
             first -= 1
-        return OUT_OF_REACH if first == NUM_BINS else max(NO_FLOOR, first / NUM_BINS)
+        return None if first == NUM_BINS else first / NUM_BINS
 
-    def outlook(self, key: str, depth: int, floor: float, onward: float) -> list[Position]:
-        """What is to be expected of the row's drafts 1, 2, ...; nothing where none would be kept."""
-        if floor > 1.0:
+    def outlook(self, key: str, depth: int, draft: float | None, go_on: float | None) -> list[Position]:
+        """What to expect of the row's drafts 1, 2, ... under these thresholds; nothing where none would be kept."""
+        if draft is None:
             return []
         luck, reached = self.luck(key), 1.0
         positions: list[Position] = []
         for above in self._tables()[:depth]:
-            kept, accepted = above[_bin(floor)]
+            kept, accepted = above[_bin(draft)]
             positions.append((reached, reached * kept, reached * min(kept, luck * accepted)))
-            reached *= above[_bin(onward)][0] if onward <= 1.0 else 0.0
+            reached *= 0.0 if go_on is None else above[_bin(go_on)][0]
         return positions
 
     def first(self) -> float:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest
 from slipstream.sampling.params import DraftSetting
 
 
@@ -21,15 +22,6 @@ class DrawRow:
     key: str
     most: int  # its deepest legal draft: head, length limit
     setting: DraftSetting | None = None  # what its request asked; None: the engine's policy
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAsk:
-    """What a row is asked to draft."""
-
-    depth: int  # at most
-    floor: float = 0.0  # a draft is kept while the chain's confidence is at least this
-    onward: float = 0.0  # and followed by another one while it is at least this
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +46,6 @@ class StepTiming:
     num_rows: int = 0
 
 
-NOTHING = DraftAsk(0)
-
-
 class DepthPolicy(ABC):
     @property
     @abstractmethod
@@ -64,7 +53,7 @@ class DepthPolicy(ABC):
         """Why the last decision was as it was, for people to read."""
 
     @abstractmethod
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
         """For each row, no depth above its ``most``."""
 
     def reason_for(self, setting: DraftSetting | None) -> str:
@@ -100,8 +89,8 @@ class Off(DepthPolicy):
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return False
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
-        return [NOTHING] * len(rows)
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+        return [NO_DRAFTS] * len(rows)
 
 
 class Fixed(DepthPolicy):
@@ -112,8 +101,8 @@ class Fixed(DepthPolicy):
     def reason(self) -> str:
         return f"fixed: depth {self._depth}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
-        return [DraftAsk(min(self._depth, row.most)) for row in rows]
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+        return [DraftRequest(min(self._depth, row.most)) for row in rows]
 
 
 class Solo(DepthPolicy):
@@ -129,6 +118,6 @@ class Solo(DepthPolicy):
             return f"solo: {self._num_running} streams are running"
         return f"solo: {self._alone.reason}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
         self._num_running = load.num_running
-        return self._alone.decide(rows, load) if load.num_running == 1 else [NOTHING] * len(rows)
+        return self._alone.decide(rows, load) if load.num_running == 1 else [NO_DRAFTS] * len(rows)

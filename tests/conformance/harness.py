@@ -24,7 +24,7 @@ from slipstream.runners.torch.placement import resident
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
-from slipstream.speculate.policy import DepthPolicy, DraftAsk, DrawRow, Load
+from slipstream.speculate.policy import DepthPolicy, DraftRequest, DrawRow, Load
 
 
 def open_runner(
@@ -145,9 +145,10 @@ class Floored(DepthPolicy):
     def reason(self) -> str:
         return self._policy.reason
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftAsk]:
+    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
         return [
-            replace(ask, floor=next(self._floors), onward=next(self._floors)) for ask in self._policy.decide(rows, load)
+            replace(ask, threshold=next(self._floors), continue_threshold=next(self._floors))
+            for ask in self._policy.decide(rows, load)
         ]
 
 
@@ -179,7 +180,7 @@ class Traffic:
             plan = scheduler.schedule()
             if plan is not None:
                 self.runner.submit(plan)
-                self.num_forks += sum(join.fork is not None for join in plan.joins)
+                self.num_forks += sum(join.start.num_computed > 0 for join in plan.joins)
             if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight > self.runner.info.lag):
                 self._take(scheduler.apply(self.runner.collect()))
             scheduler.check_integrity()

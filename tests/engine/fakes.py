@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.engine.contract import (
-    Fork,
     RowJoin,
     RowResult,
     RowStep,
     RunnerInfo,
+    Start,
     StepCosts,
     StepPlan,
     StepResult,
@@ -130,7 +130,7 @@ class FakeRunner:
             self._join(join)
         self._check_plan(plan)
         results = tuple(self._run(row) for row in plan.rows)
-        depths = [row.propose for row in plan.rows]
+        depths = [row.draft.depth for row in plan.rows]
         passes = [sum(depth > i for depth in depths) for i in range(max(depths, default=0))]
         seconds = self._verify(sum(row.num_fed for row in results)), sum(self._draft(rows) for rows in passes)
         self._uncollected.append(StepResult(plan.step, results, *seconds))
@@ -155,22 +155,22 @@ class FakeRunner:
         for token in join.tokens:
             row.push(token)
         del row.digests[0]
-        if join.fork is not None:
-            self._fork(row, join.fork)
+        if join.start.state_of is not None:
+            self._start(row, join.start, join.start.state_of)
         self.rows[join.slot] = row
 
-    def _fork(self, row: Row, fork: Fork) -> None:
-        source = self.rows[fork.slot]
-        assert source.cursor == fork.cursor == len(row.tokens) - 1
+    def _start(self, row: Row, start: Start, parent: int) -> None:
+        source = self.rows[parent]
+        assert source.cursor == start.num_computed == len(row.tokens) - 1
         assert not source.drafts
         assert source.tokens == row.tokens
         size = self._info.block_size
-        assert list(fork.shared) == source.table[: fork.cursor // size]
-        assert (fork.copied is None) == (fork.cursor % size == 0)
-        row.cursor, row.table = fork.cursor, list(fork.shared)
-        if fork.copied is not None:
-            block, own = fork.copied
-            assert block == source.table[fork.cursor // size]
+        assert list(start.blocks[: start.num_computed // size]) == source.table[: start.num_computed // size]
+        assert (start.copied is None) == (start.num_computed % size == 0)
+        row.cursor, row.table = start.num_computed, list(start.blocks[: start.num_computed // size])
+        if start.copied is not None:
+            block, own = start.copied
+            assert block == source.table[start.num_computed // size]
             self._memory[own] = list(self._memory[block])
             row.table.append(own)
 
@@ -186,8 +186,8 @@ class FakeRunner:
     def _run(self, step: RowStep) -> RowResult:
         row = self.rows[step.slot]
         assert step.feed >= 1
-        assert 0 <= step.propose <= self._info.max_depth
-        assert 0.0 <= step.floor <= 1.0
+        assert 0 <= step.draft.depth <= self._info.max_depth
+        assert 0.0 <= step.draft.threshold <= 1.0
         self._check_memory(row)
         known = len(row.tokens)
         fed = min(step.feed, known + len(row.drafts) - row.cursor)
@@ -197,7 +197,7 @@ class FakeRunner:
         prompt = _opinions(row, row.cursor, min(row.cursor + fed, row.num_told - 1), row.params.prompt_logprobs)
         self.num_prompt_computed += max(0, min(row.cursor + fed, row.num_prompt) - row.cursor)
         if row.cursor + fed < known:
-            assert step.propose == 0
+            assert step.draft.depth == 0
             row.cursor += fed
             return RowResult(step.slot, fed, (), (), prompt_logprobs=prompt)
         committed = self._draw(row, drafts)
@@ -218,7 +218,7 @@ class FakeRunner:
         return tuple(committed)
 
     def _propose(self, row: Row, step: RowStep) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        count, floor = step.propose, step.floor
+        count, threshold, measures = step.draft.depth, step.draft.threshold, step.draft.measures
         self._cover(row, row.cursor + max(0, count - 1))
         if self._shy:
             count = self._random.randint(0, count)
@@ -228,16 +228,16 @@ class FakeRunner:
         for _ in range(count):
             token = next_token(digest, row.seed, self._info.vocab_size)
             hit = self._random.random() if self._tells else self._hit
-            if self._tells and floor:
+            if self._tells and measures:
                 confidences.append(hit)
             chain *= hit
-            if self._tells and chain < floor:
+            if self._tells and chain < threshold:
                 break
             if self._random.random() >= hit:
                 token = (token + 1) % self._info.vocab_size
             drafts.append(token)
             digest = extend(digest, token)
-            if self._tells and floor and chain < step.onward:
+            if self._tells and chain < step.draft.continue_threshold:
                 break
         return tuple(drafts), tuple(confidences)
 

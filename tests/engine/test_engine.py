@@ -100,7 +100,7 @@ def test_answers_to_one_prompt_are_those_of_the_seeds_behind_each_other(seed: in
         client.wait()
     assert [client.tokens for client in together] == [client.tokens for client in apart]
     assert len({client.tokens for client in together}) == 4
-    assert any(join.fork for plan in runner.plans for join in plan.joins)
+    assert any(join.start.num_computed for plan in runner.plans for join in plan.joins)
     engine.close()
 
 

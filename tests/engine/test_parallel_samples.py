@@ -28,7 +28,7 @@ def check(harness: Harness, key: int, prompt: tuple[int, ...] = PROMPT, count: i
 
 
 def forks(harness: Harness) -> list[RowJoin]:
-    return [join for plan in harness.runner.plans for join in plan.joins if join.fork]
+    return [join for plan in harness.runner.plans for join in plan.joins if join.start.num_computed]
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -58,11 +58,11 @@ def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
     add_family(harness, 2)
     while not forks(harness):
         harness.step()
-    fork = forks(harness)[0].fork
-    assert fork is not None
-    assert (fork.cursor, len(fork.shared)) == (29, 7)
-    assert fork.copied is not None
-    assert fork.copied[0] not in fork.shared
+    start = forks(harness)[0].start
+    assert (start.num_computed, len(start.blocks)) == (29, 8)
+    assert start.copied is not None
+    assert start.copied[0] not in start.blocks
+    assert start.copied[1] == start.blocks[-1]
     # Two streams of 30 tokens in blocks of 4 would hold 16.
     assert harness.scheduler.snapshot().num_used_blocks < 14
     harness.run()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.contract import RowStep, RunnerInfo, StepCosts
+from slipstream.engine.contract import DraftRequest, RowStep, RunnerInfo, StepCosts
 from slipstream.engine.request import Request, length_limit
 from slipstream.engine.scheduler import Scheduler
 from slipstream.sampling.params import DraftSetting, SamplingParams
@@ -135,7 +135,7 @@ def check_logprobs(harness: Harness, request: Request) -> None:
 def check_end(harness: Harness) -> None:
     snapshot = harness.scheduler.snapshot()
     event(f"preempted: {snapshot.num_preemptions > 0}")
-    event(f"forked: {any(join.fork for plan in harness.runner.plans for join in plan.joins)}")
+    event(f"forked: {any(join.start.num_computed for plan in harness.runner.plans for join in plan.joins)}")
     assert (snapshot.num_used_blocks, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
     assert snapshot.num_output_tokens == sum(len(tokens) for tokens in harness.tokens.values())
     stats = [final.stats for final in harness.finals.values() if final.stats]
@@ -158,7 +158,8 @@ def test_bounds_hold_whatever_is_accepted(
     num_tokens = num_computed + gap
     drafts = num_drafts if gap == 1 else 0
     bounds = fold(
-        Bounds(num_tokens, num_tokens, gap, drafts), [RowStep(0, feed, propose) for feed, propose, _, _ in steps]
+        Bounds(num_tokens, num_tokens, gap, drafts),
+        [RowStep(0, feed, DraftRequest(propose)) for feed, propose, _, _ in steps],
     )
     for feed, propose, accept, proposed in steps:
         if feed < num_tokens - num_computed:

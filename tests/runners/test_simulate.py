@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import RowJoin, RowResult, RowStep, StepPlan
+from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
 from slipstream.runners.torch.loading import load_runner
@@ -30,7 +30,7 @@ def read(runner: TorchRunner, tokens: tuple[int, ...], depth: int) -> RowResult:
     """A stream with that prompt joins slot 0."""
     join = RowJoin(0, tokens, len(tokens), SamplingParams(temperature=0.0), 11, 0.0)
     blocks = tuple(range(runner.info.num_blocks // 2))
-    runner.submit(StepPlan(0, (), (join,), (RowStep(0, len(tokens), depth, blocks),)))
+    runner.submit(StepPlan(0, (), (join,), (RowStep(0, len(tokens), DraftRequest(depth), blocks),)))
     return runner.collect().rows[0]
 
 
@@ -38,7 +38,7 @@ def decode(runner: TorchRunner, num_steps: int, depth: int = 3) -> list[RowResul
     """The results of reading the prompt and of the steps behind it."""
     rows = [read(runner, PROMPT, depth)]
     for step in range(1, num_steps + 1):
-        runner.submit(StepPlan(step, (), (), (RowStep(0, 1 + depth, depth),)))
+        runner.submit(StepPlan(step, (), (), (RowStep(0, 1 + depth, DraftRequest(depth)),)))
         rows += runner.collect().rows
     runner.submit(StepPlan(num_steps + 1, (0,), (), ()))
     runner.collect()
@@ -60,10 +60,10 @@ def test_a_simulated_head_is_as_sure_as_it_is_right() -> None:
     runner = open_runner(HIGH)
     join = RowJoin(0, PROMPT, len(PROMPT), SamplingParams(temperature=0.0), 11, 0.0)
     blocks = tuple(range(runner.info.num_blocks // 2))
-    runner.submit(StepPlan(0, (), (join,), (RowStep(0, len(PROMPT), 3, blocks, 1e-6),)))
+    runner.submit(StepPlan(0, (), (join,), (RowStep(0, len(PROMPT), DraftRequest(3, report_confidence=True), blocks),)))
     [row] = runner.collect().rows
     assert row.confidences == pytest.approx(pass_rates(HIGH, 3), abs=1e-6)
-    runner.submit(StepPlan(1, (), (), (RowStep(0, 4, 3, (), 0.65),)))  # of all three, 0.60 is expected
+    runner.submit(StepPlan(1, (), (), (RowStep(0, 4, DraftRequest(3, 0.65)),)))  # of all three, 0.60 is expected
     [row] = runner.collect().rows
     assert len(row.drafts) == 2
 

@@ -12,7 +12,7 @@ from harness import Ask, Traffic, alone, open_runner
 from torch import Tensor
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import RowJoin, RowStep, StepPlan, StepResult
+from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan, StepResult
 from slipstream.runners.torch import feeding
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.drafter import MtpDrafter
@@ -56,12 +56,15 @@ def test_one_trunk_forward_a_step_whatever_the_depths(folders: dict[str, Path], 
     runner = open_runner(folders[kind], head=True, kernels=True)
     steps = Steps(runner)
     blocks = iter(range(runner.info.num_blocks))
-    rows = [RowStep(slot, 9, depth, tuple(next(blocks) for _ in range(8))) for slot, depth in enumerate([0, 1, 3])]
+    rows = [
+        RowStep(slot, 9, DraftRequest(depth), tuple(next(blocks) for _ in range(8)))
+        for slot, depth in enumerate([0, 1, 3])
+    ]
     held = steps.run(rows, joins=tuple(join(slot) for slot in range(3)))
     assert [len(row.drafts) for row in held.rows] == [0, 1, 3]
     for _ in range(5):
         before = runner.num_forwards
-        held = steps.run([RowStep(slot, 1 + depth, depth) for slot, depth in enumerate([0, 1, 3])])
+        held = steps.run([RowStep(slot, 1 + depth, DraftRequest(depth)) for slot, depth in enumerate([0, 1, 3])])
         assert runner.num_forwards == before + 1
         assert [row.num_fed for row in held.rows] == [1, 2, 4]
 
@@ -84,11 +87,13 @@ def test_a_head_that_is_fed_late_drafts_the_same(
     monkeypatch.setattr(MtpDrafter, "feed", watched)
     steps = Steps(runner)
     blocks = iter(range(runner.info.num_blocks))
-    rows = [RowStep(slot, 9, 2, tuple(next(blocks) for _ in range(8))) for slot in range(3)]
+    rows = [RowStep(slot, 9, DraftRequest(2), tuple(next(blocks) for _ in range(8))) for slot in range(3)]
     steps.run(rows, joins=(join(0), join(1), join(2, PROMPT[::-1])))
     waiting = 0
     for depth in [0, 0, 2, 2, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 2]:
-        always, sometimes, _ = steps.run([RowStep(0, 1, 2), RowStep(1, 1, depth), RowStep(2, 4, 3)]).rows
+        always, sometimes, _ = steps.run(
+            [RowStep(0, 1, DraftRequest(2)), RowStep(1, 1, DraftRequest(depth)), RowStep(2, 4, DraftRequest(3))]
+        ).rows
         assert sometimes.tokens == always.tokens
         assert sometimes.drafts == always.drafts[:depth]
         waiting += 1
@@ -97,8 +102,8 @@ def test_a_head_that_is_fed_late_drafts_the_same(
             assert fed[-1][1] == waiting
             waiting = 0
     # Whoever comes into the slot of one that left with tokens waiting starts from nothing.
-    steps.run([RowStep(1, 1, 0)])
-    steps.run([RowStep(1, 9, 2, tuple(next(blocks) for _ in range(8)))], joins=(join(1),), leaves=(1,))
+    steps.run([RowStep(1, 1)])
+    steps.run([RowStep(1, 9, DraftRequest(2), tuple(next(blocks) for _ in range(8)))], joins=(join(1),), leaves=(1,))
     assert fed[-1] == {1: len(PROMPT)}
 
 
@@ -129,13 +134,13 @@ def test_commit_of_n_equals_having_written_n(folders: dict[str, Path], kind: str
     script[len(PROMPT) + 1 + accepted] = (script[len(PROMPT) + 1 + accepted] + 1) % tiny.VOCAB
     runner.drafter = ScriptedDrafter({0: script}, tiny.VOCAB, "right")
     steps = Steps(runner)
-    steps.run([RowStep(0, 9, 4, (7, 3, 11)), RowStep(1, 9, 0, (2, 9, 4))], joins=(join(0), join(1)))
-    [row] = steps.run([RowStep(0, 5, 0)]).rows
+    steps.run([RowStep(0, 9, DraftRequest(4), (7, 3, 11)), RowStep(1, 9, blocks=(2, 9, 4))], joins=(join(0), join(1)))
+    [row] = steps.run([RowStep(0, 5)]).rows
     assert list(row.tokens) == truth[len(PROMPT) + 1 : len(PROMPT) + 2 + accepted]
-    steps.run([RowStep(0, 1, 0)])  # replays what was accepted, feeds one token
+    steps.run([RowStep(0, 1)])  # replays what was accepted, feeds one token
     cursor = len(PROMPT) + 2 + accepted
     for _ in range(cursor - len(PROMPT)):
-        steps.run([RowStep(1, 1, 0)])
+        steps.run([RowStep(1, 1)])
     assert runner.table[0].cursor == runner.table[1].cursor == cursor
     for layer in runner.kv.layers[:-1]:
         for cache in (layer.k, layer.v):
@@ -173,7 +178,9 @@ def test_processors_see_each_token_of_the_history_once(folders: dict[str, Path])
     num_known, drafts = len(PROMPT), ()
     for step in range(12):
         recorder.seen.clear()
-        [row] = steps.run([RowStep(0, 9 if step == 0 else 5, 3, tuple(range(8)) if step == 0 else ())]).rows
+        [row] = steps.run(
+            [RowStep(0, 9 if step == 0 else 5, DraftRequest(3), tuple(range(8)) if step == 0 else ())]
+        ).rows
         # The first position's history is every known token; each further one has one more draft.
         assert recorder.seen == [(*truth[:num_known], *drafts[:i]) for i in range(len(drafts) + 1)]
         num_known += len(row.tokens)
@@ -198,7 +205,7 @@ def test_p_min_cuts_each_row_for_itself(folders: dict[str, Path]) -> None:
     runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
     steps = Steps(runner)
     joins = (join(0), join(1, params=greedy(p_min=1.0)))
-    rows = [RowStep(0, 9, 3, (0, 1, 2)), RowStep(1, 9, 3, (3, 4, 5))]
+    rows = [RowStep(0, 9, DraftRequest(3), (0, 1, 2)), RowStep(1, 9, DraftRequest(3), (3, 4, 5))]
     assert [len(row.drafts) for row in steps.run(rows, joins).rows] == [3, 0]
 
 
@@ -208,13 +215,15 @@ def test_floors_cut_each_chain_where_its_confidence_falls_under_them(folders: di
     joins = (join(0), join(1, params=greedy(temperature=1.0, seed=5)), join(2, PROMPT[::-1]))
     blocks = [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     steps = Steps(runner)
-    whole = steps.run([RowStep(i, 9, 4, blocks[i], 1e-6) for i in range(3)], joins).rows
+    whole = steps.run([RowStep(i, 9, DraftRequest(4, report_confidence=True), blocks[i]) for i in range(3)], joins).rows
     assert [len(row.confidences) for row in whole] == [4, 4, 4]
     chains = [torch.tensor(row.confidences, dtype=torch.float64).cumprod(0).tolist() for row in whole]
     for lengths in ((2, 0, 4), (0, 0, 0), (1, 3, 0)):
         # Halfway between two values of the chain, so that no rounding decides.
         floors = [(([1.0, *c][n] + [*c, 0.0][n]) / 2) for c, n in zip(chains, lengths, strict=True)]
-        cut = steps.run([RowStep(i, 9, 4, blocks[i], floors[i]) for i in range(3)], joins, leaves=(0, 1, 2)).rows
+        cut = steps.run(
+            [RowStep(i, 9, DraftRequest(4, floors[i]), blocks[i]) for i in range(3)], joins, leaves=(0, 1, 2)
+        ).rows
         assert [row.drafts for row in cut] == [row.drafts[:n] for row, n in zip(whole, lengths, strict=True)]
         # The one that fell under the floor is told as well.
         told = [row.confidences[: n + 1] for row, n in zip(whole, lengths, strict=True)]
@@ -224,16 +233,18 @@ def test_floors_cut_each_chain_where_its_confidence_falls_under_them(folders: di
 def test_a_draft_too_unsure_to_go_on_from_is_kept_and_is_the_last(folders: dict[str, Path]) -> None:
     runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
     steps = Steps(runner)
-    [whole] = steps.run([RowStep(0, 9, 4, (0, 1, 2), 1e-6)], (join(0),)).rows
+    [whole] = steps.run([RowStep(0, 9, DraftRequest(4, report_confidence=True), (0, 1, 2))], (join(0),)).rows
     chain = torch.tensor(whole.confidences, dtype=torch.float64).cumprod(0).tolist()
-    [row] = steps.run([RowStep(0, 9, 4, (0, 1, 2), 1e-6, (chain[1] + chain[2]) / 2)], (join(0),), leaves=(0,)).rows
+    [row] = steps.run(
+        [RowStep(0, 9, DraftRequest(4, 0.0, (chain[1] + chain[2]) / 2), (0, 1, 2))], (join(0),), leaves=(0,)
+    ).rows
     assert row.drafts == whole.drafts[:3]
     assert row.confidences == whole.confidences[:3]
 
 
 def test_confidences_are_told_only_where_they_are_asked_for(folders: dict[str, Path]) -> None:
     runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
-    [row] = Steps(runner).run([RowStep(0, 9, 3, (0, 1, 2))], (join(0),)).rows
+    [row] = Steps(runner).run([RowStep(0, 9, DraftRequest(3), (0, 1, 2))], (join(0),)).rows
     assert len(row.drafts) == 3
     assert row.confidences == ()
 
@@ -252,5 +263,11 @@ def test_passes_end_when_every_row_has_ended(folders: dict[str, Path]) -> None:
 
     drafter.output = count  # type: ignore[assignment]
     joins = (join(0), join(1))
-    Steps(runner).run([RowStep(0, 9, 4, (0, 1, 2), 1.0), RowStep(1, 9, 2, (3, 4, 5), 1e-6)], joins)
+    Steps(runner).run(
+        [
+            RowStep(0, 9, DraftRequest(4, 1.0), (0, 1, 2)),
+            RowStep(1, 9, DraftRequest(2, report_confidence=True), (3, 4, 5)),
+        ],
+        joins,
+    )
     assert passes == [2, 1]

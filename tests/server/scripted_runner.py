@@ -45,5 +45,5 @@ class ScriptedRunner(FakeRunner):
 
     def _propose(self, row: Row, step: RowStep) -> tuple[tuple[int, ...], tuple[float, ...]]:
         start, _ = self._outputs[id(row)]
-        places = range(len(row.tokens), len(row.tokens) + step.propose)
+        places = range(len(row.tokens), len(row.tokens) + step.draft.depth)
         return tuple(self._said(row, at) if at - start not in self._wrong else 0 for at in places), ()

@@ -10,12 +10,12 @@ import pytest
 from fakes import FakeRunner, Harness, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import StepCosts
+from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.engine.scheduler import Scheduler
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.by_request import make_policy
-from slipstream.speculate.confidence import NO_FLOOR, NUM_BINS, OUT_OF_REACH, Chains
-from slipstream.speculate.policy import DraftAsk, DrawRow, Load, StepTiming
+from slipstream.speculate.confidence import NUM_BINS, Chains
+from slipstream.speculate.policy import DrawRow, Load, StepTiming
 
 DEPTH = 4
 
@@ -36,17 +36,17 @@ def test_the_floor_is_where_chains_are_accepted_often_enough() -> None:
     teach(honest, lambda confidence: confidence)
     teach(proud, lambda confidence: confidence / 2)
     for chance in (0.2, 0.4):
-        assert honest.floor("b", chance) == pytest.approx(chance, abs=0.13)
-        assert proud.floor("b", chance) == pytest.approx(2 * chance, abs=0.26)
-    assert proud.floor("b", 0.7) == OUT_OF_REACH
-    assert proud.outlook("b", 4, OUT_OF_REACH, OUT_OF_REACH) == []
-    assert honest.floor("b", 0.0) == NO_FLOOR
+        assert honest.threshold("b", chance) == pytest.approx(chance, abs=0.13)
+        assert proud.threshold("b", chance) == pytest.approx(2 * chance, abs=0.26)
+    assert proud.threshold("b", 0.7) is None
+    assert proud.outlook("b", 4, None, None) == []
+    assert honest.threshold("b", 0.0) == 0.0
 
 
 def test_the_outlook_counts_what_passes_the_floor_and_what_is_accepted() -> None:
     chains = Chains(DEPTH)
     teach(chains, lambda confidence: confidence)
-    [(_, all_kept, all_accepted)] = chains.outlook("b", 1, NO_FLOOR, NO_FLOOR)
+    [(_, all_kept, all_accepted)] = chains.outlook("b", 1, 0.0, 0.0)
     [(made, kept, accepted)] = chains.outlook("b", 1, 0.5, 0.5)
     assert made == 1.0
     assert all_kept == pytest.approx(1.0)
@@ -73,16 +73,16 @@ def test_a_draft_is_made_if_the_one_before_it_was_sure_enough_to_go_on() -> None
     assert first == 1.0
     assert second == third == pytest.approx(0.5, abs=0.02)
     assert kept == pytest.approx(second, abs=0.02)
-    assert [made for made, _, _ in chains.outlook("a", 3, 0.25, OUT_OF_REACH)] == [1.0, 0.0, 0.0]
+    assert [made for made, _, _ in chains.outlook("a", 3, 0.25, None)] == [1.0, 0.0, 0.0]
 
 
 def test_an_unlucky_row_needs_more_confidence_and_is_forgotten() -> None:
     chains = Chains(DEPTH)
     teach(chains, lambda confidence: confidence)
-    before = chains.floor("b", 0.4)
+    before = chains.threshold("b", 0.4)
     teach(chains, lambda confidence: confidence / 4, num_chains=60, key="b")
     assert chains.luck("b") < 0.75
-    assert chains.floor("b", 0.4) > before
+    assert chains.threshold("b", 0.4) > before
     chains.forget("b")
     chains.forget("b")
     assert chains.luck("b") == 1.0
@@ -108,7 +108,7 @@ class Simulation:
     dice: random.Random = field(default_factory=lambda: random.Random(1))
     tokens: float = 0.0
     seconds: float = 0.0
-    ask: DraftAsk | None = None
+    ask: DraftRequest | None = None
 
     def run(self, num_steps: int) -> float:
         """Tokens a second."""
@@ -144,15 +144,15 @@ class Simulation:
         self.tokens += expected
         return count
 
-    def propose(self, ask: DraftAsk) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def propose(self, ask: DraftRequest) -> tuple[tuple[float, ...], tuple[float, ...]]:
         told: list[float] = []
         num_kept = 0
         while num_kept < ask.depth:
             told.append(self.dice.choice((0.1, 0.2, 0.3, 0.5, 0.9, 0.98, 0.98)))
-            if product(told) < ask.floor:
+            if product(told) < ask.threshold:
                 break
             num_kept += 1
-            if product(told) < ask.onward:
+            if product(told) < ask.continue_threshold:
                 break
         if told:
             self.policy.observe_proposal(told)
@@ -177,11 +177,11 @@ def simulate(slope: float, policy: Adaptive | None = None, num_rows: int = 1) ->
 class Held(Adaptive):
     """Always the same depth and floor."""
 
-    def __init__(self, ask: DraftAsk) -> None:
+    def __init__(self, ask: DraftRequest) -> None:
         super().__init__(DEPTH, StepCosts())
         self._ask = ask
 
-    def decide(self, rows: object, load: Load) -> list[DraftAsk]:
+    def decide(self, rows: object, load: Load) -> list[DraftRequest]:
         return [self._ask] * load.num_running
 
 
@@ -192,7 +192,7 @@ def test_it_finds_the_best_bounds_and_depth(slope: float, num_rows: int) -> None
     floors = (0.0, 0.2, 0.4, 0.7, 0.9)
     # A bound for going on that is not above the floor ends nothing that the floor has not ended.
     bounds = [(floor, onward) for floor in floors for onward in floors if onward == 0.0 or onward > floor]
-    asks = [DraftAsk(0), *(DraftAsk(depth, *each) for depth in range(1, DEPTH + 1) for each in bounds)]
+    asks = [DraftRequest(0), *(DraftRequest(depth, *each) for depth in range(1, DEPTH + 1) for each in bounds)]
     best = max(simulate(slope, Held(ask), num_rows).run(1500) for ask in asks)
     simulation = simulate(slope, num_rows=num_rows)
     simulation.run(600)
@@ -201,7 +201,7 @@ def test_it_finds_the_best_bounds_and_depth(slope: float, num_rows: int) -> None
 
 def test_a_floor_beats_every_depth_without_one() -> None:
     slope = 0.0015
-    unfloored = max(simulate(slope, Held(DraftAsk(depth))).run(2000) for depth in range(DEPTH + 1))
+    unfloored = max(simulate(slope, Held(DraftRequest(depth))).run(2000) for depth in range(DEPTH + 1))
     simulation = simulate(slope)
     simulation.run(600)
     assert simulation.run(2000) > 1.06 * unfloored
@@ -211,8 +211,8 @@ def test_the_reason_names_the_floor() -> None:
     simulation = simulate(0.002)
     simulation.run(300)
     assert simulation.ask is not None
-    assert 0.3 <= simulation.ask.floor <= 0.9
-    assert f" while {100 * simulation.ask.floor:.0f} % sure — " in simulation.policy.reason
+    assert 0.3 <= simulation.ask.threshold <= 0.9
+    assert f" while {100 * simulation.ask.threshold:.0f} % sure — " in simulation.policy.reason
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -234,4 +234,4 @@ def test_confidences_reach_the_policy_through_the_scheduler(lag: int) -> None:
     assert stats is not None
     assert stats.draft_tokens > 200
     assert stats.acceptance_rate > 0.6  # 0.5 without a floor
-    assert max(row.floor for plan in runner.plans for row in plan.rows) > 0.3
+    assert max(row.draft.threshold for plan in runner.plans for row in plan.rows) > 0.3

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 from fakes import make_info
 
-from slipstream.engine.contract import StepCosts
+from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import DepthPolicy, DraftAsk, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.speculate.policy import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
 
 MAX_DEPTH = 4
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
@@ -99,7 +99,7 @@ def best_fixed(machine: Machine, chances: Sequence[float]) -> float:
     return max(fixed_rate(machine, chances, depth) for depth in range(MAX_DEPTH + 1))
 
 
-def depths(asks: Sequence[DraftAsk]) -> list[int]:
+def depths(asks: Sequence[DraftRequest]) -> list[int]:
     return [ask.depth for ask in asks]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import RowStep, StepCosts
+from slipstream.engine.contract import DraftRequest, RowStep, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, lay_out
 from slipstream.runners.cuda.warmup import rehearse
@@ -62,7 +62,7 @@ def _mixed(runner: CudaRunner, max_rows: int) -> list[Layout]:
     found: dict[StepShape, Layout] = {}
     for num_rows in range(2, min(max_rows, MOST_MIXED_ROWS) + 1):
         for feed in range(1, runner.depth + 2):
-            steps = [RowStep(slot, feed, 0) for slot in range(num_rows - 1)] + [RowStep(num_rows - 1, PIECE, 0)]
+            steps = [RowStep(slot, feed) for slot in range(num_rows - 1)] + [RowStep(num_rows - 1, PIECE)]
             layout = _laid_out(runner, steps, [1] * (num_rows - 1) + [PIECE + 1])
             found.setdefault(layout.shape, layout)
     return list(found.values())
@@ -72,7 +72,7 @@ def _to_rehearse(runner: CudaRunner, sizes: list[tuple[int, int]], untimed: list
     """Steps that launch all that calibration does, and what the first request begins with: a prompt alone."""
     drafting = [_layout(runner, n, num_rows, runner.depth) for n, num_rows in sizes]
     prompts = [n for n in TOKEN_BUCKETS if n <= runner.buffers.max_tokens]
-    return [*drafting, *untimed, *(_laid_out(runner, [RowStep(0, n, 0)], [n]) for n in prompts)]
+    return [*drafting, *untimed, *(_laid_out(runner, [RowStep(0, n)], [n]) for n in prompts)]
 
 
 def _run_twice(runner: CudaRunner, layout: Layout) -> None:
@@ -116,7 +116,7 @@ def _set_rows(runner: CudaRunner, known: int, drafts: int) -> None:
 
 def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int, plain: bool = True) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    steps = [RowStep(slot, feed, propose) for slot, feed in enumerate(feeds)]
+    steps = [RowStep(slot, feed, DraftRequest(propose)) for slot, feed in enumerate(feeds)]
     return _laid_out(runner, steps, [1] * num_rows, plain)
 
 

@@ -235,7 +235,7 @@ def lay_out(
         _padded(tile_firsts, aligned(shape.num_tiles), 0),
         _padded(places[is_draw], aligned(shape.num_draws), -1),
     ]
-    propose = np.where(num_draws > 0, [step.propose for step in steps], 0)
+    propose = np.where(num_draws > 0, [step.draft.depth for step in steps], 0)
     passes, pass_rows = _passes(propose, max_depth, max_rows)
     return Layout(shape, np.concatenate([passes, *parts]), pass_rows, tuple(first_draws.tolist()))
 

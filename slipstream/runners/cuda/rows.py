@@ -60,7 +60,7 @@ class DeviceRows:
         assert 0 <= join.slot < self.num_slots
         assert join.slot not in self.gaps, f"slot {join.slot} is taken"
         params, slot = join.params, join.slot
-        cursor = 0 if join.fork is None else join.fork.cursor
+        cursor = join.start.num_computed
         self.gaps[slot] = len(join.tokens) - cursor
         self.asked[slot] = asked_by(join)
         self._num_blocks[slot] = 0
@@ -91,7 +91,7 @@ class DeviceRows:
 
     def grow(self, joins: Sequence[RowJoin], steps: Sequence[RowStep]) -> None:
         """Append the blocks that forks and steps bring to their rows' tables, all in one upload."""
-        brought = [(join.slot, join.fork.blocks) for join in joins if join.fork is not None]
+        brought = [(join.slot, join.start.blocks) for join in joins if join.start.blocks]
         places: list[int] = []
         blocks: list[int] = []
         for slot, new in [*brought, *((step.slot, step.blocks) for step in steps)]:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import Fork, RowResult, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import RowResult, RunnerInfo, Start, StepCosts, StepPlan, StepResult
 from slipstream.runners.cuda.calibrate import measure
 from slipstream.runners.cuda.constrained import ConstrainedRows, MaskBuffers
 from slipstream.runners.cuda.graphs import Graphs
@@ -140,15 +140,15 @@ class CudaRunner:
             self._constrained.join(join)
             self._most[join.slot] = len(join.tokens)
             self._stays[join.slot] = self._stays.get(join.slot, 0) + 1
-            if join.fork is not None:
-                self._fork(join.fork, join.slot)
+            if join.start.state_of is not None:
+                self._start(join.start, join.start.state_of, join.slot)
         self.rows.grow(plan.joins, plan.rows)
 
-    def _fork(self, fork: Fork, slot: int) -> None:
-        if fork.copied is not None:
-            self.kv.copy(*fork.copied)
+    def _start(self, start: Start, source: int, slot: int) -> None:
+        if start.copied is not None:
+            self.kv.copy(*start.copied)
         if self.gdn is not None:
-            self.gdn.copy(fork.slot, slot)
+            self.gdn.copy(source, slot)
 
     def _launch(self, plan: StepPlan) -> _Flight:
         gaps = [self.rows.gaps[step.slot] for step in plan.rows]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from slipstream.engine.contract import StepCosts
+from slipstream.engine.contract import NO_DRAFTS, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.mlx.drafter import Ends
 from slipstream.runners.mlx.grid import Grid, make_grid
@@ -86,7 +86,7 @@ def _proposal(runner: MlxRunner, num_rows: int, depth: int) -> Task:
         spans=spans,
         places=range(num_rows),
         propose=[depth] * num_rows,
-        floors=[0.0] * num_rows,
+        drafts=[NO_DRAFTS] * num_rows,
         last=mx.arange(num_rows),
         accepted=mx.zeros(num_rows, mx.int32),
     )

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from slipstream.engine.contract import DraftRequest
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.draw import choose
 from slipstream.runners.mlx.grid import Feed, Grid
@@ -31,7 +32,7 @@ class Ends:
     spans: Sequence[RowSpan]
     places: Sequence[int]  # in the caches' buffers
     propose: Sequence[int]  # drafts asked for, per row
-    floors: Sequence[float]  # per row, the chain's confidence below which its drafts end
+    drafts: Sequence[DraftRequest]  # per row
     last: mx.array  # int32 [rows]: flat index of each row's last committed token
     accepted: mx.array  # int32 [rows]
 
@@ -100,7 +101,7 @@ class MtpDrafter:
         columns: list[mx.array] = []  # [rows] each
         confidences: list[mx.array] = []
         hidden, active = fed[ends.last], list(range(len(ends.rows)))
-        measured = any(row.draw.p_min for row in ends.rows) or any(ends.floors)
+        measured = any(row.draw.p_min for row in ends.rows) or any(draft.measures for draft in ends.drafts)
         for i in range(depth):
             kept = [j for j, row in enumerate(active) if ends.propose[row] > i]
             if len(kept) < len(active):
@@ -160,6 +161,6 @@ def _lengths(ends: Ends, depth: int, confidences: mx.array | None) -> mx.array:
     good = mx.arange(depth) < mx.array(list(ends.propose))[:, None]  # [rows, depth]
     if confidences is not None:
         p_min = mx.array([row.draw.p_min for row in ends.rows])[:, None]
-        floors = mx.array(list(ends.floors), dtype=mx.float32)[:, None]
+        floors = mx.array([draft.threshold for draft in ends.drafts], dtype=mx.float32)[:, None]
         good = good & (confidences >= p_min) & (mx.cumprod(confidences, axis=1) >= floors)
     return mx.cumprod(good.astype(mx.int32), axis=1).sum(axis=1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.contract import Fork, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.logprobs import Telling, find_telling, with_logprobs
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.calibrate import measure
@@ -71,8 +71,8 @@ class MlxRunner:
             self.forget(slot)
         for join in plan.joins:
             self.table.join(join)
-            if join.fork is not None:
-                self._fork(join.fork, join.slot)
+            if join.start.state_of is not None:
+                self._start(join.start.state_of, join.slot)
         self._done.append(self._step(plan) if plan.rows else StepResult(plan.step, ()))
 
     def collect(self) -> StepResult:
@@ -98,10 +98,10 @@ class MlxRunner:
         for cache in self.caches:
             cache.leave(slot)
 
-    def _fork(self, fork: Fork, slot: int) -> None:
-        places = self.table.place(fork.slot), self.table.place(slot)
+    def _start(self, source: int, slot: int) -> None:
+        places = self.table.place(source), self.table.place(slot)
         for cache in self.all_caches:
-            cache.fork(fork.slot, slot, *places)
+            cache.fork(source, slot, *places)
 
     def _move(self, source: int, target: int) -> None:
         for cache in self.all_caches:
@@ -192,8 +192,8 @@ class MlxRunner:
             rows=drawing.rows,
             spans=drawing.spans,
             places=[self.table.place(span.slot) for span in drawing.spans],
-            propose=[min(step.propose, self.drafter.max_depth) for step in steps],
-            floors=[step.floor for step in steps],
+            propose=[min(step.draft.depth, self.drafter.max_depth) for step in steps],
+            drafts=[step.draft for step in steps],
             last=mx.array(drawing.lasts, dtype=mx.int32) + verdict.accepted,
             accepted=verdict.accepted,
         )

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest
 from slipstream.runners.masks import Guide
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch
@@ -35,7 +36,7 @@ class Ends:
     last: Tensor  # int64 [rows]: flat index of each row's last committed token
     cursors: Tensor  # int64 [rows]: the new cursors
     # Per row, the chain's confidence below which a draft is not kept, and below which none follows it. (): no limits
-    bounds: Sequence[tuple[float, float]] = ()
+    bounds: Sequence[DraftRequest] = ()
     guides: Sequence[Guide] = ()  # what each row may draft; (): anything
 
 
@@ -162,11 +163,12 @@ class _Limits:
 
     def __init__(self, ends: Ends, depth: int, device: torch.device) -> None:
         self._p_min = [row.draw.p_min for row in ends.rows]
-        self._bounds = ends.bounds or [(0.0, 0.0)] * len(ends.rows)
+        asked = ends.bounds or [NO_DRAFTS] * len(ends.rows)
+        self._bounds = [(draft.threshold, draft.continue_threshold) for draft in asked]
         self._asked = torch.tensor([[n > i for i in range(depth)] for n in ends.propose])  # [rows, depth]
         self._asked = self._asked.to(device, non_blocking=True)
         self._chains = [1.0] * len(ends.rows)  # on the CPU only
-        self.any = any(self._p_min) or any(floor for floor, _ in self._bounds)
+        self.any = any(self._p_min) or any(draft.measures for draft in asked)
         self.confidences = torch.zeros(self._asked.shape, device=device) if self.any else None  # [rows, depth]
         self.ended: set[int] = set()
 

@@ -37,8 +37,7 @@ class RowTable:
         seed, cuts = signed64(join.seed), cuts_for(join.params)
         self._rows[join.slot] = rows.joined(join, seed, self._vocab_size, processors, cuts)
         self._num_blocks[join.slot] = 0
-        if join.fork is not None:
-            self._append(join.slot, join.fork.blocks)
+        self._append(join.slot, join.start.blocks)
 
     def leave(self, slot: int) -> None:
         del self._rows[slot], self._num_blocks[slot]

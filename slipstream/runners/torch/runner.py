@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import Fork, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import RowStep, RunnerInfo, Start, StepCosts, StepPlan, StepResult
 from slipstream.runners.cpu.threads import keep_to_this_thread
 from slipstream.runners.logprobs import Numbers, Telling, find_telling, with_logprobs
 from slipstream.runners.masks import Guide
@@ -92,20 +92,20 @@ class TorchRunner:
             self.feeding.forget(slot)
         for join in plan.joins:
             self.table.join(join)
-            if join.fork is not None:
-                self._fork(join.fork, join.slot)
+            if join.start.state_of is not None:
+                self._start(join.start, join.start.state_of, join.slot)
             elif self.gdn is not None:
                 self.gdn.reset(join.slot)
         for step in plan.rows:
             self.table.grow(step)
 
-    def _fork(self, fork: Fork, slot: int) -> None:
-        self.feeding.fork(fork.slot, slot)
-        if fork.copied is not None:
-            self.kv.copy(*fork.copied)
+    def _start(self, start: Start, source: int, slot: int) -> None:
+        self.feeding.fork(source, slot)
+        if start.copied is not None:
+            self.kv.copy(*start.copied)
         if self.gdn is not None:
-            assert self.table[fork.slot].num_replay == 0
-            self.gdn.copy(fork.slot, slot)
+            assert self.table[source].num_replay == 0
+            self.gdn.copy(source, slot)
 
     def _step(self, plan: StepPlan) -> StepResult:
         clock = step_clock(self._ops.device)
@@ -211,7 +211,7 @@ class TorchRunner:
     ) -> list[Share]:
         """On the CPU a look at the verdict costs nothing, so the head learns what was kept, and when it matters."""
         accepted = dict(zip(drawing.index, verdict.accepted.tolist(), strict=True))
-        drafts = dict(zip(drawing.index, (step.propose > 0 for step in steps), strict=True))
+        drafts = dict(zip(drawing.index, (step.draft.depth > 0 for step in steps), strict=True))
         return [
             Share(
                 span,
@@ -227,8 +227,8 @@ class TorchRunner:
     ) -> Proposal:
         """``last``: of each row, where its last kept token lies in what was fed."""
         cursors = drawing.cursor_certain + verdict.accepted
-        allowed = [min(step.propose, self.drafter.max_depth) for step in steps]
-        bounds = [(step.floor, step.onward) for step in steps]
+        allowed = [min(step.draft.depth, self.drafter.max_depth) for step in steps]
+        bounds = [step.draft for step in steps]
         guides = self._guides(drawing.rows, verdict) if any(allowed) else []
         return self.drafter.propose(fed, Ends(drawing.rows, drawing.spans, allowed, last, cursors, bounds, guides))
 

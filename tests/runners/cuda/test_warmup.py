@@ -17,7 +17,7 @@ import pytest
 import torch
 import triton
 
-from slipstream.engine.contract import RowStep
+from slipstream.engine.contract import DraftRequest, RowStep
 from slipstream.runners.cuda import rehearsal
 from slipstream.runners.cuda.layout import Layout, lay_out
 from slipstream.runners.cuda.warmup import (
@@ -189,7 +189,9 @@ def layer(mixer: Any, mlp: Any) -> DecoderLayer:
 
 def laid_out(num_tokens: int, num_rows: int, propose: int = 0, depth: int = 4) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    return lay_out([RowStep(i, feed, propose) for i, feed in enumerate(feeds)], [1] * num_rows, 64, depth, 64)
+    return lay_out(
+        [RowStep(i, feed, DraftRequest(propose)) for i, feed in enumerate(feeds)], [1] * num_rows, 64, depth, 64
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import tiny
 from mlx_tiny import ScriptedDrafter, open_mlx
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import RowJoin, RowStep, StepPlan
+from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load import open_model
 from slipstream.runners.mlx.caches import KvCache
@@ -39,11 +39,11 @@ def started(runner: MlxRunner) -> Iterator[None]:
     """Prompts of different lengths, then steps that each reject every draft, without end."""
     params = SamplingParams(temperature=0.0, logit_bias={BANNED: -1000.0})
     joins = tuple(RowJoin(i, (1 + i,) * (PROMPT - 7 * i), PROMPT - 7 * i, params, i, 0.0) for i in range(ROWS))
-    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, PROMPT, DEPTH) for i in range(ROWS))))
+    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, PROMPT, DraftRequest(DEPTH)) for i in range(ROWS))))
     runner.collect()
     step = 1
     while True:
-        runner.submit(StepPlan(step, (), (), tuple(RowStep(i, 1 + DEPTH, DEPTH) for i in range(ROWS))))
+        runner.submit(StepPlan(step, (), (), tuple(RowStep(i, 1 + DEPTH, DraftRequest(DEPTH)) for i in range(ROWS))))
         assert all(row.num_fed == 1 + DEPTH and len(row.tokens) == 1 for row in runner.collect().rows)
         step += 1
         yield
@@ -123,7 +123,7 @@ def test_what_streams_take_is_predicted(tmp_path: Path, kind: str, build: Callab
     assert 32 <= info.max_context < 512
     prompt = (1,) * (info.max_context - 1)
     joins = tuple(RowJoin(i, prompt, len(prompt), SamplingParams(temperature=0.0), i, 0.0) for i in range(2))
-    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, len(prompt), 2) for i in range(2))))
+    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, len(prompt), DraftRequest(2)) for i in range(2))))
     runner.collect()
     assert 400_000 < sum(array.nbytes for array in runner.cache_arrays()) <= 500_000
 
