@@ -18,13 +18,12 @@ from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf.folder import open_hf
 from slipstream.runners.cpu.experts import PackedExperts
-from slipstream.runners.torch.drafter import MtpDrafter
+from slipstream.runners.host.drafter import MtpDrafter
 from slipstream.runners.torch.experts import ExpertList, Experts
-from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.ops import Linear
 from slipstream.runners.torch.placement import place
-from slipstream.runners.torch.runner import TorchRunner
 from slipstream.runners.torch.weights import Weights
 
 SHAPES = ["llama-gqa-tied", "qwen2", "qwen3_5", "qwen3_5-tied-equal-heads", "qwen3_5_moe"]
@@ -109,7 +108,7 @@ def test_what_is_allocated_is_what_was_planned(
 ) -> None:
     folder = tiny.save(tiny.build(shape), tmp_path, head=True)
     loaded = Loaded(folder, dtype, kernels, monkeypatch)
-    assert loaded.runner.kv.buffer.nbytes == loaded.plan.kv_pool
+    assert loaded.runner.model.kv.buffer.nbytes == loaded.plan.kv_pool
     assert _state_bytes(loaded.runner) == loaded.plan.states
     assert loaded.plan.kv_pool + loaded.plan.states <= 4_000_000
     planned = loaded.plan.weights + loaded.plan.head
@@ -126,7 +125,7 @@ def test_fp8(shape: str, dtype: str, kernels: bool, tmp_path: Path, monkeypatch:
 
 
 def _state_bytes(runner: TorchRunner) -> int:
-    layers = runner.gdn.layers if runner.gdn else []
+    layers = runner.model.gdn.layers if runner.model.gdn else []
     return sum(getattr(layer, field.name).nbytes for layer in layers for field in fields(layer))
 
 
@@ -137,7 +136,7 @@ def test_the_default_model_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_memory(model, place(config, model.spec), engine, config)
     drafter = load_runner(model, engine, config).drafter
     assert isinstance(drafter, MtpDrafter)
-    stored.append(drafter.output.num_bytes)  # the part of the output matrix that drafts read, in 4 bits
+    stored.append(drafter._head.output.num_bytes)  # the part of the output matrix that drafts read, in 4 bits
     assert sum(stored) == pytest.approx(plan.weights + plan.head, rel=0.02)
 
 

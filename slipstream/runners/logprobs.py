@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from slipstream.engine.contract import RowResult, TokenLogprobs
-from slipstream.runners.rows import Asked, Row, RowSpan
+from slipstream.runners.host.rows import Row
+from slipstream.runners.rows import Asked, RowSpan
 
 PIECE = 1 << 23  # logits that are looked at together: prompts are long and vocabularies large
 
@@ -39,7 +39,7 @@ class Telling:
         """Of the tokens before those of the prompt, given where each row's first fed token lies."""
         return [firsts[i] + j for i, count in self.prompt.items() for j in range(count)]
 
-    def prompt_tokens(self, rows: Sequence[Row[Any]], spans: Sequence[RowSpan]) -> list[int]:
+    def prompt_tokens(self, rows: Sequence[Row], spans: Sequence[RowSpan]) -> list[int]:
         """The tokens behind them."""
         return [
             token
@@ -48,14 +48,14 @@ class Telling:
         ]
 
 
-def find_telling(rows: Sequence[Row[Any]], spans: Sequence[RowSpan], drawing: Sequence[int]) -> Telling:
+def find_telling(rows: Sequence[Row], spans: Sequence[RowSpan], drawing: Sequence[int]) -> Telling:
     """``drawing``: the rows that draw, in the order of their positions."""
     tops = [most for row in rows if (most := row.asked.most) is not None]
     telling = Telling({}, {}, [], max(tops, default=0))
     if not tops:
         return telling
     for i, (row, span) in enumerate(zip(rows, spans, strict=True)):
-        if count := row.num_prompt_told(span):
+        if count := row.num_prompt_logprobs(span):
             telling.prompt[i] = count
     at = 0
     for i in drawing:

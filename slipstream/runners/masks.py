@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from slipstream.runners.rows import Row, RowSpan
+from slipstream.runners.host.rows import Row
+from slipstream.runners.rows import RowSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StepMasks:
         self.most.append(max(0, len(told) - 1))
 
 
-def step_masks(rows: Sequence[Row[Any]], spans: Sequence[RowSpan]) -> StepMasks | None:
+def step_masks(rows: Sequence[Row], spans: Sequence[RowSpan]) -> StepMasks | None:
     """Of the rows that draw, each at its last known token and its drafts. None: nobody is constrained."""
     if all(row.matcher is None for row in rows):
         return None
@@ -39,7 +39,7 @@ def step_masks(rows: Sequence[Row[Any]], spans: Sequence[RowSpan]) -> StepMasks 
 class Guide:
     """What a constrained row may draft, behind what it is about to commit. A row that cannot go on drafts anything."""
 
-    def __init__(self, row: Row[Any], accepted: int, drawn: int) -> None:
+    def __init__(self, row: Row, accepted: int, drawn: int) -> None:
         self._row = row
         self._behind = [*row.drafts[:accepted], drawn]
 

@@ -51,7 +51,7 @@ def test_a_driver_reads_prompts_longer_than_a_step_and_keeps_its_slots_clean(lat
     driver = Driver(LateRunner(runner) if late else runner, 16, 40)
     for num_rows, depth in ((3, 2), (1, 0), (2, 1)):
         assert driver.measure(num_rows, depth, 3).tokens == num_rows * (1 + depth)
-        assert len(runner.table) == 0
+        assert not runner.rows
     with pytest.raises(ConfigError, match="do not fit"):
         driver.measure(3, 2, 10_000)
 

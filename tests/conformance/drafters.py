@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from script import Script
-from torch import Tensor
 
-from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.drafter import Ends, Proposal, no_proposal
+from slipstream.runners.host.drafter import NoDrafter
+from slipstream.runners.host.rows import DraftRow, Proposal
 
 
-class ScriptedDrafter:
-    """Proposes from each stream's true continuation, found by its seed."""
+class ScriptedDrafter(NoDrafter[Any, Any]):
+    """Proposes from each stream's true continuation, found by its seed. For every host-driven runner."""
 
     def __init__(self, truth: Mapping[int, Sequence[int]], vocab: int, mode: str, max_depth: int = 4) -> None:
         self.max_depth = max_depth
         self._script = Script(truth, vocab, mode)
 
-    def feed(self, hidden: Tensor, next_tokens: Tensor, batch: RaggedBatch) -> Tensor:
-        return hidden
+    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
+        return [Proposal(tuple(self._tokens(row))) for row in rows]
 
-    def propose(self, fed: Tensor, ends: Ends) -> Proposal:
-        depth = max(ends.propose, default=0)
-        if depth == 0:
-            return no_proposal(len(ends.rows), fed.device)
-        drafts = torch.zeros(len(ends.rows), depth, dtype=torch.int64)
-        for i, (row, end) in enumerate(zip(ends.rows, ends.cursors.tolist(), strict=True)):
-            for j in range(ends.propose[i]):
-                drafts[i, j] = self._script.token(row.draw.seed, end + 1 + j)
-        return Proposal(drafts, torch.tensor(ends.propose))
+    def _tokens(self, row: DraftRow) -> list[int]:
+        seed = row.row.sampling.seed
+        return [self._script.token(seed, row.cursor + 1 + j) for j in range(row.request.depth)]

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
+from slipstream.engine.contract import RowJoin, Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import open_hf
 from slipstream.runners.cuda.quantized import CudaStoredFormat, rounded_format
 from slipstream.runners.cuda.runner import CudaRunner
+from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.rows import RowSpan
-from slipstream.runners.torch.batch import make_batch
-from slipstream.runners.torch.loading import load_placed, load_runner
+from slipstream.runners.torch.host_model import TorchModel
+from slipstream.runners.torch.loading import TorchRunner, load_placed, load_runner
 from slipstream.runners.torch.placement import resident
-from slipstream.runners.torch.runner import TorchRunner
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.policy import DepthPolicy, DraftRequest, DrawRow, Load
@@ -43,7 +43,9 @@ def open_runner(
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
-    return load_runner(model, engine, config)
+    runner = load_runner(model, engine, config)
+    assert isinstance(runner, HostRunner)
+    return runner
 
 
 def open_resident(
@@ -75,15 +77,17 @@ def open_resident(
 
 def trunk_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot: int = 1) -> torch.Tensor:
     """Logits at every position, the prompt fed in pieces into scattered blocks. [tokens, vocab]"""
-    table = runner.table.block_table
-    table[slot] = torch.randperm(runner.info.num_blocks, generator=torch.Generator().manual_seed(0))[: table.shape[1]]
-    if runner.gdn is not None:
-        runner.gdn.reset(slot)
+    model = runner.model
+    assert isinstance(model, TorchModel)
+    num_blocks = model.table.blocks.shape[1]
+    order = torch.randperm(runner.info.num_blocks, generator=torch.Generator().manual_seed(0))
+    model.join(RowJoin(slot, tuple(tokens), len(tokens), SamplingParams(), 0, 0.0))
+    model.grow(slot, tuple(order[:num_blocks].tolist()))
     pieces, start = [], 0
-    with torch.inference_mode():
+    with model.stepping():
         for feed in feeds:
-            batch = make_batch((RowSpan(slot, start, 0, feed),), tokens[start : start + feed], table)
-            pieces.append(runner.decoder.unembed(runner.decoder.forward(batch)))
+            batch = model.lay_out([RowSpan(slot, start, 0, feed)])
+            pieces.append(model.logits(model.forward(tokens[start : start + feed], batch)))
             start += feed
     return torch.cat(pieces)
 

@@ -19,8 +19,9 @@ from constrained import CHARACTERS, END, NAMES, SCHEMA, constraint, tokenizer
 from harness import Ask, LateRunner, Traffic, alone, open_runner
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import Runner
+from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.sampling import SamplingParams
+from slipstream.sampling.constraints import matcher_for
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
 TEXTS = {
@@ -115,3 +116,40 @@ def test_min_tokens_and_bad_words(runner: Runner) -> None:
     [without] = Traffic(runner, CONFIG).run([Ask((1, 2, 3), replace(plain, min_tokens=7, bad_words=(run,)))])
     assert without[:4] == output[:4]
     assert without[4] != output[4]
+
+
+class Drafts:
+    """Passes plans through, and checks that every draft of slot 0's stream may follow its tokens."""
+
+    def __init__(self, runner: Runner, asked: Ask) -> None:
+        self._runner = runner
+        self.info = runner.info
+        self._params = asked.params
+        self._tokens: list[int] = []
+        self.num_drafts = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def collect(self) -> StepResult:
+        result = self._runner.collect()
+        for row in result.rows:
+            self._tokens += row.tokens
+            matcher = matcher_for(self._params, (END,), tiny.VOCAB)
+            assert matcher is not None
+            if row.drafts and END not in self._tokens:
+                matcher.advance(self._tokens)
+                assert len(matcher.masks(row.drafts)) == len(row.drafts) + 1
+                self.num_drafts += len(row.drafts)
+        return result
+
+
+@pytest.mark.parametrize("name", ["schema", "regex", "gbnf"])
+def test_drafts_keep_to_the_grammar(runner: Runner, name: str) -> None:
+    num_drafts = 0
+    for seed in range(8):
+        one = ask(name, temperature=1.0, seed=seed)
+        recorder = Drafts(runner, one)
+        Traffic(recorder, CONFIG).run([one])
+        num_drafts += recorder.num_drafts
+    assert num_drafts > 20

@@ -18,7 +18,7 @@ from harness import Ask, open_runner
 from hypothesis import settings
 from traffic import any_traffic, check
 
-from slipstream.runners.torch.runner import TorchRunner
+from slipstream.runners.torch.loading import TorchRunner
 
 KINDS = ["llama-gqa-tied", "qwen2", "qwen3_5", "qwen3_5_moe"]
 # Plain PyTorch sums in an order that depends on the number of rows, so it is compared in float64, where no near-tie
@@ -77,12 +77,12 @@ def _scripted(truth: Mapping[int, Sequence[int]], mode: str) -> ScriptedDrafter:
 @lru_cache
 def _pool_bytes(folder: Path, backend: str, num_tokens: int) -> int:
     runner = open_runner(folder, head=True, dtype=BACKENDS[backend][0], kernels=BACKENDS[backend][1])
-    per_token = runner.kv.buffer.nbytes // (runner.info.num_blocks * runner.info.block_size)
+    per_token = runner.model.kv.buffer.nbytes // (runner.info.num_blocks * runner.info.block_size)
     states = 0
-    if runner.gdn is not None:
+    if runner.model.gdn is not None:
         states = sum(
             t.nbytes
-            for layer in runner.gdn.layers
+            for layer in runner.model.gdn.layers
             for t in (layer.state, layer.window, layer.tape_conv, layer.tape_gates)
         )
     return num_tokens * per_token + states

@@ -5,12 +5,14 @@ And against the PyTorch runner: the same tokens from the same float32 files, gre
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import tiny
+from drafters import ScriptedDrafter
 from harness import Ask, Traffic, alone, open_runner
 from hypothesis import settings
 from test_resident import traffic as some_traffic
@@ -22,9 +24,9 @@ from slipstream.sampling import SamplingParams
 
 pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
 
-from mlx_tiny import ScriptedDrafter, open_mlx, packed
+from mlx_tiny import open_mlx, packed
 
-from slipstream.runners.mlx.runner import MlxRunner
+from slipstream.runners.mlx.loading import MlxRunner
 
 KINDS = {
     "llama-gqa-tied": ("llama-gqa-tied", 0),
@@ -68,7 +70,11 @@ def test_streams_equal_plain_decoding(
     limits = (block_size, 80 if tight else 600)
     runner = _runner(folder, kind)
     run = {"late": late, "mode": mode, "budget": budget, "floors": floors}
-    check(runner, ScriptedDrafter, traffic, **run, limits=limits, tolerance=1e-3)
+    check(runner, _scripted, traffic, **run, limits=limits, tolerance=1e-3)
+
+
+def _scripted(truth: Mapping[int, Sequence[int]], mode: str) -> ScriptedDrafter:
+    return ScriptedDrafter(truth, tiny.VOCAB, mode)
 
 
 class Recorder:

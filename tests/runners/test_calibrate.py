@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import torch
 
-from slipstream.runners.torch import calibrate
-from slipstream.runners.torch.ops import TorchOps
+from slipstream.runners.host import calibrate
+
+
+class Recorded:
+    """Sizes whose tasks write themselves down."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+        self.done: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.sizes))
+
+    def tasks(self, n: int) -> Iterator[tuple[tuple[str, int], partial[None]]]:
+        yield ("verify", n), partial(self.done.append, n)
 
 
 def test_small_work_is_timed_before_large_and_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[int] = []
-    tasks = {("verify", n): partial(done.append, n) for n in (64, 1, 8)}
-    ops = TorchOps(torch.device("cpu"), torch.float32)
     monkeypatch.setattr(calibrate, "SETTLING", 0.0)
-    assert calibrate._take_turns(tasks, ops).keys() == tasks.keys()
-    assert done == [1, 8, 64] * (calibrate.ROUNDS + 1)
-    done.clear()
+    sizes = Recorded(64, 1, 8)
+    assert calibrate._timed_rounds(sizes).keys() == {("verify", n) for n in (1, 8, 64)}  # type: ignore[arg-type]
+    assert sizes.done == [1, 8, 64] * (calibrate.ROUNDS + 1)
+    sizes.done.clear()
     monkeypatch.setattr(calibrate, "SETTLING", 0.001)
-    calibrate._take_turns(tasks, ops)
-    starts = [i for i, n in enumerate(done) if i == 0 or done[i - 1] == 64]
-    assert len(starts) == calibrate.ROUNDS + 1
-    assert all(done[i : i + 2] == [1, 1] for i in starts)  # one of them, at least, was not timed
+    calibrate._timed_rounds(sizes)  # type: ignore[arg-type]
+    starts = [i for i, n in enumerate(sizes.done) if i and sizes.done[i - 1] == 64]
+    assert len(starts) == calibrate.ROUNDS
+    assert all(sizes.done[i : i + 2] == [1, 1] for i in starts)  # one of them, at least, was not timed
+
+
+def test_without_time_two_sizes_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SECONDS", 0.0)
+    monkeypatch.setattr(calibrate, "SETTLING", 0.0)
+    sizes = Recorded(64, 1, 8, 256)
+    assert calibrate._timed_rounds(sizes).keys() == {("verify", 1), ("verify", 8)}  # type: ignore[arg-type]
+    assert sizes.done == [1, 8]

@@ -11,8 +11,7 @@ from harness import Ask, Traffic
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import RowResult, StepPlan, StepResult
 from slipstream.load import open_model
-from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.runner import TorchRunner
+from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.sampling import SamplingParams
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "data" / "reference.json").read_text())

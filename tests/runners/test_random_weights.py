@@ -10,15 +10,15 @@ import torch
 
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.contract import RowJoin
 from slipstream.errors import ConfigError, LoadError
 from slipstream.load.hf.config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
-from slipstream.runners.torch.batch import make_batch
-from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.runners.torch.memory import plan_memory
 from slipstream.runners.torch.placement import place
-from slipstream.runners.torch.runner import TorchRunner
+from slipstream.sampling import SamplingParams
 
 ENGINE = EngineConfig(max_streams=2, max_depth=2)
 FORMS = [("float32", False), ("auto", True), ("int8", True)]
@@ -31,10 +31,11 @@ def load(shape: str, dtype: str, kernels: bool) -> tuple[TorchRunner, int]:
 
 
 def logits(runner: TorchRunner) -> torch.Tensor:
-    runner.table.block_table[0, :4] = torch.arange(4)
-    batch = make_batch((RowSpan(0, 0, 0, 48),), list(range(48)), runner.table.block_table)
-    with torch.inference_mode():
-        return runner.decoder.unembed(runner.decoder.forward(batch)).float()
+    model = runner.model
+    model.join(RowJoin(0, (0,), 1, SamplingParams(), 0, 0.0))
+    model.grow(0, (0, 1, 2, 3))
+    with model.stepping():
+        return model.logits(model.forward(range(48), model.lay_out([RowSpan(0, 0, 0, 48)]))).float()
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])

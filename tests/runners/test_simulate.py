@@ -1,20 +1,18 @@
-"""Simulated acceptance: the asked rates come out, by position, and what is committed is drafts and then a draw."""
+"""Simulated acceptance: the asked rates come out, by position, and what is committed is drafts and then a sample."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
-import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.noise import noise_keys
-from slipstream.runners.torch.runner import TorchRunner
-from slipstream.runners.torch.simulate import pass_rates, passes, uniform
+from slipstream.runners.noise import noise_key
+from slipstream.runners.simulate import Simulation, pass_rates, uniform
+from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.sampling import SamplingParams
 
 HIGH = (0.85, 0.72, 0.60)
@@ -48,12 +46,9 @@ def decode(runner: TorchRunner, num_steps: int, depth: int = 3) -> list[RowResul
 def test_the_rule_in_plain_numbers() -> None:
     assert pass_rates(HIGH, 4) == [0.85, 0.72 / 0.85, 0.60 / 0.72, 0.0]
     assert pass_rates((1.0, 0.0), 3) == [1.0, 0.0, 0.0]
-    seeds, index = torch.tensor([7, -3]), torch.tensor([0, 41])
-    keys = [key & (1 << 64) - 1 for key in noise_keys(seeds, index).tolist()]
-    assert uniform(seeds, index).tolist() == [(key >> 40) / 2**24 for key in keys]
-    lone = passes(torch.tensor([7]), torch.tensor([40]), (0.5, 0.25), 2)
-    both = uniform(torch.tensor([7, 7]), torch.tensor([40, 41])) < 0.5
-    assert lone.tolist() == [both.tolist()]
+    assert uniform(7, 41) == (noise_key(7, 41) >> 40) / 2**24
+    simulation = Simulation((0.5, 0.25), 2)
+    assert [simulation.passes(7, 40 + i, i) for i in range(2)] == [uniform(7, 40 + i) < 0.5 for i in range(2)]
 
 
 def test_a_simulated_head_is_as_sure_as_it_is_right() -> None:
@@ -69,9 +64,14 @@ def test_a_simulated_head_is_as_sure_as_it_is_right() -> None:
 
 
 def test_the_rates_come_out() -> None:
-    seeds = torch.arange(40_000)
-    accepted = passes(seeds, torch.full_like(seeds, 123), HIGH, 4).long().cumprod(1).float().mean(0)
-    assert accepted.tolist() == pytest.approx([*HIGH, 0.0], abs=0.01)
+    simulation, num_rows = Simulation(HIGH, 4), 40_000
+    accepted = [0] * 4
+    for seed in range(num_rows):
+        for i in range(4):
+            if not simulation.passes(seed, 123 + i, i):
+                break
+            accepted[i] += 1
+    assert [count / num_rows for count in accepted] == pytest.approx([*HIGH, 0.0], abs=0.01)
 
 
 @pytest.mark.parametrize(("simulate", "num_accepted"), [((1.0, 1.0, 0.0), 2), ((0.0,), 0), ((1.0, 1.0, 1.0), 3)])

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from drafters import ScriptedDrafter
 from harness import Ask, Traffic, alone, open_runner
-from torch import Tensor
 
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan, StepResult
-from slipstream.runners.torch import feeding
-from slipstream.runners.torch.batch import RaggedBatch
-from slipstream.runners.torch.drafter import MtpDrafter
-from slipstream.runners.torch.processors import History
-from slipstream.runners.torch.runner import TorchRunner
+from slipstream.runners.host import deferred_feed
+from slipstream.runners.host.drafter import MtpDrafter
+from slipstream.runners.host.runner import HostRunner
 from slipstream.sampling import SamplingParams
 
 PROMPT = (5, 9, 2, 44, 17, 3, 3, 60, 21)
@@ -33,10 +31,23 @@ def greedy(**options: object) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 40, **options})  # type: ignore[arg-type]
 
 
+LIBRARIES = ["torch", "mlx"]
+
+
+def open_host(folder: Path, library: str) -> HostRunner[Any, Any]:
+    """The same step on each library."""
+    if library == "torch":
+        return open_runner(folder, head=True, kernels=True)
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+    from mlx_tiny import open_mlx
+
+    return open_mlx(folder)
+
+
 class Steps:
     """Drives one runner by hand-made plans."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: HostRunner[Any, Any]) -> None:
         self.runner = runner
         self.step = 0
 
@@ -69,42 +80,59 @@ def test_one_trunk_forward_a_step_whatever_the_depths(folders: dict[str, Path], 
         assert [row.num_fed for row in held.rows] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("most", [3, 256])
+@pytest.mark.parametrize("limit", [3, 256])
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_a_head_that_is_fed_late_drafts_the_same(
-    folders: dict[str, Path], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], library: str, kind: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row always drafts and is fed at once, one only now and then; both feed one token a step. Beside a third."""
-    monkeypatch.setattr(feeding, "MOST", most)
-    runner = open_runner(folders[kind], head=True, kernels=True)
-    fed = []
-    feed = MtpDrafter.feed
-
-    def watched(self: MtpDrafter, hidden: Tensor, next_tokens: Tensor, batch: RaggedBatch) -> Tensor:
-        fed.append({span.slot: span.num_fed for span in batch.rows})
-        return feed(self, hidden, next_tokens, batch)
-
-    monkeypatch.setattr(MtpDrafter, "feed", watched)
+    monkeypatch.setattr(deferred_feed, "MAX_DEFERRED", limit)
+    runner = open_host(folders[kind], library)
     steps = Steps(runner)
+    fed = watch_feeds(runner)
     blocks = iter(range(runner.info.num_blocks))
     rows = [RowStep(slot, 9, DraftRequest(2), tuple(next(blocks) for _ in range(8))) for slot in range(3)]
     steps.run(rows, joins=(join(0), join(1), join(2, PROMPT[::-1])))
     waiting = 0
     for depth in [0, 0, 2, 2, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 2]:
+        fed.clear()
         always, sometimes, _ = steps.run(
             [RowStep(0, 1, DraftRequest(2)), RowStep(1, 1, DraftRequest(depth)), RowStep(2, 4, DraftRequest(3))]
         ).rows
         assert sometimes.tokens == always.tokens
         assert sometimes.drafts == always.drafts[:depth]
         waiting += 1
-        assert fed[-1].keys() == ({0, 1, 2} if depth or waiting > most else {0, 2})
-        if 1 in fed[-1]:
-            assert fed[-1][1] == waiting
+        assert fed[0].keys() == ({0, 1, 2} if depth or waiting > limit else {0, 2})
+        if 1 in fed[0]:
+            assert fed[0][1] == waiting
             waiting = 0
     # Whoever comes into the slot of one that left with tokens waiting starts from nothing.
     steps.run([RowStep(1, 1)])
+    fed.clear()
     steps.run([RowStep(1, 9, DraftRequest(2), tuple(next(blocks) for _ in range(8)))], joins=(join(1),), leaves=(1,))
-    assert fed[-1] == {1: len(PROMPT)}
+    assert fed[0] == {1: len(PROMPT)}
+
+
+def watch_feeds(runner: HostRunner[Any, Any]) -> list[dict[int, int]]:
+    """Tokens by slot in each forward of the head, as they happen."""
+    drafter = runner.drafter
+    assert isinstance(drafter, MtpDrafter)
+    fed, spans = [], {}
+    model, head = runner.model, drafter._head
+    lay_out, forward = model.lay_out, head.forward
+
+    def laid_out(rows: Any) -> Any:
+        batch = lay_out(rows)
+        spans[id(batch)] = batch, {span.slot: span.num_fed for span in rows}
+        return batch
+
+    def watched(hidden: Any, tokens: Any, batch: Any) -> Any:
+        fed.append(spans[id(batch)][1])
+        return forward(hidden, tokens, batch)
+
+    model.lay_out, head.forward = laid_out, watched  # type: ignore[method-assign]
+    return fed
 
 
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])
@@ -113,7 +141,7 @@ def test_buffers_never_move_through_a_thousand_rejections(folders: dict[str, Pat
     ask = Ask(PROMPT, greedy(draft=4, max_tokens=60))
     wanted = alone(runner, ask)
     runner.drafter = ScriptedDrafter({0: [*PROMPT, *wanted]}, tiny.VOCAB, "wrong")
-    caches = [runner.kv.buffer, *([layer.state for layer in runner.gdn.layers] if runner.gdn else [])]
+    caches = [runner.model.kv.buffer, *([layer.state for layer in runner.model.gdn.layers] if runner.model.gdn else [])]
     before = [cache.data_ptr() for cache in caches]
     traffic = Traffic(runner, EngineConfig(max_streams=4))
     rejected = 0
@@ -121,7 +149,7 @@ def test_buffers_never_move_through_a_thousand_rejections(folders: dict[str, Pat
         assert traffic.run([ask] * 4) == [wanted] * 4
         rejected += traffic.snapshot.num_draft_tokens - traffic.snapshot.num_accepted_tokens
     assert [cache.data_ptr() for cache in caches] == before
-    assert runner.kv.buffer.data_ptr() == runner.kv.layers[0].k.data_ptr()
+    assert runner.model.kv.buffer.data_ptr() == runner.model.kv.layers[0].k.data_ptr()
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3, 4])
@@ -141,12 +169,12 @@ def test_commit_of_n_equals_having_written_n(folders: dict[str, Path], kind: str
     cursor = len(PROMPT) + 2 + accepted
     for _ in range(cursor - len(PROMPT)):
         steps.run([RowStep(1, 1)])
-    assert runner.table[0].cursor == runner.table[1].cursor == cursor
-    for layer in runner.kv.layers[:-1]:
+    assert runner.rows[0].cursor == runner.rows[1].cursor == cursor
+    for layer in runner.model.kv.layers[:-1]:
         for cache in (layer.k, layer.v):
             mine, plain = (written(cache, blocks)[:, :cursor] for blocks in ((7, 3, 11), (2, 9, 4)))
             assert torch.equal(mine, plain)
-    for state in runner.gdn.layers if runner.gdn else []:
+    for state in runner.model.gdn.layers if runner.model.gdn else []:
         assert torch.equal(state.window[0], state.window[1])
         assert torch.equal(state.state[0], state.state[1])
 
@@ -162,25 +190,27 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[tuple[int, ...]] = []
 
-    def __call__(self, logits: torch.Tensor, history: History) -> None:
+    def __call__(self, logits: Any, history: Any) -> Any:
         assert history.num_prompt == len(PROMPT)
         self.seen.append(tuple(history.tokens.tolist()))
+        return logits
 
 
-def test_processors_see_each_token_of_the_history_once(folders: dict[str, Path]) -> None:
-    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_processors_see_each_token_of_the_history_once(
+    folders: dict[str, Path], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = open_host(folders["llama-gqa-tied"], library)
     truth = [*PROMPT, *alone(runner, Ask(PROMPT, greedy()))]
     runner.drafter = ScriptedDrafter({0: truth}, tiny.VOCAB, "random")
     steps, recorder = Steps(runner), Recorder()
-    runner.table.join(join(0))
-    draw = runner.table[0].draw
-    object.__setattr__(draw, "processors", (recorder,))
+    monkeypatch.setattr(runner.model, "processors_for", lambda params: ((recorder,), ()))
     num_known, drafts = len(PROMPT), ()
     for step in range(12):
         recorder.seen.clear()
-        [row] = steps.run(
-            [RowStep(0, 9 if step == 0 else 5, DraftRequest(3), tuple(range(8)) if step == 0 else ())]
-        ).rows
+        first = step == 0
+        plan = [RowStep(0, 9 if first else 5, DraftRequest(3), tuple(range(8)) if first else ())]
+        [row] = steps.run(plan, (join(0),) if first else ()).rows
         # The first position's history is every known token; each further one has one more draft.
         assert recorder.seen == [(*truth[:num_known], *drafts[:i]) for i in range(len(drafts) + 1)]
         num_known += len(row.tokens)
@@ -201,17 +231,19 @@ def test_a_head_that_is_always_right_takes_fewer_steps(folders: dict[str, Path])
     assert counts["right"] == 1 + -(-(len(wanted) - 1) // 4)
 
 
-def test_p_min_cuts_each_row_for_itself(folders: dict[str, Path]) -> None:
-    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_p_min_cuts_each_row_for_itself(folders: dict[str, Path], library: str) -> None:
+    runner = open_host(folders["llama-gqa-tied"], library)
     steps = Steps(runner)
     joins = (join(0), join(1, params=greedy(p_min=1.0)))
     rows = [RowStep(0, 9, DraftRequest(3), (0, 1, 2)), RowStep(1, 9, DraftRequest(3), (3, 4, 5))]
     assert [len(row.drafts) for row in steps.run(rows, joins).rows] == [3, 0]
 
 
-def test_floors_cut_each_chain_where_its_confidence_falls_under_them(folders: dict[str, Path]) -> None:
-    """Against the same chains uncut: the floor lies on the product of a row's confidences, and drafts do not change."""
-    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_thresholds_end_each_chain_where_its_confidence_falls_below(folders: dict[str, Path], library: str) -> None:
+    """Against the same chains uncut: the threshold is for the product of confidences, and drafts do not change."""
+    runner = open_host(folders["llama-gqa-tied"], library)
     joins = (join(0), join(1, params=greedy(temperature=1.0, seed=5)), join(2, PROMPT[::-1]))
     blocks = [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     steps = Steps(runner)
@@ -220,18 +252,19 @@ def test_floors_cut_each_chain_where_its_confidence_falls_under_them(folders: di
     chains = [torch.tensor(row.confidences, dtype=torch.float64).cumprod(0).tolist() for row in whole]
     for lengths in ((2, 0, 4), (0, 0, 0), (1, 3, 0)):
         # Halfway between two values of the chain, so that no rounding decides.
-        floors = [(([1.0, *c][n] + [*c, 0.0][n]) / 2) for c, n in zip(chains, lengths, strict=True)]
+        thresholds = [(([1.0, *c][n] + [*c, 0.0][n]) / 2) for c, n in zip(chains, lengths, strict=True)]
         cut = steps.run(
-            [RowStep(i, 9, DraftRequest(4, floors[i]), blocks[i]) for i in range(3)], joins, leaves=(0, 1, 2)
+            [RowStep(i, 9, DraftRequest(4, thresholds[i]), blocks[i]) for i in range(3)], joins, leaves=(0, 1, 2)
         ).rows
         assert [row.drafts for row in cut] == [row.drafts[:n] for row, n in zip(whole, lengths, strict=True)]
-        # The one that fell under the floor is told as well.
-        told = [row.confidences[: n + 1] for row, n in zip(whole, lengths, strict=True)]
-        assert [row.confidences for row in cut] == [pytest.approx(each, abs=1e-6) for each in told]
+        # The one that fell below the threshold is reported as well.
+        reported = [row.confidences[: n + 1] for row, n in zip(whole, lengths, strict=True)]
+        assert [row.confidences for row in cut] == [pytest.approx(each, abs=1e-6) for each in reported]
 
 
-def test_a_draft_too_unsure_to_go_on_from_is_kept_and_is_the_last(folders: dict[str, Path]) -> None:
-    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_draft_too_unsure_to_go_on_from_is_kept_and_is_the_last(folders: dict[str, Path], library: str) -> None:
+    runner = open_host(folders["llama-gqa-tied"], library)
     steps = Steps(runner)
     [whole] = steps.run([RowStep(0, 9, DraftRequest(4, report_confidence=True), (0, 1, 2))], (join(0),)).rows
     chain = torch.tensor(whole.confidences, dtype=torch.float64).cumprod(0).tolist()
@@ -242,26 +275,28 @@ def test_a_draft_too_unsure_to_go_on_from_is_kept_and_is_the_last(folders: dict[
     assert row.confidences == whole.confidences[:3]
 
 
-def test_confidences_are_told_only_where_they_are_asked_for(folders: dict[str, Path]) -> None:
-    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_confidences_are_reported_only_where_they_are_asked_for(folders: dict[str, Path], library: str) -> None:
+    runner = open_host(folders["llama-gqa-tied"], library)
     [row] = Steps(runner).run([RowStep(0, 9, DraftRequest(3), (0, 1, 2))], (join(0),)).rows
     assert len(row.drafts) == 3
     assert row.confidences == ()
 
 
-def test_passes_end_when_every_row_has_ended(folders: dict[str, Path]) -> None:
-    runner = open_runner(folders["llama-gqa-tied"], head=True, kernels=True)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_passes_end_when_every_row_has_ended(folders: dict[str, Path], library: str) -> None:
+    runner = open_host(folders["llama-gqa-tied"], library)
     assert runner.info.stops_early
     passes = []
     drafter = runner.drafter
     assert isinstance(drafter, MtpDrafter)
-    output = drafter.output
+    logits = drafter._head.logits
 
-    def count(hidden: torch.Tensor) -> torch.Tensor:
+    def count(hidden: Any) -> Any:
         passes.append(hidden.shape[0])
-        return output(hidden)
+        return logits(hidden)
 
-    drafter.output = count  # type: ignore[assignment]
+    drafter._head.logits = count  # type: ignore[method-assign]
     joins = (join(0), join(1))
     Steps(runner).run(
         [

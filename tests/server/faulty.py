@@ -8,7 +8,7 @@ import threading
 
 from slipstream.cli import main
 from slipstream.engine.contract import StepPlan
-from slipstream.runners.torch.runner import TorchRunner
+from slipstream.runners.torch.loading import TorchRunner
 from slipstream.server import service
 
 struck = threading.Event()

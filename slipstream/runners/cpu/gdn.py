@@ -64,5 +64,5 @@ class GdnLayer:
 
 def row_table(rows: Sequence[RowSpan]) -> Tensor:
     """The rows of a step as gdn.h has them. int32 [rows, 5]"""
-    table = [[row.slot, row.offset, row.num_certain, row.num_drafts, row.num_replay] for row in rows]
+    table = [[row.slot, row.offset, row.num_committed, row.num_drafts, row.num_replay] for row in rows]
     return torch.tensor(table, dtype=torch.int32)

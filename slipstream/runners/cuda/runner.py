@@ -39,12 +39,12 @@ from slipstream.runners.cuda.layout import (
 from slipstream.runners.cuda.rows import DeviceRows
 from slipstream.runners.logprobs import Telling, with_logprobs
 from slipstream.runners.rows import Asked
+from slipstream.runners.simulate import pass_rates
 from slipstream.runners.torch.caches import GdnRings, PagedKv
 from slipstream.runners.torch.logprobs import log_probabilities, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear
-from slipstream.runners.torch.simulate import pass_rates
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 Marks = tuple[torch.cuda.Event, ...]

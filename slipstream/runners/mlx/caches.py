@@ -1,4 +1,4 @@
-"""What a stream leaves behind in attention layers: keys and values in one buffer for all rows, a cursor per row.
+"""What a stream keeps in attention layers: keys and values in one buffer for all rows, a cursor per row.
 
 A cache here is what mlx-lm's attention expects of one (``offset``, ``update_and_fetch``, ``make_mask``) for the rows of
 the current feed. Appending writes into the buffer where it lies: nothing may hold on to an older version of it across
@@ -30,7 +30,7 @@ class FeedHolder:
 
 
 class KvCache:
-    """One attention layer's keys and values, [places, kv heads, length, head dim] each.
+    """One attention layer's keys and values, [rows, kv heads, length, head dim] each.
 
     Both dimensions double when they must, up to the limits that the memory plan counted with.
     """
@@ -62,7 +62,7 @@ class KvCache:
         feed = self._holder.feed
         assert num_tokens == feed.width
         window = window_size or self._window
-        if len(feed.places) == 1 and feed.spans and not return_array and (window is None or feed.reach <= window):
+        if len(feed.spans) == 1 and not return_array and (window is None or feed.reach <= window):
             return "causal" if num_tokens > 1 else None
         keys = mx.arange(feed.reach, dtype=mx.int32)
         queries = feed.positions[:, None, :, None]  # [rows, 1, width, 1]
@@ -70,13 +70,13 @@ class KvCache:
         return mask if window is None else mask & (keys > queries - window)
 
     def move(self, source: int, target: int) -> None:
-        """A row changes its place. The copy of the row is finished before the buffer is written."""
+        """A row moves in the buffer. The copy of the row is finished before the buffer is written."""
         if self._keys is None or self._values is None or source >= self._keys.shape[0]:
             return  # the row has not been fed yet
         self._copy(source, target)
 
     def fork(self, source_slot: int, slot: int, source: int, target: int) -> None:
-        """A row begins as a copy of another. Kept by place, not by slot."""
+        """A row begins as a copy of another. Kept by row of the buffer, not by slot."""
         if self._keys is None or self._values is None:
             return  # a head that need not learn of these rows
         self._keys, self._values = (self._enlarged(buffer, target + 1, 0) for buffer in self.arrays())
@@ -104,10 +104,10 @@ class KvCache:
         feed = self._holder.feed
         if buffer is None:
             buffer = mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
-        return self._enlarged(buffer, max(feed.places) + 1, feed.reach)
+        return self._enlarged(buffer, max(feed.buffer_rows) + 1, feed.reach)
 
-    def _enlarged(self, buffer: mx.array, num_places: int, reach: int) -> mx.array:
-        rows = _grown(buffer.shape[0], num_places, 1, self._max_rows)
+    def _enlarged(self, buffer: mx.array, num_rows: int, reach: int) -> mx.array:
+        rows = _grown(buffer.shape[0], num_rows, 1, self._max_rows)
         length = _grown(buffer.shape[2], reach, FIRST_LENGTH, self._max_length)
         if (rows, length) == (buffer.shape[0], buffer.shape[2]):
             return buffer
@@ -128,14 +128,14 @@ def _grown(now: int, needed: int, first: int, limit: int) -> int:
 
 def _append(buffer: mx.array, new: mx.array, feed: Feed) -> mx.array:
     if len(feed.spans) == 1:  # one row, at a position that the host knows
-        place, start = feed.places[0], feed.spans[0].start
-        buffer[place : place + 1, :, start : start + feed.width] = new
+        row, start = feed.buffer_rows[0], feed.spans[0].start
+        buffer[row : row + 1, :, start : start + feed.width] = new
     else:
         buffer[feed.rows[:, None], :, feed.positions] = new.swapaxes(1, 2)
     return buffer
 
 
 def _fetch(buffer: mx.array, feed: Feed) -> mx.array:
-    if feed.neighbours:
-        return buffer[feed.places[0] : feed.places[-1] + 1, :, : feed.reach]
+    if feed.contiguous:
+        return buffer[feed.buffer_rows[0] : feed.buffer_rows[-1] + 1, :, : feed.reach]
     return buffer[:, :, : feed.reach][feed.rows]

@@ -38,7 +38,7 @@ class GdnCache:
         self.store.fork(source_slot, slot)
 
     def move(self, source: int, target: int) -> None:
-        """Kept by slot, not by place."""
+        """Kept by slot, not by row of a buffer."""
 
     def arrays(self) -> list[mx.array]:
         return self.store.arrays()
@@ -96,7 +96,7 @@ class _Layout:
     """Which inputs of [tape | window | fed] stand in which column of [window | replayed + certain | drafts]."""
 
     def __init__(self, spans: tuple[RowSpan, ...], window: int, max_depth: int) -> None:
-        self.before = max(span.num_replay + span.num_certain for span in spans)
+        self.before = max(span.num_replay + span.num_committed for span in spans)
         self.after = max(span.num_drafts for span in spans)
         first_fed = max_depth + window  # where a step's own inputs begin
         width = max(span.num_fed for span in spans)
@@ -104,15 +104,15 @@ class _Layout:
         for span in spans:
             own = range(first_fed, first_fed + span.num_fed)
             real = [*range(max_depth, first_fed), *range(span.num_replay), *own]
-            lead = self.before - span.num_replay - span.num_certain
+            lead = self.before - span.num_replay - span.num_committed
             row = [0] * lead + real + [real[-1]] * (self.after - span.num_drafts)
             columns.append(row)
-            commit = first_fed + span.num_certain  # behind it are this step's drafts
+            commit = first_fed + span.num_committed  # behind it are this step's drafts
             tape = [
                 commit + i if i < span.num_drafts else max(0, commit - window - max_depth + i) for i in range(max_depth)
             ]
             past.append(tape + row[self.before : self.before + window])
-            start = self.before - span.num_certain
+            start = self.before - span.num_committed
             fed.append([min(start + i, self.before + self.after - 1) for i in range(width)])
             mask.append([column >= lead for column in range(self.before)])
         self.columns = _picker(columns)  # [rows, window + before + after]

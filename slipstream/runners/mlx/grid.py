@@ -19,17 +19,28 @@ from slipstream.runners.rows import RowSpan
 class Feed:
     """One forward as the caches see it."""
 
-    slots: tuple[int, ...]
-    places: tuple[int, ...]  # of these rows in the caches' buffers
-    offset: mx.array  # int32 [rows]: position of each row's first token
+    spans: tuple[RowSpan, ...]
+    buffer_rows: tuple[int, ...]  # of these rows in the caches' buffers
     width: int
-    reach: int  # no row has a token at this position or behind it
-    spans: tuple[RowSpan, ...] = ()  # what the recurrent layers need; () in a draft pass
+
+    @cached_property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(span.slot for span in self.spans)
+
+    @cached_property
+    def reach(self) -> int:
+        """No row has a token at this position or after it."""
+        return max(span.start for span in self.spans) + self.width
+
+    @cached_property
+    def offset(self) -> mx.array:
+        """int32 [rows]: position of each row's first token"""
+        return mx.array([span.start for span in self.spans], dtype=mx.int32)
 
     @cached_property
     def rows(self) -> mx.array:
-        """int32 [rows]: the places"""
-        return mx.array(self.places, dtype=mx.int32)
+        """int32 [rows]: in the buffers"""
+        return mx.array(self.buffer_rows, dtype=mx.int32)
 
     @cached_property
     def positions(self) -> mx.array:
@@ -37,46 +48,66 @@ class Feed:
         return self.offset[:, None] + mx.arange(self.width, dtype=mx.int32)
 
     @cached_property
-    def neighbours(self) -> bool:
-        """Whether the rows lie side by side, so that a view of the buffers serves them."""
-        return self.places == tuple(range(self.places[0], self.places[0] + len(self.places)))
+    def contiguous(self) -> bool:
+        """Whether the rows are neighbours in the buffers, so that a view serves them."""
+        first = self.buffer_rows[0]
+        return self.buffer_rows == tuple(range(first, first + len(self.buffer_rows)))
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    index: tuple[int, ...]  # of its rows, in the plan
-    spans: tuple[RowSpan, ...]
-    tokens: mx.array  # int32 [rows, width]
     feed: Feed
+    index: mx.array | None  # int32 [rows * width]: flat tokens in the grid's order; None: they are in that order
 
-    @property
-    def width(self) -> int:
-        return self.feed.width
-
-
-def make_grid(
-    index: Sequence[int], spans: Sequence[RowSpan], places: Sequence[int], tokens: Sequence[Sequence[int]]
-) -> Grid:
-    """In the order of their places; a short row repeats its last token."""
-    order = sorted(range(len(spans)), key=lambda i: places[i])
-    width = max(span.num_fed for span in spans)
-    padded = [[*tokens[i], *[tokens[i][-1]] * (width - len(tokens[i]))] for i in order]
-    chosen = tuple(spans[i] for i in order)
-    feed = Feed(
-        slots=tuple(span.slot for span in chosen),
-        places=tuple(places[i] for i in order),
-        offset=mx.array([span.start for span in chosen], dtype=mx.int32),
-        width=width,
-        reach=max(span.start for span in chosen) + width,
-        spans=chosen,
-    )
-    return Grid(tuple(index[i] for i in order), chosen, mx.array(padded, dtype=mx.int32), feed)
+    def lay(self, flat: mx.array) -> mx.array:
+        """[tokens, ...] of all rows -> [rows, width, ...] of this grid"""
+        values = flat if self.index is None else flat[self.index]
+        return values.reshape(len(self.feed.spans), self.feed.width, *values.shape[1:])
 
 
-def group(spans: Sequence[RowSpan], share_up_to: int, pads: bool) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """A step's rows in one or more grids."""
+
+    grids: tuple[Grid, ...]
+    index: mx.array | None  # int32 [tokens]: each flat token among those of all grids; None: they are in that order
+
+    def flatten(self, parts: Sequence[mx.array]) -> mx.array:
+        """[rows, width, ...] of each grid -> [tokens, ...] of all rows, without padding"""
+        flat = [part.flatten(0, 1) for part in parts]
+        joined = flat[0] if len(flat) == 1 else mx.concatenate(flat)
+        return joined if self.index is None else joined[self.index]
+
+
+def make_grids(spans: Sequence[RowSpan], buffer_rows: Sequence[int], max_short: int, pads: bool) -> Grids:
+    """``max_short``: rows of up to so many tokens share a grid, if it may be padded."""
+    grids: list[Grid] = []
+    order: dict[int, int] = {}  # flat index -> index among the tokens of all grids
+    num_before = 0
+    for group in _groups(spans, max_short, pads):
+        chosen = sorted(group, key=lambda i: buffer_rows[i])
+        width = max(spans[i].num_fed for i in chosen)
+        # A short row repeats its last token.
+        index = [spans[i].offset + min(j, spans[i].num_fed - 1) for i in chosen for j in range(width)]
+        for row, i in enumerate(chosen):
+            first = num_before + row * width
+            order |= {spans[i].offset + j: first + j for j in range(spans[i].num_fed)}
+        num_before += len(index)
+        feed = Feed(tuple(spans[i] for i in chosen), tuple(buffer_rows[i] for i in chosen), width)
+        grids.append(Grid(feed, _index(index, len(index) == sum(span.num_fed for span in spans))))
+    flat = [order[token] for token in range(len(order))]
+    return Grids(tuple(grids), _index(flat, len(flat) == num_before))
+
+
+def _index(index: list[int], complete: bool) -> mx.array | None:
+    """None for all in their order."""
+    return None if complete and index == list(range(len(index))) else mx.array(index, dtype=mx.int32)
+
+
+def _groups(spans: Sequence[RowSpan], max_short: int, pads: bool) -> list[list[int]]:
     """Which rows share a grid: those that feed equally many tokens, and short ones with padding if ``pads``."""
     groups: dict[int, list[int]] = {}
     for i, span in enumerate(spans):
-        short = pads and span.num_fed <= share_up_to
+        short = pads and span.num_fed <= max_short
         groups.setdefault(0 if short else span.num_fed, []).append(i)
     return list(groups.values())

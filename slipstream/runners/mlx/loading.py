@@ -11,23 +11,27 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import RunnerInfo
+from slipstream.engine.contract import RowJoin, RunnerInfo
 from slipstream.errors import ConfigError, HeadError
 from slipstream.load import OpenedModel
+from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
+from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
-from slipstream.runners.mlx.drafter import Drafter, MtpDrafter, NoDrafter
-from slipstream.runners.mlx.grid import make_grid
+from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.heads import load_head
+from slipstream.runners.mlx.host_model import MlxHead, MlxModel
 from slipstream.runners.mlx.memory import MemoryPlan, StreamCost, plan_memory, stream_cost
 from slipstream.runners.mlx.models import load_lazily
 from slipstream.runners.mlx.mtp import MtpHead
-from slipstream.runners.mlx.runner import MlxRunner
 from slipstream.runners.mlx.states import RecurrentCache
-from slipstream.runners.mlx.trunk import Cache, OpaqueTrunk, OpenTrunk, Trunk, make_caches, tape_recurrences
+from slipstream.runners.mlx.trunk import OpaqueTrunk, OpenTrunk, Trunk, make_caches, tape_recurrences
 from slipstream.runners.rows import RowSpan
+from slipstream.runners.simulate import Simulation, simulation_note
+from slipstream.sampling.params import SamplingParams
 
 DRAFT_VOCAB = 32768  # a draft pass over all of a large vocabulary reads mostly the output matrix
 
+MlxRunner = HostRunner[mx.array, Grids]
 Progress = Callable[[int], None]  # called with the bytes just read
 log = logging.getLogger(__name__)
 
@@ -39,8 +43,6 @@ def ignore_progress(num_bytes: int) -> None:
 def load_runner(
     model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
 ) -> MlxRunner:
-    if config.simulate_acceptance:
-        raise ConfigError("simulated acceptance is offered by the torch runner only")
     _use_device(config.device)
     return _Loader(model, engine, config).load(progress)
 
@@ -89,38 +91,41 @@ class _Loader:
             return None, f"no MTP head: {error}"
 
     def _stream_cost(self) -> StreamCost:
-        """One token through trunk and head, not evaluated: the shapes of what it leaves behind."""
+        """One token through model and head, not evaluated: the shapes of what it leaves in the caches."""
+        model = self._host_model(1, FIRST_LENGTH)
+        model.join(RowJoin(0, (0,), 1, SamplingParams(), 0, 0.0))
+        batch = model.lay_out([RowSpan(0, 0, 0, 1)])
+        hidden = model.forward([0], batch)
+        if self._head is not None:
+            self._host_head(model).forward(hidden, [0], batch)
+        return stream_cost(model.all_caches)
+
+    def _host_model(self, max_rows: int, max_length: int) -> MlxModel:
         holder = FeedHolder()
-        caches, head_cache = self._caches(holder, 1, FIRST_LENGTH)
-        grid = make_grid([0], [RowSpan(0, 0, 0, 1)], [0], [[0]])
-        holder.set(grid.feed)
-        hidden = self._trunk.forward(grid.tokens, caches)
-        self._drafter(holder, head_cache).feed(hidden, grid.tokens, grid)
-        return stream_cost([*caches, *([head_cache] if head_cache is not None else [])])
-
-    def _caches(self, holder: FeedHolder, max_rows: int, max_length: int) -> tuple[list[Cache], KvCache | None]:
         caches = make_caches(self._model, holder, max_rows, max_length, self._max_depth)
-        return caches, KvCache(holder, max_rows, max_length) if self._head is not None else None
+        head_cache = KvCache(holder, max_rows, max_length) if self._head is not None else None
+        pads = not any(isinstance(cache, RecurrentCache) for cache in caches)
+        return MlxModel(self._trunk, caches, head_cache, holder, self._max_depth, pads)
 
-    def _drafter(self, holder: FeedHolder, cache: KvCache | None) -> Drafter:
-        if self._head is None:
-            return NoDrafter()
+    def _host_head(self, model: MlxModel) -> MlxHead:
+        assert self._head is not None
         assert isinstance(self._trunk, OpenTrunk)
-        assert cache is not None
         vocab = self._opened.spec.vocab_size
         asked = self._config.draft_vocab
         drafted = (DRAFT_VOCAB if vocab > 2 * DRAFT_VOCAB else 0) if asked is None else asked
-        output = self._trunk.output_rows(drafted) if 0 < drafted < vocab else self._trunk.unembed
-        return MtpDrafter(self._head, self._trunk, output, cache, holder, self._max_depth)
+        if 0 < drafted < vocab:
+            return MlxHead(model, self._trunk, self._head, self._trunk.output_rows(drafted), drafted)
+        return MlxHead(model, self._trunk, self._head, self._trunk.unembed, vocab)
 
     def _runner(self, memory: MemoryPlan) -> MlxRunner:
-        holder = FeedHolder()
-        caches, head_cache = self._caches(holder, memory.num_slots, memory.num_places)
-        pads = not any(isinstance(cache, RecurrentCache) for cache in caches)
         log.info("memory: weights %d bytes, streams at most %d", memory.weights, memory.streams)
-        return MlxRunner(
-            self._info(memory), self._trunk, self._drafter(holder, head_cache), caches, head_cache, holder, pads
-        )
+        model = self._host_model(memory.num_slots, memory.num_places)
+        survival = self._config.simulate_acceptance
+        simulation = Simulation(survival, self._max_depth) if survival else None
+        drafter: Drafter[mx.array, Grids] = NoDrafter()
+        if self._head is not None:
+            drafter = MtpDrafter(model, self._host_head(model), self._max_depth, simulation)
+        return HostRunner(self._info(memory), model, drafter, simulation)
 
     def _info(self, memory: MemoryPlan) -> RunnerInfo:
         return RunnerInfo(
@@ -131,7 +136,8 @@ class _Loader:
             vocab_size=self._opened.spec.vocab_size,
             max_depth=self._max_depth,
             why_no_draft=self._why_no_draft,
-            note=self._note(),
+            stops_early=mx.default_device().type == mx.DeviceType.cpu,
+            note=self._note() + simulation_note(self._config.simulate_acceptance),
         )
 
     def _note(self) -> str:

@@ -1,7 +1,7 @@
 """Randomness of the next token: a function of (seed, position, token id) and nothing else, as on every runner.
 
-The 64-bit key of a (seed, position) is mixed on the host; the device sees its two halves and needs 32-bit integers
-only. Positions behind an unknown number of accepted drafts are handled by making the keys of all of them.
+The 64-bit key of a (seed, position) is mixed on the host (runners/noise.py); the device sees its two halves and needs
+32-bit integers only.
 """
 
 from __future__ import annotations
@@ -9,17 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import mlx.core as mx
-
-_MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def noise_key(seed: int, position: int) -> int:
-    """64 bits for a (seed, position): splitmix64."""
-    z = ((seed & _MASK64) ^ (position * _GOLDEN & _MASK64)) + _GOLDEN & _MASK64
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK64
-    return z ^ z >> 31
 
 
 def key_halves(keys: Iterable[int]) -> mx.array:

@@ -1,4 +1,4 @@
-"""What a stream leaves behind in recurrent layers: arrays by slot, replaced as a whole by every step.
+"""What a stream keeps in recurrent layers: arrays by slot, replaced as a whole by every step.
 
 The rows of a feed are batched in one array; while the same rows run together it is handed from step to step as it is.
 When the company changes, rows are taken out of the arrays they were computed in. Nothing is written in place.
@@ -98,7 +98,7 @@ class RecurrentCache:
         self._store.fork(source_slot, slot)
 
     def move(self, source: int, target: int) -> None:
-        """Kept by slot, not by place."""
+        """Kept by slot, not by row of a buffer."""
 
     def arrays(self) -> list[mx.array]:
         return self._store.arrays()

@@ -42,13 +42,15 @@ class _Layout:
 
     def __init__(self, rows: Sequence[RowSpan], device: torch.device) -> None:
         self.num_rows = len(rows)
-        self.before = max(row.num_replay + row.num_certain for row in rows)
+        self.before = max(row.num_replay + row.num_committed for row in rows)
         self.after = max(row.num_drafts for row in rows)
         # Column of each row's first real token.
-        first = [self.before - row.num_certain - row.num_replay for row in rows]
-        fed = [(i, self.before - r.num_certain + j, r.offset + j) for i, r in enumerate(rows) for j in range(r.num_fed)]
+        first = [self.before - row.num_committed - row.num_replay for row in rows]
+        fed = [
+            (i, self.before - r.num_committed + j, r.offset + j) for i, r in enumerate(rows) for j in range(r.num_fed)
+        ]
         taped = [(i, first[i] + j, r.slot, j) for i, r in enumerate(rows) for j in range(r.num_replay)]
-        ahead = [(r.slot, j, r.offset + r.num_certain + j) for r in rows for j in range(r.num_drafts)]
+        ahead = [(r.slot, j, r.offset + r.num_committed + j) for r in rows for j in range(r.num_drafts)]
         self.slots = _upload([row.slot for row in rows], device)
         self.first = _upload(first, device)
         self.fed = _upload(fed, device).reshape(-1, 3).T  # [3, fed]: row, column, flat index
@@ -70,9 +72,9 @@ def _upload(values: Sequence[object], device: torch.device) -> Tensor:
 @lru_cache(maxsize=1)
 def _layouts(rows: tuple[RowSpan, ...], device: torch.device) -> list[_Layout]:
     """All layers of a step share them: short rows together, each long prefill row by itself."""
-    short = [row for row in rows if row.num_certain <= SEQUENTIAL_LIMIT]
+    short = [row for row in rows if row.num_committed <= SEQUENTIAL_LIMIT]
     groups = [short] if short else []
-    groups += [[row] for row in rows if row.num_certain > SEQUENTIAL_LIMIT]
+    groups += [[row] for row in rows if row.num_committed > SEQUENTIAL_LIMIT]
     return [_Layout(group, device) for group in groups]
 
 

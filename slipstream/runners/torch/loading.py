@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from torch import Tensor
+
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
 from slipstream.load.spec import Family, ModelSpec
+from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
+from slipstream.runners.host.runner import HostRunner
+from slipstream.runners.simulate import Simulation, simulation_note
+from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnCache, GdnRings, LayerCache, PagedKv
-from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
+from slipstream.runners.torch.host_model import BlockTable, TorchHead, TorchModel
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
@@ -18,10 +24,9 @@ from slipstream.runners.torch.models.mtp import MtpHead, load_head
 from slipstream.runners.torch.ops import Linear, Rotary
 from slipstream.runners.torch.placement import Placement, place
 from slipstream.runners.torch.random_weights import open_weights
-from slipstream.runners.torch.rows import RowTable
-from slipstream.runners.torch.runner import TorchRunner
 from slipstream.runners.torch.weights import Weights
 
+TorchRunner = HostRunner[Tensor, RaggedBatch]
 Progress = Callable[[int], None]  # called with the bytes just read
 LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerCache], DecoderLayer]
 
@@ -32,12 +37,6 @@ _FAMILIES: dict[Family, LoadLayer] = {
     "qwen3_5": qwen3_5.load_layer,
     "qwen3_5_moe": qwen3_5_moe.load_layer,
 }
-
-
-def simulation_note(config: RunnerConfig) -> str:
-    """Behind a runner's note: what is not real about it."""
-    rates = "/".join(f"{rate:g}" for rate in config.simulate_acceptance)
-    return f", ACCEPTANCE SIMULATED at {rates}" if rates else ""
 
 
 def ignore_progress(num_bytes: int) -> None:
@@ -96,14 +95,15 @@ class _Loader:
     def _hosted(self, decoder: Decoder) -> TorchRunner:
         """Rows live on the host; the step waits for its verdict."""
         assert not isinstance(self.gdn, GdnRings)
-        table = RowTable(self.memory.num_slots, self.blocks_per_slot, self.spec.vocab_size, self.ops.device)
-        drafter: Drafter = NoDrafter()
+        table = BlockTable(self.memory.num_slots, self.blocks_per_slot, self.ops.device)
+        fused = not isinstance(decoder.layers, InTurn)
+        model = TorchModel(decoder, self.ops, table, self.kv, self.gdn, fused=fused)
+        survival = self.config.simulate_acceptance
+        simulation = Simulation(survival, self.max_depth) if survival else None
+        drafter: Drafter[Tensor, RaggedBatch] = NoDrafter()
         if self.max_depth:
-            head, output = self._head(decoder)
-            sources = (head, decoder.embedding, output, self.ops, table.block_table, self.max_depth)
-            drafter = MtpDrafter(*sources, self.config.simulate_acceptance)
-        parts = (self._info(lag=0), decoder, drafter, self.ops, table, self.kv, self.gdn)
-        return TorchRunner(*parts, self.config.simulate_acceptance, fused=not isinstance(decoder.layers, InTurn))
+            drafter = MtpDrafter(model, TorchHead(model, *self._head(decoder)), self.max_depth, simulation)
+        return HostRunner(self._info(lag=0), model, drafter, simulation)
 
     def _resident(self, decoder: Decoder) -> Runner:
         """Rows live on the device; the host is one step behind."""
@@ -159,5 +159,5 @@ class _Loader:
             lag=lag,
             stops_early=not self.placement.resident and self.ops.device.type == "cpu",
             prompt_tokens=self.placement.prompt_tokens,
-            note=self.placement.note + simulation_note(self.config),
+            note=self.placement.note + simulation_note(self.config.simulate_acceptance),
         )

@@ -60,7 +60,7 @@ class Row:
         return self._span, fed
 
     def take(self, out: Tensor) -> None:
-        kept = self._span.num_certain + self._accepted
+        kept = self._span.num_committed + self._accepted
         for i in range(kept):
             self.outputs[self.cursor + i] = out[self._span.offset + i].clone()
         self.cursor, self.replay = self.cursor + kept, self._accepted
@@ -83,7 +83,7 @@ def run(ops: Ops, weights: GdnWeights, cache: GdnLayerCache, rows: list[Row], rn
             spans.append((row, span))
             fed.append(x)
             offset += len(x)
-        batch = make_batch(tuple(span for _, span in spans), [0] * offset, table)
+        batch = make_batch([span for _, span in spans], table)
         out = ops.gdn(torch.cat(fed).to(ops.dtype), weights, cache, batch)
         for row, _ in spans:
             row.take(out)
@@ -114,7 +114,7 @@ def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, g
         table = torch.zeros(SLOTS, 1, dtype=torch.int32)
         for certain in (len(each) - 1, 1):
             span, fed = row.feed(certain, 0, 0, 0)
-            row.take(ops.gdn(fed, weights, cache, make_batch((span,), [0] * len(fed), table)))
+            row.take(ops.gdn(fed, weights, cache, make_batch((span,), table)))
         alone.append((outputs(row), cache.state[i].clone(), cache.window[i].clone()))
     for seed in range(8):
         any_kernels.set_threads(1 + seed % 3)
@@ -132,7 +132,7 @@ def test_heads_too_wide_for_the_kernel_take_the_reference(kernels: Kernels) -> N
     assert not fits(gdn)
     weights, x = make_weights(gdn), inputs(gdn, 5)
     table = torch.zeros(SLOTS, 1, dtype=torch.int32)
-    batch = make_batch((RowSpan(0, 0, 0, 5),), [0] * 5, table)
+    batch = make_batch((RowSpan(0, 0, 0, 5),), table)
     mine, wanted = (
         ops.gdn(x, weights, make_cache(gdn), batch) for ops in (CpuOps(kernels), TorchOps(CPU, torch.float32))
     )

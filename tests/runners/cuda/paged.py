@@ -79,7 +79,7 @@ def make_case(
     real = torch.cat([torch.arange(at, at + row.fed) for at, row in zip(offsets, rows)]).to(device)
     packed = [sum(row.fed for row in rows[:i]) for i in range(len(rows))]
     spans = [RowSpan(slot, row.start, at, row.fed) for slot, row, at in zip(slots, rows, packed) if row.fed]
-    ragged = make_batch(tuple(spans), [0] * sum(row.fed for row in rows), table)
+    ragged = make_batch(spans, table)
     num_tokens = sum(row.places for row in rows) + num_padding
     padded = _padded(rows, slots, offsets, num_tokens, tile_size, table, hint or max(row.end for row in rows))
     return Case(heads, LayerKv(k.to(device), v.to(device)), padded, ragged, real)

@@ -56,7 +56,7 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
         row_offsets=ints([s.offset for s in spans] + pad),
         row_starts=ints([s.start for s in spans] + pad),
         row_fed=ints([s.num_fed for s in spans] + pad),
-        row_certain=ints([s.num_certain for s in spans] + pad),
+        row_certain=ints([s.num_committed for s in spans] + pad),
         row_replay=ints([s.num_replay for s in spans] + pad),
         max_replay=DEPTH,
         tile_rows=nothing,
@@ -93,7 +93,7 @@ class Both:
 
     def accept(self, span: RowSpan, num_drafts: int) -> None:
         self.replays[span.slot] = num_drafts
-        self.cursors[span.slot] = span.start + span.num_certain + num_drafts
+        self.cursors[span.slot] = span.start + span.num_committed + num_drafts
 
     def step(self, spans: list[RowSpan], padding: int) -> tuple[float, float]:
         """Relative errors of the outputs and of the rows' states."""
@@ -106,7 +106,7 @@ class Both:
             mixed.float(),
             GdnWeights(made.conv.float(), made.decay_scale, made.dt_bias, made.norm, made.eps, gdn),
             self.reference,
-            make_batch(tuple(spans), [0] * num_tokens, torch.zeros(4, 1, dtype=torch.int32)),
+            make_batch(spans, torch.zeros(4, 1, dtype=torch.int32)),
         )
         long = any(span.num_fed > 1 + DEPTH for span in spans)
         batch = device_batch(spans, padding, self.device, long)

@@ -11,15 +11,15 @@ pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstr
 
 import mlx.core as mx
 import tiny
-from mlx_tiny import ScriptedDrafter, open_mlx
+from drafters import ScriptedDrafter
+from mlx_tiny import open_mlx
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load import open_model
 from slipstream.runners.mlx.caches import KvCache
-from slipstream.runners.mlx.loading import load_runner
-from slipstream.runners.mlx.runner import MlxRunner
+from slipstream.runners.mlx.loading import MlxRunner, load_runner
 from slipstream.sampling import SamplingParams
 
 ROWS = 3
@@ -31,7 +31,7 @@ PROMPT = 400  # long enough that a buffer is larger than everything else of a st
 @pytest.fixture(params=["llama-gqa-tied", "qwen3_5"])
 def runner(request: pytest.FixtureRequest, tmp_path: Path) -> MlxRunner:
     runner = open_mlx(tiny.save(tiny.build(request.param), tmp_path, head=True))
-    runner.drafter = ScriptedDrafter({i: [BANNED] * 2 * PROMPT for i in range(ROWS)}, "right", DEPTH)
+    runner.drafter = ScriptedDrafter({i: [BANNED] * 2 * PROMPT for i in range(ROWS)}, tiny.VOCAB, "right", DEPTH)
     return runner
 
 
@@ -49,9 +49,13 @@ def started(runner: MlxRunner) -> Iterator[None]:
         yield
 
 
+def cache_arrays(runner: MlxRunner) -> list[mx.array]:
+    return [array for cache in runner.model.all_caches for array in cache.arrays()]
+
+
 def buffer_bytes(runner: MlxRunner) -> int:
     """The smallest buffer of an attention layer."""
-    return min(array.nbytes for cache in runner.caches if isinstance(cache, KvCache) for array in cache.arrays())
+    return min(array.nbytes for cache in runner.model.caches if isinstance(cache, KvCache) for array in cache.arrays())
 
 
 def peaks(runner: MlxRunner, num_steps: int, steps: Iterator[None]) -> list[int]:
@@ -68,7 +72,7 @@ def peaks(runner: MlxRunner, num_steps: int, steps: Iterator[None]) -> list[int]
 def rewind(runner: MlxRunner) -> None:
     """Every row forgets what it has said, so that a thousand steps stay within the context."""
     for slot in range(ROWS):
-        row = runner.table[slot]
+        row = runner.rows[slot]
         del row.tokens[PROMPT - 7 * slot + 1 :]
         row.cursor = len(row.tokens) - 1
 
@@ -99,7 +103,7 @@ def test_a_held_buffer_shows(runner: MlxRunner) -> None:
     """What the other test relies on: when somebody holds on to a buffer, a step copies it and takes that much more."""
     steps = started(runner)
     next(steps)
-    held = [array[:1] for array in runner.cache_arrays()]
+    held = [array[:1] for array in cache_arrays(runner)]
     mx.eval(held)
     assert max(peaks(runner, 1, steps)) > buffer_bytes(runner)
     assert held
@@ -108,7 +112,7 @@ def test_a_held_buffer_shows(runner: MlxRunner) -> None:
 def test_a_row_that_moves_copies_itself_only(runner: MlxRunner) -> None:
     steps = started(runner)
     next(steps)
-    cache = next(cache for cache in runner.caches if isinstance(cache, KvCache))
+    cache = next(cache for cache in runner.model.caches if isinstance(cache, KvCache))
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     cache.move(2, 0)
@@ -125,7 +129,7 @@ def test_what_streams_take_is_predicted(tmp_path: Path, kind: str, build: Callab
     joins = tuple(RowJoin(i, prompt, len(prompt), SamplingParams(temperature=0.0), i, 0.0) for i in range(2))
     runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, len(prompt), DraftRequest(2)) for i in range(2))))
     runner.collect()
-    assert 400_000 < sum(array.nbytes for array in runner.cache_arrays()) <= 500_000
+    assert 400_000 < sum(array.nbytes for array in cache_arrays(runner)) <= 500_000
 
 
 def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int], MlxRunner]) -> None:

@@ -1,4 +1,4 @@
-"""Noise, processors and verdicts on MLX: the numbers that the PyTorch runner computes."""
+"""Noise and processors on MLX: the numbers that the PyTorch runner computes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.runners.mlx import noise, processors
-from slipstream.runners.mlx.draw import accept
-from slipstream.runners.mlx.rows import Row
-from slipstream.runners.rows import RowSpan
+from slipstream.runners.noise import noise_key
 from slipstream.runners.torch import noise as torch_noise
 from slipstream.runners.torch import processors as torch_processors
 from slipstream.sampling import SamplingParams
@@ -25,7 +23,7 @@ VOCAB = 61
 
 @given(st.lists(st.tuples(st.integers(-(1 << 63), (1 << 64) - 1), st.integers(0, 1 << 20)), min_size=1, max_size=8))
 def test_noise_is_the_same_on_every_runner(pairs: list[tuple[int, int]]) -> None:
-    keys = [noise.noise_key(seed, position) for seed, position in pairs]
+    keys = [noise_key(seed, position) for seed, position in pairs]
     got = np.array(noise.gumbel_noise(noise.key_halves(keys), VOCAB))
     seeds, positions = torch.tensor([torch_noise.signed64(s) for s, _ in pairs]), torch.tensor([p for _, p in pairs])
     np.testing.assert_allclose(got, torch_noise.gumbel_noise(seeds, positions, VOCAB).numpy(), rtol=1e-4, atol=1e-5)
@@ -61,16 +59,3 @@ def test_processors_change_logits_as_pytorchs_do(
     for own in (*processors.processors_for(params), *processors.cuts_for(params)):
         got = own(got, processors.History(mx.array(history, dtype=mx.int32), num_prompt))
     np.testing.assert_allclose(np.array(got), wanted.numpy(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("draws", "drafts", "accepted"),
-    [([4, 5, 6], [4, 5], 2), ([4, 5, 6], [4, 9], 1), ([4, 5, 6], [9, 5], 0), ([4], [], 0)],
-)
-def test_drafts_are_accepted_while_they_equal_the_draw(draws: list[int], drafts: list[int], accepted: int) -> None:
-    """Beside a row without drafts, whose padding must never be accepted."""
-    rows = [Row(0, [1], None, drafts=drafts), Row(1, [1], None)]  # type: ignore[arg-type]
-    spans = [RowSpan(0, 0, 0, 1, len(drafts)), RowSpan(1, 0, 0, 1)]
-    verdict = accept(mx.array([*draws, 7], dtype=mx.int32), rows, spans)
-    assert verdict.accepted.tolist() == [accepted, 0]
-    assert verdict.drawn.tolist() == [draws[accepted], 7]

@@ -6,11 +6,11 @@ Families differ in their layers only; each family's file builds a list of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from slipstream.load.spec import ModelSpec
-from slipstream.runners.torch.batch import Batch
 from slipstream.runners.torch.models.layers import Layers, load_norm
 from slipstream.runners.torch.ops import Linear, RmsNorm
 from slipstream.runners.torch.weights import Weights
@@ -23,11 +23,11 @@ class Decoder:
     norm: RmsNorm
     output: Linear
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Any) -> Tensor:
         """Hidden states after the final norm. [tokens, hidden]"""
         return self.norm(self.body(batch))
 
-    def body(self, batch: Batch) -> Tensor:
+    def body(self, batch: Any) -> Tensor:
         """All but the final norm. [tokens, hidden]"""
         return self.layers(self.embedding.rows(batch.tokens), batch)
 

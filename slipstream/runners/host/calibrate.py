@@ -1,0 +1,155 @@
+"""Times verification by tokens and a draft pass by rows on this machine, for the depth policy.
+
+The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass.
+
+Runs the real model and head on made-up tokens in caches that nobody owns yet. All sizes are timed round by round, and
+the median counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them
+alike. Small sizes come first in a round, and after a pause: large ones leave a processor slow for some milliseconds. No
+more sizes begin once SECONDS have passed: on a machine where a step takes long, the curve is drawn on from what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Generic
+
+from slipstream.engine.contract import DraftRequest, RowJoin, RunnerInfo, StepCosts
+from slipstream.runners.costs import Points, rising
+from slipstream.runners.host.drafter import Drafter
+from slipstream.runners.host.model import A, B, HostModel
+from slipstream.runners.host.rows import GREEDY, CommittedRow, DraftRow, Row, Verdict
+from slipstream.runners.rows import RowSpan
+from slipstream.sampling.params import SamplingParams
+
+ROUNDS = 5
+SECONDS = 12.0
+MIN_SIZES = 2  # timed however long they take: a slope needs two
+CONTEXT = 64  # tokens before each made-up row
+SETTLING = 0.05  # seconds of the smallest work before a round
+
+Task = Callable[[], object]
+Key = tuple[str, int]  # what is timed, and its size
+log = logging.getLogger(__name__)
+
+
+def measure(
+    info: RunnerInfo,
+    model: HostModel[A, B],
+    drafter: Drafter[A, B],
+    num_tokens: Sequence[int],
+    num_rows: Sequence[int],
+) -> StepCosts:
+    for slot in range(info.num_slots):
+        model.join(RowJoin(slot, (1,), 1, SamplingParams(), 0, 0.0))
+    seconds = _timed_rounds(_Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows)))
+    for slot in reversed(range(info.num_slots)):
+        model.leave(slot)
+    draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
+    costs = StepCosts(rising(_of(seconds, "verify")), rising(draft))
+    log.info("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
+    return costs
+
+
+def describe(points: Points) -> str:
+    """Milliseconds by size, in one line."""
+    return " ".join(f"{n}:{seconds * 1e3:.3g}ms" for n, seconds in points) or "-"
+
+
+def _of(seconds: dict[Key, float], kind: str) -> list[tuple[int, float]]:
+    return sorted((n, value) for (name, n), value in seconds.items() if name == kind)
+
+
+@dataclass(frozen=True)  # with slots, a generic dataclass fails on Python 3.11
+class _Sizes(Generic[A, B]):
+    """What is to be timed at each size."""
+
+    info: RunnerInfo
+    model: HostModel[A, B]
+    drafter: Drafter[A, B]
+    num_tokens: frozenset[int]
+    num_rows: frozenset[int]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.num_tokens | self.num_rows))
+
+    def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
+        start = min(CONTEXT, self.info.max_context // 2)
+        if n in self.num_tokens:
+            yield ("verify", n), partial(_verify_step, self.model, _spans(self.info, n, start))
+        if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
+            for depth in (1, 2):
+                yield (f"depth {depth}", n), _draft_step(self.model, self.drafter, n, start, depth)
+
+
+def _spans(info: RunnerInfo, num_tokens: int, start: int) -> list[RowSpan]:
+    """Rows of at most four tokens, as in decoding, if there are slots enough."""
+    spans: list[RowSpan] = []
+    offset = 0
+    for slot in range(info.num_slots):
+        left_slots = info.num_slots - slot
+        size = min(num_tokens - offset, max(4, -(-(num_tokens - offset) // left_slots)), info.max_context - start)
+        if size > 0:
+            spans.append(RowSpan(slot, start, offset, size))
+            offset += size
+    return spans
+
+
+def _verify_step(model: HostModel[A, B], spans: Sequence[RowSpan]) -> None:
+    num_tokens = sum(span.num_fed for span in spans)
+    logits = model.logits(model.forward([1] * num_tokens, model.lay_out(spans)))
+    model.read(model.sample(logits, [GREEDY] * num_tokens, [CONTEXT] * num_tokens))
+    model.finish()
+
+
+def _draft_step(model: HostModel[A, B], drafter: Drafter[A, B], num_rows: int, start: int, depth: int) -> Task:
+    """Feeding the head and drafting. The target's hidden states are made once, beforehand."""
+    spans = [RowSpan(slot, start, slot, 1) for slot in range(num_rows)]
+    batch = model.lay_out(spans)
+    hidden = model.take(model.forward([1] * num_rows, batch), range(num_rows))
+    committed = [CommittedRow(span, 1, [1], drafts_now=True) for span in spans]
+    asked = [
+        DraftRow(Row(slot, [1] * start, GREEDY), DraftRequest(depth), Verdict(0, 1), start + 1)
+        for slot in range(num_rows)
+    ]
+
+    def run() -> None:
+        drafter.committed(hidden, batch, committed)
+        drafter.propose(asked)
+        model.finish()
+
+    return run
+
+
+def _timed_rounds(sizes: _Sizes[A, B]) -> dict[Key, float]:
+    """Median seconds of each task there was time for. The first round warms up, and counts if it is all there is."""
+    until = time.perf_counter() + SECONDS
+    tasks: dict[Key, Task] = {}
+    times: dict[Key, list[float]] = {}
+    for index, n in enumerate(sizes):
+        if index >= MIN_SIZES and time.perf_counter() > until:
+            break
+        for key, task in sizes.tasks(n):
+            tasks[key], times[key] = task, [_seconds(task)]
+    for _ in range(ROUNDS):
+        _settle(next(iter(tasks.values())))
+        for key, task in tasks.items():
+            if time.perf_counter() < until:
+                times[key].append(_seconds(task))
+    return {key: median(taken[1:] or taken) for key, taken in times.items()}
+
+
+def _settle(smallest: Task) -> None:
+    settled = time.perf_counter() + SETTLING
+    while time.perf_counter() < settled:
+        smallest()
+
+
+def _seconds(task: Task) -> float:
+    began = time.perf_counter()
+    task()
+    return time.perf_counter() - began

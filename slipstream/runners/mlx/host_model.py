@@ -1,0 +1,156 @@
+"""MLX for the host-driven step: an mlx-lm model and its MTP head in grids over one buffer a layer.
+
+Everything is lazy: a step's work is queued and runs when the host reads the samples. No name may hold a cache's array
+across a step: the next write would have to copy it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+
+from slipstream.engine.contract import RowJoin
+from slipstream.runners.host.rows import Row, RowSampling
+from slipstream.runners.logprobs import Numbers
+from slipstream.runners.masks import StepMasks
+from slipstream.runners.mlx.caches import FeedHolder, KvCache
+from slipstream.runners.mlx.grid import Grids, make_grids
+from slipstream.runners.mlx.logprobs import token_logprobs
+from slipstream.runners.mlx.mtp import MtpHead
+from slipstream.runners.mlx.processors import cuts_for, processors_for
+from slipstream.runners.mlx.sampling import apply_masks, process, sample
+from slipstream.runners.mlx.trunk import Cache, OpenTrunk, Trunk
+from slipstream.runners.rows import RowSpan
+from slipstream.sampling.params import SamplingParams
+
+
+class MlxModel:
+    def __init__(
+        self,
+        trunk: Trunk,
+        caches: Sequence[Cache],
+        head_cache: KvCache | None,
+        holder: FeedHolder,
+        max_depth: int,
+        pads: bool,
+    ) -> None:
+        """``pads``: whether rows that feed different numbers of tokens may share a grid."""
+        self.trunk = trunk
+        self.caches = caches
+        self.head_cache = head_cache
+        self.holder = holder
+        self.reads_are_cheap = mx.default_device().type == mx.DeviceType.cpu
+        self._max_short = 1 + max_depth
+        self._pads = pads
+        self._slots: list[int] = []  # by row of the buffers: always 0, 1, 2, ... without a gap
+
+    @property
+    def all_caches(self) -> list[Cache]:
+        return [*self.caches, *([self.head_cache] if self.head_cache is not None else [])]
+
+    def stepping(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def join(self, join: RowJoin) -> None:
+        self._slots.append(join.slot)
+        source = join.start.state_of
+        if source is not None:
+            for cache in self.all_caches:
+                cache.fork(source, join.slot, self._slots.index(source), len(self._slots) - 1)
+
+    def leave(self, slot: int) -> None:
+        """The buffers' last row takes its place."""
+        for cache in self.all_caches:
+            cache.leave(slot)
+        row, last = self._slots.index(slot), len(self._slots) - 1
+        if row != last:
+            for cache in self.all_caches:
+                cache.move(last, row)
+            self._slots[row] = self._slots[last]
+        self._slots.pop()
+
+    def grow(self, slot: int, blocks: tuple[int, ...]) -> None:
+        """Buffers are dense: a row has room for the whole context."""
+
+    def lay_out(self, spans: Sequence[RowSpan]) -> Grids:
+        return make_grids(spans, [self._slots.index(span.slot) for span in spans], self._max_short, self._pads)
+
+    def forward(self, tokens: Sequence[int], batch: Grids) -> mx.array:
+        flat = mx.array(list(tokens), dtype=mx.int32)
+        parts = []
+        for grid in batch.grids:
+            self.holder.set(grid.feed)
+            parts.append(self.trunk.forward(grid.lay(flat), self.caches))
+        return batch.flatten(parts)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self.trunk.unembed(hidden).astype(mx.float32)
+
+    def processors_for(self, params: SamplingParams) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return processors_for(params), cuts_for(params)
+
+    def process(
+        self, logits: mx.array, rows: Sequence[Row], spans: Sequence[RowSpan], masks: StepMasks | None
+    ) -> mx.array:
+        return process(logits, rows, spans, masks)
+
+    def mask(self, logits: mx.array, index: Sequence[int], masks: Sequence[bytes]) -> mx.array:
+        return apply_masks(logits, index, masks)
+
+    def sample(self, logits: mx.array, sampling: Sequence[RowSampling], positions: Sequence[int]) -> mx.array:
+        return sample(logits, sampling, positions)
+
+    def confidence(self, logits: mx.array) -> mx.array:
+        return mx.softmax(logits, axis=-1).max(axis=-1)
+
+    def log_softmax(self, logits: mx.array) -> mx.array:
+        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+    def token_logprobs(self, logprobs: mx.array, tokens: Sequence[int], num_top: int) -> list[Numbers]:
+        return token_logprobs(logprobs, mx.array(list(tokens), dtype=mx.int32), num_top)
+
+    def take(self, values: mx.array, index: Sequence[int]) -> mx.array:
+        return values[mx.array(list(index), dtype=mx.int32)]
+
+    def concatenate(self, parts: Sequence[mx.array]) -> mx.array:
+        return mx.concatenate(list(parts))
+
+    def read(self, values: mx.array) -> list[Any]:
+        numbers: Any = values.tolist()
+        return list(numbers)
+
+    def finish(self) -> None:
+        mx.eval([array for cache in self.all_caches for array in cache.arrays()])
+
+
+class MlxHead:
+    def __init__(
+        self,
+        model: MlxModel,
+        trunk: OpenTrunk,
+        head: MtpHead,
+        output: Callable[[mx.array], mx.array],
+        vocab_size: int,
+    ) -> None:
+        """``output``: of the first ``vocab_size`` tokens."""
+        self.vocab_size = vocab_size
+        self._model = model
+        self._trunk = trunk
+        self._head = head
+        self._output = output
+
+    def forward(self, hidden: mx.array, tokens: Sequence[int] | mx.array, batch: Grids) -> mx.array:
+        cache = self._model.head_cache
+        assert cache is not None
+        flat = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), dtype=mx.int32)
+        parts = []
+        for grid in batch.grids:
+            self._model.holder.set(grid.feed)
+            parts.append(self._head(self._trunk.embed(grid.lay(flat)), grid.lay(hidden), cache))
+        return batch.flatten(parts)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self._output(hidden).astype(mx.float32)
