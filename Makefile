@@ -1,5 +1,5 @@
-# Everything a newcomer needs: `make serve`, `make test`, `make check`. Each sets up .venv first; plain `make` does only that.
-# `make serve MODEL=folder-or-hub-name DRAFT=adaptive|off|1..8 PORT=8000 ARGS='--dtype int8'`: all of them may be left out.
+# Everything a newcomer needs: `make serve`, `make test`, `make check`. Each sets up .venv first; plain `make` only that.
+# `make serve MODEL=folder-or-hub-name DRAFT=adaptive|off|1..8 PORT=8000 ARGS='--dtype int8'`; without MODEL the default.
 # `make test` shows every promise once; `make test-all` runs it and then the other cases.
 VENV ?= .venv
 PYTHON ?= python3
@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 # The extra that serving needs on this machine: MLX on Apple silicon, Triton next to an NVIDIA GPU.
 PLATFORM := $(shell uname -sm)
 EXTRA ?= $(if $(filter Darwin-arm64,$(subst $() ,-,$(PLATFORM))),mlx,$(if $(shell command -v nvidia-smi 2>/dev/null),cuda))
+SERVE := $(if $(MODEL),'$(MODEL)') $(if $(DRAFT),--draft $(DRAFT)) $(if $(PORT),--port $(PORT)) $(ARGS)
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations 20
@@ -27,7 +28,7 @@ ISA_TESTS := tests/runners/cpu tests/runners/test_step.py $(addprefix tests/conf
 install: $(VENV)/.serve-ready
 
 serve: install
-	$(BIN)/slipstream serve $(if $(MODEL),'$(MODEL)') $(if $(DRAFT),--draft $(DRAFT)) $(if $(PORT),--port $(PORT)) $(ARGS)
+	$(BIN)/slipstream serve $(SERVE)
 
 test: setup
 	$(PYTEST) -m "not exhaustive"
