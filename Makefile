@@ -1,8 +1,15 @@
-# Everything a newcomer needs: `make serve`, `make test`, `make check`. Each sets up .venv first.
-# `make test` shows every promise once; `make test-all` runs it and then whatever else there is.
+# Everything a newcomer needs: `make serve`, `make test`, `make check`. Each sets up .venv first; plain `make` only that.
+# `make serve MODEL=folder-or-hub-name DRAFT=adaptive|off|1..8 PORT=8000 ARGS='--dtype int8'`; without MODEL the default.
+# `make test` shows every promise once; `make test-all` runs it and then the other cases.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+
+# The extra that serving needs on this machine: MLX on Apple silicon, Triton next to an NVIDIA GPU.
+PLATFORM := $(shell uname -sm)
+EXTRA ?= $(if $(filter Darwin-arm64,$(subst $() ,-,$(PLATFORM))),mlx,$(if $(shell command -v nvidia-smi 2>/dev/null),cuda))
+SERVE := $(if $(MODEL),'$(MODEL)') $(if $(DRAFT),--draft $(DRAFT)) $(if $(PORT),--port $(PORT)) $(ARGS)
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations 20
 
@@ -16,10 +23,12 @@ ATEN_avx2 := avx2
 ATEN_portable := default
 ISA_TESTS := tests/runners/cpu tests/runners/test_step.py $(addprefix tests/conformance/test_,equality.py forks.py constrained.py fp8.py logits.py)
 
-.PHONY: serve test test-all test-exhaustive test-isas $(ISAS:%=test-isa-%) check setup clean
+.PHONY: install serve test test-all test-exhaustive test-isas $(ISAS:%=test-isa-%) check setup clean
 
-serve: setup
-	$(BIN)/slipstream serve
+install: $(VENV)/.serve-ready
+
+serve: install
+	$(BIN)/slipstream serve $(SERVE)
 
 test: setup
 	$(PYTEST) -m "not exhaustive"
@@ -41,9 +50,14 @@ check: setup
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Two stamps: serving does not install the tools of the tests, and after them it has nothing to install.
+$(VENV)/.serve-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,check]'
+	$(INSTALL) '.$(if $(EXTRA),[$(EXTRA)])'
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.serve-ready
+	$(INSTALL) '.[test,check]'
 	touch $@
 
 clean:
