@@ -17,7 +17,7 @@ from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import MAX_DEPTH, SamplingParams
-from slipstream.server.settings import ServerConfig
+from slipstream.server.service.settings import ServerConfig
 
 KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 

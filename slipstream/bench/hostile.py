@@ -23,7 +23,7 @@ from slipstream.bench.traffic import Ask, StreamLog, abort, submit
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
-from slipstream.server.service import Loaded
+from slipstream.server.service.service import Loaded
 
 QUESTION = [{"role": "user", "content": "Say something."}]
 MOST_TOKENS = 48  # of an answer to a harmful request that is not refused

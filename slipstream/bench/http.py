@@ -20,7 +20,7 @@ from slipstream.bench.served import served
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
-from slipstream.server.service import Loaded
+from slipstream.server.service.service import Loaded
 
 CLIENT = "slipstream.bench.http_client"
 

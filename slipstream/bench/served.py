@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.serve import Loading
-from slipstream.server.lifecycle import Server
-from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.service import Loaded
+from slipstream.server.service.settings import ServerConfig
 
 
 @contextmanager

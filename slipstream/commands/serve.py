@@ -14,10 +14,10 @@ from slipstream.llm import choose_runner, make_engine
 from slipstream.load import OpenedModel
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.placement import place
-from slipstream.server.lifecycle import Server
-from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
-from slipstream.server.status import ModelFacts
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.service import Loaded
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.status import ModelFacts
 
 
 def serve(options: ModelOptions, config: ServerConfig) -> int:

@@ -20,10 +20,10 @@ from slipstream.engine.contract import Runner
 from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
 from slipstream.load.tokenizer.chat_template import ChatTemplate
-from slipstream.server.lifecycle import Server
-from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
-from slipstream.server.status import ModelFacts
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.service import Loaded
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.status import ModelFacts
 
 WAIT = 300.0
 END = 96

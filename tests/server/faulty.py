@@ -9,7 +9,7 @@ import threading
 from slipstream.cli import main
 from slipstream.engine.contract import StepPlan
 from slipstream.runners.torch.runner import TorchRunner
-from slipstream.server import service
+from slipstream.server.service import service
 
 struck = threading.Event()
 submit = TorchRunner.submit

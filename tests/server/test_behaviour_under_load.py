@@ -16,8 +16,9 @@ from fakes import FakeRunner, Row, make_info
 from test_engine import GatedRunner
 
 from slipstream.grammar import GrammarCompiler, compiler
-from slipstream.server import lifecycle, prepare, service
-from slipstream.server.settings import ServerConfig
+from slipstream.server.http import lifecycle
+from slipstream.server.service import prepare, service
+from slipstream.server.service.settings import ServerConfig
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.server.markup.calls import CallReader
-from slipstream.server.markup.hermes import HermesForm
-from slipstream.server.markup.qwen_xml import QwenXmlForm
-from slipstream.server.markup.reader import PlainReader, Reader
-from slipstream.server.markup.thinking import ThinkingReader
-from slipstream.server.parts import Call, Part, Text, Thinking, joined
-from slipstream.server.pieces import Piece
+from slipstream.server.text.markup.calls import CallReader
+from slipstream.server.text.markup.hermes import HermesForm
+from slipstream.server.text.markup.qwen_xml import QwenXmlForm
+from slipstream.server.text.markup.reader import PlainReader, Reader
+from slipstream.server.text.markup.thinking import ThinkingReader
+from slipstream.server.text.parts import Call, Part, Text, Thinking, joined
+from slipstream.server.text.pieces import Piece
 
 SCHEMA = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}, "unit": {"enum": ["C"]}}
 MAKERS: dict[str, Callable[[], Reader]] = {

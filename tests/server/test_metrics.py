@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Theirs
 from prometheus_client.exposition import generate_latest
 
-from slipstream.server.metrics import Histogram
+from slipstream.server.service.metrics import Histogram
 
 BOUNDS = (0.1, 0.5, 2.5)
 SEEN = [(0.05, 1), (0.1, 3), (0.3, 2), (9.0, 4)]  # seconds, how often

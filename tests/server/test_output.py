@@ -6,9 +6,9 @@ from fake_server import TOKENIZER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.server.output import OutputText
-from slipstream.server.pieces import Score, text_of
-from slipstream.server.stops import StopFinder
+from slipstream.server.text.output import OutputText
+from slipstream.server.text.pieces import Score, text_of
+from slipstream.server.text.stops import StopFinder
 
 TEXT = st.text("ab<\n", max_size=40)
 STOPS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=4)

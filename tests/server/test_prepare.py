@@ -14,14 +14,14 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import Matcher, matcher_for
 from slipstream.sampling.masks import allows
 from slipstream.server.errors import ApiError
-from slipstream.server.job import Job
-from slipstream.server.markup.dialect import Thought
-from slipstream.server.parts import Call, joined
-from slipstream.server.pieces import Piece
-from slipstream.server.prepare import Preparation, Prepared
-from slipstream.server.prompts import ChatPrompt, TextPrompt
-from slipstream.server.structured import Look
-from slipstream.server.tools import Tool, ToolUse
+from slipstream.server.protocols.structured import Look
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prepare import Preparation, Prepared
+from slipstream.server.service.prompts import ChatPrompt, TextPrompt
+from slipstream.server.text.markup.chat_format import Thought
+from slipstream.server.text.parts import Call, joined
+from slipstream.server.text.pieces import Piece
+from slipstream.server.text.tools import Tool, ToolUse
 
 SCHEMA = {
     "type": "object",

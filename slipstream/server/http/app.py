@@ -16,19 +16,25 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from slipstream.server.anthropic import MESSAGES, Counted
-from slipstream.server.chat import CHAT
-from slipstream.server.completions import COMPLETIONS
-from slipstream.server.endpoint import Ask, Generate, Post, check_model
 from slipstream.server.errors import TYPES, ApiError, in_shape, told
-from slipstream.server.openapi import describe
-from slipstream.server.responses import RESPONSES
-from slipstream.server.security import Guard
-from slipstream.server.service import Service
-from slipstream.server.tokens import DetokenizeRequest, TokenizeRequest, count_tokens, detokenize, tokenize
-from slipstream.server.wire import Receive, Scope, Send
+from slipstream.server.http.endpoint import Ask, Generate, Post, check_model
+from slipstream.server.http.openapi import describe
+from slipstream.server.http.security import Guard
+from slipstream.server.http.wire import Receive, Scope, Send
+from slipstream.server.protocols.anthropic import MESSAGES, Counted
+from slipstream.server.protocols.chat import CHAT
+from slipstream.server.protocols.completions import COMPLETIONS
+from slipstream.server.protocols.responses import RESPONSES
+from slipstream.server.protocols.tokenization import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    count_tokens,
+    detokenize,
+    tokenize,
+)
+from slipstream.server.service.service import Service
 
-PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent.parent / "page"
 
 
 @dataclass(frozen=True, slots=True)

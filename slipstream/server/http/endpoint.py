@@ -10,15 +10,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from slipstream.errors import SlipstreamError
-from slipstream.server.body import parse
-from slipstream.server.choice import Delta
 from slipstream.server.errors import ApiError, ClientLeft, told
-from slipstream.server.fields import Sampled
-from slipstream.server.generation import Generation
-from slipstream.server.protocol import Protocol, Writer
-from slipstream.server.service import SMALL_BODY, Service
-from slipstream.server.timings import Finish
-from slipstream.server.wire import (
+from slipstream.server.http.wire import (
     EventStream,
     Receive,
     Scope,
@@ -28,6 +21,13 @@ from slipstream.server.wire import (
     send_json,
     while_connected,
 )
+from slipstream.server.protocols.api_protocol import Protocol, Writer
+from slipstream.server.protocols.body import parse
+from slipstream.server.protocols.fields import Sampled
+from slipstream.server.service.choice import Delta
+from slipstream.server.service.generation import Generation
+from slipstream.server.service.service import SMALL_BODY, Service
+from slipstream.server.service.timings import Finish
 
 R = TypeVar("R", bound=Sampled)
 B = TypeVar("B", bound=BaseModel)

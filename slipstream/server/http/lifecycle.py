@@ -19,11 +19,11 @@ import uvicorn
 
 from slipstream.config import EngineConfig
 from slipstream.errors import ConfigError
-from slipstream.server.app import make_app
-from slipstream.server.connection import BoundedConnection
-from slipstream.server.service import Loaded, Service
-from slipstream.server.settings import ServerConfig
-from slipstream.server.status import SAMPLE_SECONDS
+from slipstream.server.http.app import make_app
+from slipstream.server.http.connection import BoundedConnection
+from slipstream.server.service.service import Loaded, Service
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.status import SAMPLE_SECONDS
 
 OnDeath = Callable[[Exception], None]
 Load = Callable[[OnDeath], Loaded]  # blocks; called in a thread of its own

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from slipstream.server.errors import ApiError
-from slipstream.server.settings import ServerConfig
-from slipstream.server.wire import Receive, Scope, Send, header, send_error
+from slipstream.server.http.wire import Receive, Scope, Send, header, send_error
+from slipstream.server.service.settings import ServerConfig
 
 COOKIE = "slipstream_key"
 OPEN_PATHS = ("/health",)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 from slipstream.server.errors import ApiError, ClientLeft, in_shape
-from slipstream.server.settings import ServerConfig
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.text.json_text import compact
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -17,10 +16,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 T = TypeVar("T")
-
-JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -61,15 +56,6 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the body is larger than {limit} bytes", close=True)
 
 
-def check_depth(body: bytes, limit: int) -> None:
-    """Before parsing: a parser may recurse. One pass, linear in the body."""
-    depth = 0
-    for bracket in JSON_STRING.sub(b"", body).translate(None, NO_BRACKET):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > limit:
-            raise ApiError(400, f"the JSON is nested deeper than {limit} levels")
-
-
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The work's result; if the client leaves first, the work is cancelled."""
     task = asyncio.ensure_future(work)
@@ -88,22 +74,6 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def strict_json(text: str) -> Any:
-    """JSON inside a text; ValueError for what is none, which NaN and bottomless nesting are neither."""
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def compact(value: object) -> str:
-    return _COMPACT.encode(value)
 
 
 async def send_json(send: Send, value: object, status: int = 200, headers: Headers | None = None) -> None:

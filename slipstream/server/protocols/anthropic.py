@@ -10,15 +10,25 @@ from pydantic import Field
 from slipstream.config import EngineConfig
 from slipstream.grammar import JsonSchema, Spec
 from slipstream.sampling import SamplingParams
-from slipstream.server.anthropic_writer import MessagesWriter
-from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import Count, NoList, Sampled, ShortText, StopText, TextPart, Unit, stop_list, text_of
-from slipstream.server.job import Job
-from slipstream.server.prompts import ChatPrompt
-from slipstream.server.protocol import Protocol
-from slipstream.server.structured import Name, Schema, only_one
-from slipstream.server.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
+from slipstream.server.protocols.anthropic_writer import MessagesWriter
+from slipstream.server.protocols.api_protocol import Protocol
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.fields import (
+    Count,
+    NoList,
+    Sampled,
+    ShortText,
+    StopText,
+    TextPart,
+    Unit,
+    stop_list,
+    text_of,
+)
+from slipstream.server.protocols.structured import Name, Schema, only_one
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prompts import ChatPrompt
+from slipstream.server.text.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
 
 CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
 CacheHint = dict[str, Any]  # about billing elsewhere

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.server.choice import Answer, Delta
 from slipstream.server.errors import ApiError, as_openai
-from slipstream.server.fields import Sampled
-from slipstream.server.job import Job
-from slipstream.server.pieces import Piece
-from slipstream.server.timings import Finish
-from slipstream.server.wire import compact
+from slipstream.server.protocols.fields import Sampled
+from slipstream.server.service.choice import Answer, Delta
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.timings import Finish
+from slipstream.server.text.json_text import compact
+from slipstream.server.text.pieces import Piece
 
 R = TypeVar("R", bound=Sampled)
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.body import Body
-from slipstream.server.chat_writer import ChatWriter
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import Count, NoList, ShortText, TextPart, TopLogprobs, text_of
-from slipstream.server.job import Job
-from slipstream.server.openai_fields import (
+from slipstream.server.protocols.api_protocol import Protocol
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.chat_writer import ChatWriter
+from slipstream.server.protocols.fields import Count, NoList, ShortText, TextPart, TopLogprobs, text_of
+from slipstream.server.protocols.openai_fields import (
     Conversational,
     Effort,
     Function,
@@ -20,9 +20,9 @@ from slipstream.server.openai_fields import (
     OpenAiSampled,
     call_for_template,
 )
-from slipstream.server.prompts import ChatPrompt
-from slipstream.server.protocol import Protocol
-from slipstream.server.tools import MAX_TOOLS, ToolUse, tool_use
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prompts import ChatPrompt
+from slipstream.server.text.tools import MAX_TOOLS, ToolUse, tool_use
 
 RESERVED = ("messages", "tools", "add_generation_prompt")  # of a template's variables
 

@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.choice import Answer, Delta
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import Count, TokenIds, TopLogprobs
-from slipstream.server.job import Job
-from slipstream.server.logprobs import legacy_logprobs
-from slipstream.server.openai_fields import Choices, Harmless, OpenAiSampled
-from slipstream.server.parts import Text
-from slipstream.server.pieces import Piece, text_of
-from slipstream.server.prompts import Prompt, TextPrompt, TokenPrompt
-from slipstream.server.protocol import Protocol, Writer, data, fault, new_id, now, openai_usage, origins
-from slipstream.server.timings import Finish
+from slipstream.server.protocols.api_protocol import Protocol, Writer, data, fault, new_id, now, openai_usage, origins
+from slipstream.server.protocols.fields import Count, TokenIds, TopLogprobs
+from slipstream.server.protocols.logprobs import legacy_logprobs
+from slipstream.server.protocols.openai_fields import Choices, Harmless, OpenAiSampled
+from slipstream.server.service.choice import Answer, Delta
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prompts import Prompt, TextPrompt, TokenPrompt
+from slipstream.server.service.timings import Finish
+from slipstream.server.text.parts import Text
+from slipstream.server.text.pieces import Piece, text_of
 
 DEFAULT_TOKENS = 16  # the protocol's own
 

@@ -17,9 +17,9 @@ from slipstream.errors import ParamsError
 from slipstream.grammar import Spec
 from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
-from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
-from slipstream.server.structured import StructuredOutputs
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.structured import StructuredOutputs
 
 MOST_TOKENS = 1 << 31
 MAX_STOPS = 16

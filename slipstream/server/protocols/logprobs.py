@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.engine.contract import TokenLogprobs
 from slipstream.load import Tokenizer
-from slipstream.server.pieces import Piece, Score
+from slipstream.server.text.pieces import Piece, Score
 
 LOWEST = -9999.0  # stands for "never": JSON has no infinity
 

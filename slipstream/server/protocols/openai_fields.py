@@ -8,9 +8,9 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.grammar import Choice, Regex
-from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import (
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.fields import (
     Bias,
     Count,
     Metadata,
@@ -21,9 +21,18 @@ from slipstream.server.fields import (
     Stops,
     stop_list,
 )
-from slipstream.server.structured import Format, Look, Name, Options, Schema, grammar_spec, only_one, schema_spec
-from slipstream.server.tools import Tool
-from slipstream.server.wire import strict_json
+from slipstream.server.protocols.structured import (
+    Format,
+    Look,
+    Name,
+    Options,
+    Schema,
+    grammar_spec,
+    only_one,
+    schema_spec,
+)
+from slipstream.server.text.json_text import strict_json
+from slipstream.server.text.tools import Tool
 
 MAX_CHOICES = 16
 Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.body import Body
-from slipstream.server.chat import thinking_variables
-from slipstream.server.fields import (
+from slipstream.server.protocols.api_protocol import Protocol
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.chat import thinking_variables
+from slipstream.server.protocols.fields import (
     Count,
     NoDict,
     NoList,
@@ -21,13 +22,12 @@ from slipstream.server.fields import (
     TopLogprobs,
     text_of,
 )
-from slipstream.server.job import Job
-from slipstream.server.openai_fields import Conversational, Effort, Function, call_for_template
-from slipstream.server.prompts import ChatPrompt
-from slipstream.server.protocol import Protocol
-from slipstream.server.responses_writer import ResponsesWriter
-from slipstream.server.structured import FlatFormat, Name, only_one
-from slipstream.server.tools import MAX_TOOLS, ToolUse, tool_use
+from slipstream.server.protocols.openai_fields import Conversational, Effort, Function, call_for_template
+from slipstream.server.protocols.responses_writer import ResponsesWriter
+from slipstream.server.protocols.structured import FlatFormat, Name, only_one
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prompts import ChatPrompt
+from slipstream.server.text.tools import MAX_TOOLS, ToolUse, tool_use
 
 Status = Literal["in_progress", "completed", "incomplete"]
 LOGPROBS = "message.output_text.logprobs"

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.grammar import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Spec
-from slipstream.server.body import Body
 from slipstream.server.errors import ApiError
-from slipstream.server.wire import strict_json
+from slipstream.server.protocols.body import Body
+from slipstream.server.text.json_text import strict_json
 
 Schema = dict[str, Any]
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from slipstream.sampling import SamplingParams
-from slipstream.server.anthropic import Counted
-from slipstream.server.body import Body
-from slipstream.server.chat import ChatMessage, for_template
 from slipstream.server.errors import ApiError
-from slipstream.server.fields import ShortText, TokenId
-from slipstream.server.job import Job
-from slipstream.server.prompts import ChatPrompt, Prompt, TextPrompt
-from slipstream.server.service import Service
+from slipstream.server.protocols.anthropic import Counted
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.chat import ChatMessage, for_template
+from slipstream.server.protocols.fields import ShortText, TokenId
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prompts import ChatPrompt, Prompt, TextPrompt
+from slipstream.server.service.service import Service
 
 
 class TokenizeRequest(Body):

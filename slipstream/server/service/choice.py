@@ -11,14 +11,14 @@ from slipstream.engine.contract import TokenLogprobs
 from slipstream.engine.request import TokenEvent
 from slipstream.load import Tokenizer
 from slipstream.server.errors import engine_failed, shutting_down
-from slipstream.server.logprobs import score
-from slipstream.server.markup.reader import Reader
-from slipstream.server.metrics import Latencies
-from slipstream.server.output import OutputText
-from slipstream.server.parts import Call, Part, Text, Thinking, joined
-from slipstream.server.pieces import Piece, Score
-from slipstream.server.prepare import Prepared
-from slipstream.server.timings import Finish
+from slipstream.server.protocols.logprobs import score
+from slipstream.server.service.metrics import Latencies
+from slipstream.server.service.prepare import Prepared
+from slipstream.server.service.timings import Finish
+from slipstream.server.text.markup.reader import Reader
+from slipstream.server.text.output import OutputText
+from slipstream.server.text.parts import Call, Part, Text, Thinking, joined
+from slipstream.server.text.pieces import Piece, Score
 
 
 @dataclass(frozen=True, slots=True)

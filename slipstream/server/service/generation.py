@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.engine.async_engine import first_ready
-from slipstream.server.choice import Answer, Choice, Delta
-from slipstream.server.parts import Part, joined
-from slipstream.server.timings import Finish, total
+from slipstream.server.service.choice import Answer, Choice, Delta
+from slipstream.server.service.timings import Finish, total
+from slipstream.server.text.parts import Part, joined
 
 
 class Generation:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.sampling import SamplingParams
-from slipstream.server.prompts import Prompt
-from slipstream.server.structured import Look
-from slipstream.server.tools import NO_TOOLS, ToolUse
+from slipstream.server.protocols.structured import Look
+from slipstream.server.service.prompts import Prompt
+from slipstream.server.text.tools import NO_TOOLS, ToolUse
 
 
 @dataclass(frozen=True, slots=True)

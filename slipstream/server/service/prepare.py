@@ -14,14 +14,14 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
 from slipstream.server.errors import ApiError
-from slipstream.server.job import Job
-from slipstream.server.markup import thinking
-from slipstream.server.markup.dialect import Dialect, Thought
-from slipstream.server.markup.reader import PlainReader, Reader
-from slipstream.server.pieces import Piece
-from slipstream.server.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from slipstream.server.structured import Look
-from slipstream.server.tools import NO_TOOLS, ToolUse
+from slipstream.server.protocols.structured import Look
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from slipstream.server.text.markup import thinking
+from slipstream.server.text.markup.chat_format import Dialect, Thought
+from slipstream.server.text.markup.reader import PlainReader, Reader
+from slipstream.server.text.pieces import Piece
+from slipstream.server.text.tools import NO_TOOLS, ToolUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
 from slipstream.host import give_way
 from slipstream.load import Tokenizer
-from slipstream.server.choice import Choice
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
-from slipstream.server.generation import Generation
-from slipstream.server.job import Job
-from slipstream.server.metrics import Metrics
-from slipstream.server.prepare import Preparation, Prepared
-from slipstream.server.settings import ServerConfig
-from slipstream.server.status import ModelFacts, Watch
+from slipstream.server.service.choice import Choice
+from slipstream.server.service.generation import Generation
+from slipstream.server.service.generation_request import Job
+from slipstream.server.service.metrics import Metrics
+from slipstream.server.service.prepare import Preparation, Prepared
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.status import ModelFacts, Watch
 
 PREPARE_THREADS = 2
 GRAMMAR_THREADS = 2

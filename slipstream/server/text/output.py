@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.load import StreamingDetokenizer, Tokenizer
-from slipstream.server.pieces import Piece, PieceQueue, Score
-from slipstream.server.stops import StopFinder
+from slipstream.server.text.pieces import Piece, PieceQueue, Score
+from slipstream.server.text.stops import StopFinder
 
 
 class OutputText:

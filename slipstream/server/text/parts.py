@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.server.pieces import Piece, text_of
+from slipstream.server.text.pieces import Piece, text_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.server.pieces import overlap
+from slipstream.server.text.pieces import overlap
 
 
 class StopFinder:

@@ -9,9 +9,9 @@ from typing import Any
 
 from slipstream.grammar import JsonObject, JsonSchema, Lark, Spec
 from slipstream.server.errors import ApiError
-from slipstream.server.markup.calls import BEGIN, END
-from slipstream.server.markup.qwen_xml import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER, is_string
-from slipstream.server.tools import Tool, ToolUse
+from slipstream.server.text.markup.calls import BEGIN, END
+from slipstream.server.text.markup.qwen_xml import END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER, is_string
+from slipstream.server.text.tools import Tool, ToolUse
 
 Rules = dict[str, str]
 # Tools are described for a reader: what of it cannot be enforced is passed over. No run of white space without end.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from slipstream.server.markup.reader import Reader
-from slipstream.server.parts import Call, Part, Text
-from slipstream.server.pieces import Piece, PieceQueue, overlap, text_of
+from slipstream.server.text.markup.reader import Reader
+from slipstream.server.text.parts import Call, Part, Text
+from slipstream.server.text.pieces import Piece, PieceQueue, overlap, text_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

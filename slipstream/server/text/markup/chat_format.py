@@ -9,16 +9,16 @@ from typing import Any
 
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
-from slipstream.server.markup import thinking
-from slipstream.server.markup.call_grammar import HermesGrammar, QwenXmlGrammar, call_grammar
-from slipstream.server.markup.calls import BEGIN, CallReader
-from slipstream.server.markup.hermes import HermesForm
-from slipstream.server.markup.qwen_xml import FUNCTION, QwenXmlForm
-from slipstream.server.markup.reader import PlainReader, Reader
-from slipstream.server.markup.thinking import ThinkingReader
-from slipstream.server.markup.tool_prompt import with_tools
-from slipstream.server.structured import Look
-from slipstream.server.tools import ToolUse
+from slipstream.server.protocols.structured import Look
+from slipstream.server.text.markup import thinking
+from slipstream.server.text.markup.call_grammar import HermesGrammar, QwenXmlGrammar, call_grammar
+from slipstream.server.text.markup.calls import BEGIN, CallReader
+from slipstream.server.text.markup.hermes import HermesForm
+from slipstream.server.text.markup.qwen_xml import FUNCTION, QwenXmlForm
+from slipstream.server.text.markup.reader import PlainReader, Reader
+from slipstream.server.text.markup.thinking import ThinkingReader
+from slipstream.server.text.markup.tool_prompt import with_tools
+from slipstream.server.text.tools import ToolUse
 
 
 class Thought(Enum):

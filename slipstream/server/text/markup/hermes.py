@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slipstream.server.markup.calls import END, CallForm
-from slipstream.server.parts import Call
-from slipstream.server.pieces import overlap
-from slipstream.server.wire import compact, strict_json
+from slipstream.server.text.json_text import compact, strict_json
+from slipstream.server.text.markup.calls import END, CallForm
+from slipstream.server.text.parts import Call
+from slipstream.server.text.pieces import overlap
 
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 

@@ -17,10 +17,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slipstream.server.markup.calls import END, CallForm
-from slipstream.server.parts import Call
-from slipstream.server.pieces import overlap
-from slipstream.server.wire import strict_json
+from slipstream.server.text.json_text import strict_json
+from slipstream.server.text.markup.calls import END, CallForm
+from slipstream.server.text.parts import Call
+from slipstream.server.text.pieces import overlap
 
 FUNCTION = "<function="
 PARAMETER = "<parameter="

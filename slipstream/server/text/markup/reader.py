@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from slipstream.server.parts import Part, Text
-from slipstream.server.pieces import Piece
+from slipstream.server.text.parts import Part, Text
+from slipstream.server.text.pieces import Piece
 
 
 class Reader(ABC):

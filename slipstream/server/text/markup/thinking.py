@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.server.markup.reader import Reader
-from slipstream.server.parts import Part, Thinking
-from slipstream.server.pieces import Piece, PieceQueue, overlap
+from slipstream.server.text.markup.reader import Reader
+from slipstream.server.text.parts import Part, Thinking
+from slipstream.server.text.pieces import Piece, PieceQueue, overlap
 
 BEGIN, END = "<think>", "</think>"
 

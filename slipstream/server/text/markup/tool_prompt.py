@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.server.markup.calls import BEGIN, END
-from slipstream.server.tools import Tool
-from slipstream.server.wire import compact
+from slipstream.server.text.json_text import compact
+from slipstream.server.text.markup.calls import BEGIN, END
+from slipstream.server.text.tools import Tool
 
 Message = Mapping[str, Any]
 CALL = f'{BEGIN}\n{{"name": "the function\'s name", "arguments": {{"its": "arguments"}}}}\n{END}'
