@@ -14,13 +14,13 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import Matcher, matcher_for
 from slipstream.sampling.masks import allows
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.structured import Look
 from slipstream.server.service.generation_request import Job
 from slipstream.server.service.prepare import Preparation, Prepared
 from slipstream.server.service.prompts import ChatPrompt, TextPrompt
 from slipstream.server.text.markup.chat_format import Thought
 from slipstream.server.text.parts import Call, joined
 from slipstream.server.text.pieces import Piece
+from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import Tool, ToolUse
 
 SCHEMA = {
@@ -102,7 +102,7 @@ def test_what_counts_from_the_end_of_thinking_begins_it(preparations: dict[str, 
     plain, begun = (ready(preparations[HERMES], **more) for more in ({}, {"thinking_budget": 5}))
     assert text_of(begun, HERMES) == text_of(plain, HERMES) + "<think>\n"
     assert begun.thought is Thought.BEGUN
-    quiet = ready(preparations[HERMES], {"enable_thinking": False}, look=Look(Regex("a+"), "x"))
+    quiet = ready(preparations[HERMES], {"enable_thinking": False}, look=ResponseFormat(Regex("a+"), "x"))
     assert text_of(quiet, HERMES).endswith("</think>\n\n")
     assert follows(walk(quiet), "aaa")
 
@@ -123,7 +123,7 @@ def test_a_budget_ends_thinking(preparations: dict[str, Preparation]) -> None:
 
 
 def test_a_look_holds_behind_the_thinking(preparations: dict[str, Preparation]) -> None:
-    prepared = ready(preparations[QWEN_XML], thinking_budget=5, look=Look(Regex("[0-9]{2}"), "x"))
+    prepared = ready(preparations[QWEN_XML], thinking_budget=5, look=ResponseFormat(Regex("[0-9]{2}"), "x"))
     matcher = walk(prepared)
     assert not may_end(matcher)
     assert follows(matcher, "abcde\n</think>")
@@ -156,14 +156,14 @@ def test_required_calls(preparations: dict[str, Preparation], template: str) -> 
 
 @pytest.mark.parametrize("template", CALLS)
 def test_a_call_or_an_answer_of_a_look(preparations: dict[str, Preparation], template: str) -> None:
-    look = Look(JsonSchema({"type": "boolean"}), "x")
+    look = ResponseFormat(JsonSchema({"type": "boolean"}), "x")
     quiet = {"enable_thinking": False}
     for text in ("true", CALLS[template]("time")):
         matcher = walk(ready(preparations[template], quiet, look=look, tools=ToolUse((TIME,))))
         assert follows(matcher, text)
         assert may_end(matcher)
     with pytest.raises(ApiError, match="not supported"):
-        ready(preparations[template], quiet, look=Look(Regex("a"), "x"), tools=ToolUse((TIME,)))
+        ready(preparations[template], quiet, look=ResponseFormat(Regex("a"), "x"), tools=ToolUse((TIME,)))
 
 
 def test_a_template_without_tools_is_told_of_them(preparations: dict[str, Preparation]) -> None:

@@ -21,10 +21,8 @@ from slipstream.server.http.endpoint import Ask, Generate, Post, check_model
 from slipstream.server.http.openapi import describe
 from slipstream.server.http.security import Guard
 from slipstream.server.http.wire import Receive, Scope, Send
-from slipstream.server.protocols.anthropic import MESSAGES, Counted
-from slipstream.server.protocols.chat import CHAT
-from slipstream.server.protocols.completions import COMPLETIONS
-from slipstream.server.protocols.responses import RESPONSES
+from slipstream.server.protocols.anthropic import Counted
+from slipstream.server.protocols.registry import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from slipstream.server.protocols.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,

@@ -11,8 +11,6 @@ from slipstream.config import EngineConfig
 from slipstream.grammar import JsonSchema, Spec
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.anthropic_writer import MessagesWriter
-from slipstream.server.protocols.api_protocol import Protocol
 from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.fields import (
     Count,
@@ -204,6 +202,3 @@ def messages_job(asked: MessagesRequest, engine: EngineConfig) -> Job:
         stops=stop_list(asked.stop_sequences),
         bad_words=tuple(asked.bad_words or ()),
     )
-
-
-MESSAGES = Protocol(MessagesRequest, messages_job, MessagesWriter)

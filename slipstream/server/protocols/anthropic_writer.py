@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.server.errors import ApiError, as_anthropic
+from slipstream.server.protocols.anthropic import MessagesRequest
 from slipstream.server.protocols.api_protocol import Writer, fault, named, new_id
 from slipstream.server.service.choice import Answer, Delta
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import strict_json
 from slipstream.server.text.parts import Call, Part, Text, Thinking, goes_on
-
-if TYPE_CHECKING:
-    from slipstream.server.protocols.anthropic import MessagesRequest
 
 UNSIGNED = "unsigned"  # the protocol wants a signature; here nobody checks one
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "error": "error"}

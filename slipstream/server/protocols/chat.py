@@ -8,9 +8,7 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.api_protocol import Protocol
 from slipstream.server.protocols.body import Body
-from slipstream.server.protocols.chat_writer import ChatWriter
 from slipstream.server.protocols.fields import Count, NoList, ShortText, TextPart, TopLogprobs, text_of
 from slipstream.server.protocols.openai_fields import (
     Conversational,
@@ -135,6 +133,3 @@ def chat_job(asked: ChatRequest, engine: EngineConfig) -> Job:
         thinking_budget=asked.thinking_budget,
         **asked.job_fields(engine, most, logprobs=asked.num_logprobs()),
     )
-
-
-CHAT = Protocol(ChatRequest, chat_job, ChatWriter)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.server.protocols.api_protocol import Writer, data, fault, new_id, now, openai_usage, origins
+from slipstream.server.protocols.chat import ChatRequest
 from slipstream.server.protocols.logprobs import chat_logprobs
 from slipstream.server.service.choice import Answer, Delta
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import compact
 from slipstream.server.text.parts import Call, Part, Text, Thinking
-
-if TYPE_CHECKING:
-    from slipstream.server.protocols.chat import ChatRequest
 
 
 class ChatWriter(Writer):

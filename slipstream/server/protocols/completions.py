@@ -9,7 +9,7 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.api_protocol import Protocol, Writer, data, fault, new_id, now, openai_usage, origins
+from slipstream.server.protocols.api_protocol import Writer, data, fault, new_id, now, openai_usage, origins
 from slipstream.server.protocols.fields import Count, TokenIds, TopLogprobs
 from slipstream.server.protocols.logprobs import legacy_logprobs
 from slipstream.server.protocols.openai_fields import Choices, Harmless, OpenAiSampled
@@ -86,6 +86,3 @@ def _prompt(given: str | list[int] | list[str]) -> Prompt:
     if isinstance(given[0], str):
         return TextPrompt(given[0])
     return TokenPrompt([token for token in given if isinstance(token, int)])
-
-
-COMPLETIONS = Protocol(CompletionRequest, completion_job, CompletionWriter)

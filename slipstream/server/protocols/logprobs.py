@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slipstream.engine.contract import TokenLogprobs
-from slipstream.load import Tokenizer
-from slipstream.server.text.pieces import Piece, Score
-
-LOWEST = -9999.0  # stands for "never": JSON has no infinity
-
-
-def score(tokenizer: Tokenizer, token: int, told: TokenLogprobs | None) -> Score:
-    """``told`` None: nothing stood before this token."""
-    raw = tokenizer.token_bytes(token, skip_special=False)
-    if told is None:
-        return Score(raw, None)
-    top = tuple((tokenizer.token_bytes(t, skip_special=False), max(x, LOWEST)) for t, x in told.top)
-    return Score(raw, max(told.logprob, LOWEST), top)
+from slipstream.server.text.pieces import Piece
 
 
 def entries(pieces: Iterable[Piece]) -> list[dict[str, Any]]:

@@ -23,7 +23,6 @@ from slipstream.server.protocols.fields import (
 )
 from slipstream.server.protocols.structured import (
     Format,
-    Look,
     Name,
     Options,
     Schema,
@@ -32,6 +31,7 @@ from slipstream.server.protocols.structured import (
     schema_spec,
 )
 from slipstream.server.text.json_text import strict_json
+from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import Tool
 
 MAX_CHOICES = 16
@@ -99,7 +99,7 @@ class OpenAiSampled(Sampled):
             "look": self._look(),
         }
 
-    def _look(self) -> Look | None:
+    def _look(self) -> ResponseFormat | None:
         guided = self.guided_json
         return only_one(
             {

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipstream.config import EngineConfig
-from slipstream.server.protocols.api_protocol import Protocol
 from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.chat import thinking_variables
 from slipstream.server.protocols.fields import (
@@ -23,7 +22,6 @@ from slipstream.server.protocols.fields import (
     text_of,
 )
 from slipstream.server.protocols.openai_fields import Conversational, Effort, Function, call_for_template
-from slipstream.server.protocols.responses_writer import ResponsesWriter
 from slipstream.server.protocols.structured import FlatFormat, Name, only_one
 from slipstream.server.service.generation_request import Job
 from slipstream.server.service.prompts import ChatPrompt
@@ -173,6 +171,3 @@ def responses_job(asked: ResponsesRequest, engine: EngineConfig) -> Job:
         tools=asked.tool_use(),
         thinking_budget=reasoning.max_tokens or asked.thinking_budget,
     )
-
-
-RESPONSES = Protocol(ResponsesRequest, responses_job, ResponsesWriter)

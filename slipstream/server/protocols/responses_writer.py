@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.api_protocol import Writer, named, new_id, now
 from slipstream.server.protocols.logprobs import entries
+from slipstream.server.protocols.responses import ResponsesRequest
 from slipstream.server.service.choice import Answer, Delta
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.parts import Call, Part, Text, Thinking, goes_on, joined
-
-if TYPE_CHECKING:
-    from slipstream.server.protocols.responses import ResponsesRequest
 
 STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "error": "failed"}
 

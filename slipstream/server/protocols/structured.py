@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,16 +10,9 @@ from slipstream.grammar import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.body import Body
 from slipstream.server.text.json_text import strict_json
+from slipstream.server.text.response_format import ResponseFormat
 
 Schema = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What an answer has to look like, and the field that says so."""
-
-    spec: Spec
-    where: str
 
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -107,10 +99,10 @@ def grammar_spec(text: str) -> Spec:
     return Gbnf(text) if "::=" in text else Lark(text)
 
 
-def only_one(given: dict[str, Spec | None]) -> Look | None:
+def only_one(given: dict[str, Spec | None]) -> ResponseFormat | None:
     """Of the fields that say what the answer looks like at most one may be there."""
     asked = [(name, spec) for name, spec in given.items() if spec is not None]
     if len(asked) > 1:
         names = " and ".join(name for name, _ in asked)
         raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=asked[1][0])
-    return Look(asked[0][1], asked[0][0]) if asked else None
+    return ResponseFormat(asked[0][1], asked[0][0]) if asked else None

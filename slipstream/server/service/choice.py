@@ -11,7 +11,6 @@ from slipstream.engine.contract import TokenLogprobs
 from slipstream.engine.request import TokenEvent
 from slipstream.load import Tokenizer
 from slipstream.server.errors import engine_failed, shutting_down
-from slipstream.server.protocols.logprobs import score
 from slipstream.server.service.metrics import Latencies
 from slipstream.server.service.prepare import Prepared
 from slipstream.server.service.timings import Finish
@@ -19,6 +18,8 @@ from slipstream.server.text.markup.reader import Reader
 from slipstream.server.text.output import OutputText
 from slipstream.server.text.parts import Call, Part, Text, Thinking, joined
 from slipstream.server.text.pieces import Piece, Score
+
+LOWEST = -9999.0  # stands for "never": JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Choice:
     def _scores(self, event: TokenEvent) -> Sequence[Score | None]:
         if not event.logprobs:
             return (None,) * len(event.tokens)
-        return [score(self._tokenizer, token, told) for token, told in zip(event.tokens, event.logprobs)]
+        return [_score(self._tokenizer, token, told) for token, told in zip(event.tokens, event.logprobs)]
 
     def _echoed(self, event: TokenEvent) -> list[Part]:
         """The prompt, with the first event that has tokens: log-probabilities of it come no earlier."""
@@ -118,7 +119,7 @@ class Choice:
         if self._prepared.params.prompt_logprobs is None:
             return [Text(list(echo))]
         told: list[TokenLogprobs | None] = [None, *event.prompt_logprobs]
-        scores = [score(self._tokenizer, *each) for each in zip(self._prepared.tokens, told)]
+        scores = [_score(self._tokenizer, *each) for each in zip(self._prepared.tokens, told)]
         return [Text([Piece(piece.text, 0, (each,)) for piece, each in zip(echo, scores)])]
 
     def _account(self, event: TokenEvent) -> Finish:
@@ -136,3 +137,12 @@ class Choice:
             self._num_thinking,
             event.error if reason == "error" else "",
         )
+
+
+def _score(tokenizer: Tokenizer, token: int, told: TokenLogprobs | None) -> Score:
+    """``told`` None: nothing stood before this token."""
+    raw = tokenizer.token_bytes(token, skip_special=False)
+    if told is None:
+        return Score(raw, None)
+    top = tuple((tokenizer.token_bytes(t, skip_special=False), max(x, LOWEST)) for t, x in told.top)
+    return Score(raw, max(told.logprob, LOWEST), top)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.sampling import SamplingParams
-from slipstream.server.protocols.structured import Look
 from slipstream.server.service.prompts import Prompt
+from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import NO_TOOLS, ToolUse
 
 
@@ -17,7 +17,7 @@ class Job:
     stops: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     num_choices: int = 1
-    look: Look | None = None  # what the answer has to be
+    look: ResponseFormat | None = None  # what the answer has to be
     tools: ToolUse = NO_TOOLS
     thinking_budget: int | None = None  # tokens
     must_think: bool = False  # a model that cannot is an error

@@ -14,13 +14,13 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.structured import Look
 from slipstream.server.service.generation_request import Job
 from slipstream.server.service.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from slipstream.server.text.markup import thinking
 from slipstream.server.text.markup.chat_format import Dialect, Thought
 from slipstream.server.text.markup.reader import PlainReader, Reader
 from slipstream.server.text.pieces import Piece
+from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import NO_TOOLS, ToolUse
 
 
@@ -69,7 +69,7 @@ class Preparation:
         counts = self._look(job) is not None or job.thinking_budget is not None
         return self.dialect.begin_thinking(text) if counts else text
 
-    def _look(self, job: Job) -> Look | None:
+    def _look(self, job: Job) -> ResponseFormat | None:
         return self.dialect.look(job.tools, job.look) if isinstance(job.prompt, ChatPrompt) else job.look
 
     def constrains(self, job: Job, prepared: Prepared) -> bool:

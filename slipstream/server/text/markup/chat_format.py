@@ -9,7 +9,6 @@ from typing import Any
 
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.structured import Look
 from slipstream.server.text.markup import thinking
 from slipstream.server.text.markup.call_grammar import HermesGrammar, QwenXmlGrammar, call_grammar
 from slipstream.server.text.markup.calls import BEGIN, CallReader
@@ -18,6 +17,7 @@ from slipstream.server.text.markup.qwen_xml import FUNCTION, QwenXmlForm
 from slipstream.server.text.markup.reader import PlainReader, Reader
 from slipstream.server.text.markup.thinking import ThinkingReader
 from slipstream.server.text.markup.tool_prompt import with_tools
+from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import ToolUse
 
 
@@ -71,9 +71,9 @@ class Dialect:
             return inner
         return ThinkingReader(inner, begun=thought is Thought.BEGUN)
 
-    def look(self, tools: ToolUse, text: Look | None) -> Look | None:
+    def look(self, tools: ToolUse, text: ResponseFormat | None) -> ResponseFormat | None:
         """What the answer has to be: a call, a text of that look, or either."""
         if tools.required or (tools.tools and text is not None):
             form = QwenXmlGrammar() if self._xml else HermesGrammar()
-            return Look(call_grammar(form, tools, None if text is None else text.spec), "tools")
+            return ResponseFormat(call_grammar(form, tools, None if text is None else text.spec), "tools")
         return text
