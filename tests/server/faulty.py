@@ -22,6 +22,6 @@ def failing(runner: TorchRunner, plan: StepPlan) -> None:
 
 
 TorchRunner.submit = failing  # type: ignore[method-assign]
-service.GOODBYE_SECONDS = 10.0  # on a slow machine it takes clients long to look
+service.FINAL_ERROR_SECONDS = 10.0  # on a slow machine it takes clients long to look
 signal.signal(signal.SIGUSR1, lambda number, frame: struck.set())
 sys.exit(main())

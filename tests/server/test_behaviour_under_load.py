@@ -1,4 +1,4 @@
-"""Manners under load, on a runner that steps when it is told: leaving, queueing, slow readers, draining, dying."""
+"""Behaviour under load, on a runner that the test steps: disconnects, queueing, slow readers, draining, failure."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_leaving_leaves_every_choice(gated: FakeServer) -> None:
     until(lambda: gated.finished("abort") == 3)
 
 
-def test_every_choice_takes_a_place(gated: FakeServer) -> None:
+def test_every_choice_counts_against_the_queue_limit(gated: FakeServer) -> None:
     room = ENGINE.max_streams + 2
     connection = raw_post(gated.port, CHAT, LONG | {"n": 4})
     until(lambda: inside(gated) == 1)
@@ -125,23 +125,23 @@ def test_every_choice_takes_a_place(gated: FakeServer) -> None:
 
 def test_a_stop_string_ends_the_engine_s_work(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
     """Found in the second step, far from the length limit: the runner does not go on."""
-    told = threads.submit(gated.post, CHAT, messages=HELLO, seed=5, stop=ANSWER[1])
+    future = threads.submit(gated.post, CHAT, messages=HELLO, seed=5, stop=ANSWER[1])
     until(lambda: len(gated.runner.plans) == 1)
     gated.runner.fuel.put(1)
     gated.runner.fuel.put(1)
     assert gated.engine is not None
     until(lambda: not gated.engine._inbox.empty())
     gated.runner.fuel.put(None)
-    assert told.result().json()["choices"][0]["message"]["content"] == ANSWER[0]
-    assert told.result().json()["usage"]["completion_tokens"] == 2
+    assert future.result().json()["choices"][0]["message"]["content"] == ANSWER[0]
+    assert future.result().json()["usage"]["completion_tokens"] == 2
     until(lambda: gated.finished("stop") == 1)
     assert all(not plan.rows for plan in gated.runner.plans[3:])
 
 
 def test_a_full_queue_answers_429(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
-    most = ENGINE.max_streams + gated.config.queue_limit
-    taken = [threads.submit(gated.post, CHAT, **LONG) for _ in range(most)]
-    until(lambda: inside(gated) == most)
+    limit = ENGINE.max_streams + gated.config.queue_limit
+    taken = [threads.submit(gated.post, CHAT, **LONG) for _ in range(limit)]
+    until(lambda: inside(gated) == limit)
     for path, kind in ((CHAT, "rate_limit_error"), ("/v1/messages", "rate_limit_error")):
         refused = gated.post(path, messages=HELLO, max_tokens=1)
         assert refused.status_code == 429
@@ -234,12 +234,12 @@ def test_a_long_prompt_leaves_the_loop_free() -> None:
                 done.set()
 
         with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(ask)
+            future = pool.submit(ask)
             num_answers = 0
             while not done.is_set():
                 assert server.get("/health").status_code == 200
                 num_answers += 1
-            assert told.result().json()["count"] == 1 << 20
+            assert future.result().json()["count"] == 1 << 20
         assert num_answers >= 2
 
 
@@ -247,9 +247,9 @@ def test_a_long_prompt_leaves_the_loop_free() -> None:
 
 
 @pytest.fixture
-def long_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow machine it takes clients long to look once more."""
-    monkeypatch.setattr(service, "GOODBYE_SECONDS", 10.0)
+def slow_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine clients need longer to receive their last error."""
+    monkeypatch.setattr(service, "FINAL_ERROR_SECONDS", 10.0)
 
 
 def start(server: FakeServer, pool: ThreadPoolExecutor, count: int, **body: Any) -> list[Future[httpx.Response]]:
@@ -274,7 +274,7 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(gated: FakeServer, thr
     assert gated.server.error is None
 
 
-@pytest.mark.usefixtures("long_goodbye")
+@pytest.mark.usefixtures("slow_clients")
 def test_draining_ends_what_takes_too_long(threads: ThreadPoolExecutor) -> None:
     with FakeServer(GatedRunner(), ServerConfig(port=0, drain_seconds=0.2)) as server:
         streaming = start(server, threads, 1)
@@ -294,8 +294,8 @@ def test_draining_ends_what_takes_too_long(threads: ThreadPoolExecutor) -> None:
     assert server.server.error is None
 
 
-@pytest.mark.usefixtures("long_goodbye")
-def test_a_dying_engine_is_told_to_everyone(threads: ThreadPoolExecutor) -> None:
+@pytest.mark.usefixtures("slow_clients")
+def test_an_engine_failure_reaches_every_client(threads: ThreadPoolExecutor) -> None:
     with FakeServer(GatedRunner()) as server:
         going = start(server, threads, 1)
         server.runner.fuel.put(1)
@@ -328,8 +328,8 @@ def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
         assert not server.thread.is_alive()
 
 
-def test_hard_grammars_hold_nobody_up(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than there are threads for grammars; prompts, plain answers and looks go on."""
+def test_complex_grammars_delay_no_other_request(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are threads for grammars; prompts and plain answers go on."""
     monkeypatch.setattr(compiler, "REST", 0.0)  # it would only make the last of them wait
     monkeypatch.setattr(prepare, "GrammarCompiler", partial(GrammarCompiler, seconds=5.0))
     with FakeServer() as server:

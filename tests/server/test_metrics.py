@@ -1,4 +1,4 @@
-"""Our histogram tells what the library's own would."""
+"""Our histogram exports the same lines as the library's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lines(registry: CollectorRegistry) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
 
 
-def test_it_tells_what_the_librarys_tells() -> None:
+def test_it_exports_what_the_librarys_exports() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     own, other = Histogram("x_seconds", "Some.", BOUNDS), Theirs("x_seconds", "Some.", buckets=BOUNDS, registry=theirs)
     ours.register(own)

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from slipstream.config import EngineConfig
-from slipstream.server.http.app import document, posted
+from slipstream.server.http.app import document, post_routes
 from slipstream.server.service.service import Service
 from slipstream.server.service.settings import ServerConfig
 
@@ -30,7 +30,7 @@ CHECKS = [
 ]
 
 
-DOCUMENT = document(posted(Service(ServerConfig(), EngineConfig())))
+DOCUMENT = document(post_routes(Service(ServerConfig(), EngineConfig())))
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 

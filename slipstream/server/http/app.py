@@ -1,4 +1,4 @@
-"""The table of paths, and the application around it. What a path does is its endpoint's to know."""
+"""The routes and the ASGI application. endpoint.py implements the paths that take a body."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from slipstream.server.errors import TYPES, ApiError, in_shape, told
-from slipstream.server.http.endpoint import Ask, Generate, Post, check_model
-from slipstream.server.http.openapi import describe
-from slipstream.server.http.security import Guard
+from slipstream.server.errors import TYPES, ApiError, error_body
+from slipstream.server.http.endpoint import GenerateEndpoint, JsonEndpoint, PostEndpoint, check_model
+from slipstream.server.http.openapi import openapi_document
+from slipstream.server.http.security import SecurityMiddleware
 from slipstream.server.http.wire import Receive, Scope, Send
-from slipstream.server.protocols.anthropic import Counted
+from slipstream.server.protocols.anthropic import CountTokensRequest
 from slipstream.server.protocols.registry import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from slipstream.server.protocols.tokenization import (
     DetokenizeRequest,
@@ -36,38 +36,44 @@ PAGE = Path(__file__).parent.parent / "page"
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
-    """A path that takes a body, for the router and for the schema."""
+class PostRoute:
+    """A path that takes a JSON body: for the router and for the OpenAPI document."""
 
     path: str
-    what: str
-    endpoint: Post[Any]
+    summary: str
+    endpoint: PostEndpoint[Any]
     streams: bool = False
 
     @property
-    def request(self) -> type[BaseModel]:
-        return self.endpoint.request
+    def request_model(self) -> type[BaseModel]:
+        return self.endpoint.request_model
 
 
-def posted(service: Service) -> list[Posted]:
+def post_routes(service: Service) -> list[PostRoute]:
     return [
-        Posted("/v1/chat/completions", "Answer a conversation", Generate(service, CHAT), streams=True),
-        Posted("/v1/completions", "Continue a text", Generate(service, COMPLETIONS), streams=True),
-        Posted("/v1/responses", "Answer, without memory", Generate(service, RESPONSES), streams=True),
-        Posted("/v1/messages", "Answer a conversation (Anthropic)", Generate(service, MESSAGES), streams=True),
-        Posted("/v1/messages/count_tokens", "Count a prompt's tokens", Ask(service, Counted, count_tokens)),
-        Posted("/tokenize", "Text to token ids", Ask(service, TokenizeRequest, tokenize)),
-        Posted("/detokenize", "Token ids to text", Ask(service, DetokenizeRequest, detokenize)),
+        PostRoute("/v1/chat/completions", "Answer a conversation", GenerateEndpoint(service, CHAT), streams=True),
+        PostRoute("/v1/completions", "Continue a text", GenerateEndpoint(service, COMPLETIONS), streams=True),
+        PostRoute("/v1/responses", "Answer, without memory", GenerateEndpoint(service, RESPONSES), streams=True),
+        PostRoute(
+            "/v1/messages", "Answer a conversation (Anthropic)", GenerateEndpoint(service, MESSAGES), streams=True
+        ),
+        PostRoute(
+            "/v1/messages/count_tokens",
+            "Count a prompt's tokens",
+            JsonEndpoint(service, CountTokensRequest, count_tokens),
+        ),
+        PostRoute("/tokenize", "Text to token ids", JsonEndpoint(service, TokenizeRequest, tokenize)),
+        PostRoute("/detokenize", "Token ids to text", JsonEndpoint(service, DetokenizeRequest, detokenize)),
     ]
 
 
-def document(posts: list[Posted]) -> dict[str, Any]:
-    """What /openapi.json says."""
-    return describe([(each.path, each.what, each.request, each.streams) for each in posts])
+def document(posts: list[PostRoute]) -> dict[str, Any]:
+    """The content of /openapi.json."""
+    return openapi_document([(each.path, each.summary, each.request_model, each.streams) for each in posts])
 
 
-class Counting:
-    """Counts responses by path and status. Paths nobody registered share one label."""
+class CountingMiddleware:
+    """Counts responses by path and status. Unknown paths share one label."""
 
     def __init__(self, app: Starlette, service: Service, paths: set[str]) -> None:
         self._app, self._metrics, self._paths = app, service.metrics, paths
@@ -85,8 +91,8 @@ class Counting:
         await self._app(scope, receive, counted)
 
 
-def make_app(service: Service, page: Path = PAGE) -> Counting:
-    posts = posted(service)
+def make_app(service: Service, page: Path = PAGE) -> CountingMiddleware:
+    posts = post_routes(service)
     views = Views(service, page, document(posts))
     routes = [
         *(Route(each.path, endpoint=each.endpoint, methods=["POST"]) for each in posts),
@@ -100,15 +106,15 @@ def make_app(service: Service, page: Path = PAGE) -> Counting:
         Route("/", views.index),
         Mount("/page", StaticFiles(directory=page, check_dir=False)),
     ]
-    handlers: Any = {ApiError: _tell, HTTPException: _tell_http, Exception: _tell_bug}
+    handlers: Any = {ApiError: _api_error, HTTPException: _http_error, Exception: _internal_error}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    app.add_middleware(Guard, config=service.config)
-    return Counting(app, service, {route.path for route in routes if isinstance(route, Route)})
+    app.add_middleware(SecurityMiddleware, config=service.config)
+    return CountingMiddleware(app, service, {route.path for route in routes if isinstance(route, Route)})
 
 
 class Views:
-    """What can be looked at."""
+    """The GET paths."""
 
     def __init__(self, service: Service, page: Path, schema: dict[str, Any]) -> None:
         self._service, self._page, self._schema = service, page, schema
@@ -121,21 +127,21 @@ class Views:
 
     async def health(self, request: Request) -> Response:
         """Alive: 200 while the engine is loading, running or draining, 503 once it has failed."""
-        failed = self._service.watch.state == "failed"
+        failed = self._service.monitor.state == "failed"
         return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
 
     async def ready(self, request: Request) -> Response:
-        state = self._service.watch.state
+        state = self._service.monitor.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse(self._service.watch.report())
+        return JSONResponse(self._service.monitor.report())
 
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
-        """A list that OpenAI's and Anthropic's clients both read."""
+        """A list in a shape that OpenAI's and Anthropic's clients both read."""
         names = (self._service.loaded().facts.name, *self._service.config.names)
         found = [self._entry(name) for name in dict.fromkeys(names)]
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
@@ -160,19 +166,19 @@ class Views:
         }
 
 
-async def _tell(request: Request, error: ApiError) -> Response:
+async def _api_error(request: Request, error: ApiError) -> Response:
     headers = {key.decode(): value.decode() for key, value in error.headers}
-    return JSONResponse(in_shape(error, request.url.path), error.status, headers)
+    return JSONResponse(error_body(error, request.url.path), error.status, headers)
 
 
-async def _tell_http(request: Request, error: HTTPException) -> Response:
+async def _http_error(request: Request, error: HTTPException) -> Response:
     status = error.status_code if error.status_code in TYPES else 400
-    what = {404: "there is nothing at this path", 405: "this path does not take that method"}
-    found = JSONResponse(in_shape(ApiError(status, what.get(status, error.detail)), request.url.path), status)
+    messages = {404: "there is nothing at this path", 405: "this path does not take that method"}
+    found = JSONResponse(error_body(ApiError(status, messages.get(status, error.detail)), request.url.path), status)
     found.headers.update(error.headers or {})
     return found
 
 
-async def _tell_bug(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     """The traceback goes to the log, not to the client."""
-    return JSONResponse(in_shape(told(ApiError(500, "internal error")), request.url.path), 500)
+    return JSONResponse(error_body(ApiError(500, "internal error"), request.url.path), 500)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's, with a bound on the size of a request's head and on the time it takes."""
+"""uvicorn's HTTP/1.1 connection with limits on the size of a request's head and on the time until it is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints on bare ASGI. One of them drives every protocol: read, check, generate, tell; streamed or whole."""
+"""Endpoints on bare ASGI. GenerateEndpoint serves every protocol: read, check, generate, write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from slipstream.errors import SlipstreamError
-from slipstream.server.errors import ApiError, ClientLeft, told
+from slipstream.server.errors import ApiError, ClientLeft, to_api_error
 from slipstream.server.http.wire import (
     EventStream,
     Receive,
@@ -21,24 +21,24 @@ from slipstream.server.http.wire import (
     send_json,
     while_connected,
 )
-from slipstream.server.protocols.api_protocol import Protocol, Writer
+from slipstream.server.protocols.api_protocol import ApiProtocol, ResponseWriter
 from slipstream.server.protocols.body import parse
-from slipstream.server.protocols.fields import Sampled
-from slipstream.server.service.choice import Delta
+from slipstream.server.protocols.fields import SamplingFields
+from slipstream.server.service.choice import ChoiceDelta
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.service import SMALL_BODY, Service
 from slipstream.server.service.timings import Finish
 
-R = TypeVar("R", bound=Sampled)
+R = TypeVar("R", bound=SamplingFields)
 B = TypeVar("B", bound=BaseModel)
 
 
-class Post(ABC, Generic[B]):
-    """A JSON body in, an answer out. The work is cancelled when the client leaves."""
+class PostEndpoint(ABC, Generic[B]):
+    """A JSON body in, a response out. The work is cancelled when the client disconnects."""
 
-    def __init__(self, service: Service, request: type[B]) -> None:
+    def __init__(self, service: Service, request_model: type[B]) -> None:
         self.service = service
-        self.request = request
+        self.request_model = request_model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -47,81 +47,81 @@ class Post(ABC, Generic[B]):
         except ClientLeft:
             return
         except SlipstreamError as error:
-            await send_error(scope, send, told(error))
+            await send_error(scope, send, to_api_error(error))
 
     async def _run(self, body: bytes, send: Send) -> None:
-        asked = await self._parse(body)
-        check_model(self.service, getattr(asked, "model", None))
-        await self.answer(asked, send)
+        request = await self._parse(body)
+        check_model(self.service, getattr(request, "model", None))
+        await self.answer(request, send)
 
     async def _parse(self, body: bytes) -> B:
         depth = self.service.config.max_json_depth
         if len(body) <= SMALL_BODY:
-            return parse(self.request, body, depth)
-        return await self.service.in_thread(lambda: parse(self.request, body, depth))
+            return parse(self.request_model, body, depth)
+        return await self.service.in_thread(lambda: parse(self.request_model, body, depth))
 
     @abstractmethod
-    async def answer(self, asked: B, send: Send) -> None: ...
+    async def answer(self, request: B, send: Send) -> None: ...
 
 
-class Ask(Post[B]):
-    """An answer that needs no generation."""
+class JsonEndpoint(PostEndpoint[B]):
+    """A response that needs no generation."""
 
-    def __init__(self, service: Service, request: type[B], work: Callable[[Service, B], Awaitable[Any]]) -> None:
-        super().__init__(service, request)
+    def __init__(self, service: Service, request_model: type[B], work: Callable[[Service, B], Awaitable[Any]]) -> None:
+        super().__init__(service, request_model)
         self._work = work
 
-    async def answer(self, asked: B, send: Send) -> None:
+    async def answer(self, request: B, send: Send) -> None:
         async with self.service.admitted():
-            found = await self._work(self.service, asked)
+            found = await self._work(self.service, request)
         await send_json(send, found)
 
 
-class Generate(Post[R]):
-    def __init__(self, service: Service, protocol: Protocol[R]) -> None:
-        super().__init__(service, protocol.request)
+class GenerateEndpoint(PostEndpoint[R]):
+    def __init__(self, service: Service, protocol: ApiProtocol[R]) -> None:
+        super().__init__(service, protocol.request_model)
         self._protocol = protocol
 
-    async def answer(self, asked: R, send: Send) -> None:
-        model = asked.model or self.service.loaded().facts.name
-        writer = self._protocol.writer(asked, model)
-        job = self._protocol.job(asked, self.service.engine_config)
-        async with self.service.generation(job) as generation:
-            if asked.stream:
+    async def answer(self, request: R, send: Send) -> None:
+        model = request.model or self.service.loaded().facts.name
+        writer = self._protocol.writer(request, model)
+        generation_request = self._protocol.to_generation_request(request, self.service.engine_config)
+        async with self.service.generation(generation_request) as generation:
+            if request.stream:
                 await self._stream(generation, writer, EventStream(send))
                 return
-            answers = await generation.whole()
+            choices = await generation.whole()
         assert generation.total is not None
-        await send_json(send, writer.whole(answers, generation.total))
+        await send_json(send, writer.whole(choices, generation.total))
 
-    async def _stream(self, generation: Generation, writer: Writer, events: EventStream) -> None:
-        """An error before the first event is an HTTP error; later ones can only be told inside the stream."""
+    async def _stream(self, generation: Generation, writer: ResponseWriter, events: EventStream) -> None:
+        """An error before the first event becomes an HTTP error; a later one becomes an event of the stream."""
         try:
-            await self._tell(generation, writer, events)
+            await self._write_events(generation, writer, events)
         except SlipstreamError as error:
             if not events.started:
                 raise
-            await events.write(writer.failure(told(error)))
+            await events.write(writer.failure(to_api_error(error)))
         await events.end()
 
-    async def _tell(self, generation: Generation, writer: Writer, events: EventStream) -> None:
+    async def _write_events(self, generation: Generation, writer: ResponseWriter, events: EventStream) -> None:
         opening = writer.opening(generation.num_prompt)
-        with Heartbeat(generation, self.service.config.keep_alive_seconds) as heart:
+        with Heartbeat(generation, self.service.config.keep_alive_seconds) as heartbeat:
             while generation.total is None:
                 deltas = await generation.next()
-                text = "".join(_told(writer, delta, generation.total, delta is deltas[-1]) for delta in deltas)
+                text = "".join(_event_text(writer, delta, generation.total, delta is deltas[-1]) for delta in deltas)
                 await events.write(opening + (text if deltas else writer.keep_alive))
                 opening = ""
-                heart.num_writes += 1
+                heartbeat.num_writes += 1
 
 
-def _told(writer: Writer, delta: Delta, total: Finish | None, last: bool) -> str:
+def _event_text(writer: ResponseWriter, delta: ChoiceDelta, total: Finish | None, last: bool) -> str:
     text = writer.delta(delta) if delta.parts else ""
     return text if delta.finish is None else text + writer.ended(delta.index, delta.finish, total if last else None)
 
 
 class Heartbeat:
-    """Nudges a generation whose client has heard nothing for a while. One timer a stream: tokens do not touch it."""
+    """Wakes a generation after some silence, so that a keep-alive is sent. One timer a stream, not one a token."""
 
     def __init__(self, generation: Generation, seconds: float) -> None:
         self.num_writes = 0

@@ -1,7 +1,7 @@
-"""How the server comes up and goes down: bind, listen, load, serve, drain; or fail and say so.
+"""The server's start and shutdown: bind, listen, load, serve, drain; or fail with an error.
 
-The port is open while the model loads (/health answers, /ready does not yet). SIGTERM and SIGINT drain; a second one
-does not wait. A dead engine ends the process with code 1.
+The port is open while the model loads (/health is 200, /ready is 503). SIGTERM and SIGINT drain; a second signal exits
+without waiting. An engine failure ends the process with exit code 1.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from slipstream.config import EngineConfig
 from slipstream.errors import ConfigError
 from slipstream.server.http.app import make_app
 from slipstream.server.http.connection import BoundedConnection
-from slipstream.server.service.service import Loaded, Service
+from slipstream.server.service.service import LoadedModel, Service
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import SAMPLE_SECONDS
 
 OnDeath = Callable[[Exception], None]
-Load = Callable[[OnDeath], Loaded]  # blocks; called in a thread of its own
-SWITCH_SECONDS = 0.001  # the engine thread must not wait long for Python while the loop writes to clients
+Load = Callable[[OnDeath], LoadedModel]  # blocks; called in its own thread
+SWITCH_SECONDS = 0.001  # the engine thread must not wait long for the GIL while the event loop writes to clients
 BACKLOG = 1024
 SEND_BUFFER = 64 << 10  # bytes
-CLOSE_SECONDS = 2.0  # for connections whose answer is complete but not yet read
+CLOSE_SECONDS = 2.0  # for clients to read the rest of their response
 
 log = logging.getLogger("slipstream.server")
 
@@ -40,7 +40,7 @@ def bind(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it. Left alone, the system would keep megabytes for a client that does not read.
+        # Inherited by connections. The default would buffer megabytes for a client that does not read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         listener.bind((config.host, config.port))
     except OSError as error:
@@ -58,7 +58,7 @@ def address(listener: socket.socket) -> str:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one: writing to clients takes time from the engine."""
+    """uvloop if installed: time spent on writing to clients is taken from the engine."""
     try:
         import uvloop
     except ImportError:
@@ -67,7 +67,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals go to us: uvicorn would close the port at once and then die of the signal."""
+    """Passes signals to us: uvicorn would close the port at once and then re-raise the signal."""
 
     def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
         super().__init__(config)
@@ -78,14 +78,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """`run` serves until it is told to stop; `error` is what ended it, if something did."""
+    """`run` serves until `stop` or a signal. `error`: the exception that ended it, if any."""
 
     def __init__(
         self,
         config: ServerConfig,
         engine_config: EngineConfig,
         load: Load,
-        on_ready: Callable[[Loaded], None] = lambda loaded: None,
+        on_ready: Callable[[LoadedModel], None] = lambda loaded: None,
     ) -> None:
         self.listener = bind(config)
         self.error: BaseException | None = None
@@ -98,7 +98,7 @@ class Server:
         return address(self.listener)
 
     def run(self) -> None:
-        """Until the end; in any thread, but only the main one hears signals."""
+        """Blocks until the server has shut down. In any thread, but signals are handled in the main thread only."""
         sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self.serve())
@@ -117,7 +117,7 @@ class Server:
             await self._service.close()
 
     def stop(self) -> None:
-        """Drain. From any thread."""
+        """Starts to drain. Any thread may call it."""
         self._loop.call_soon_threadsafe(self._begin, self._drain)
 
     def _uvicorn_config(self) -> uvicorn.Config:
@@ -141,12 +141,12 @@ class Server:
             loaded = self._load(self._died)
             asyncio.run_coroutine_threadsafe(self._attach(loaded), self._loop).result()
             loaded.engine.start()
-        except Exception as error:  # whatever it is, it must end the process, not this thread alone
+        except Exception as error:  # any exception must end the process, not only this thread
             self._call(self._end, error)
             return
         self._call(self._loaded, loaded)
 
-    async def _attach(self, loaded: Loaded) -> None:
+    async def _attach(self, loaded: LoadedModel) -> None:
         self._service.attach(loaded)
 
     # The engine thread.
@@ -159,15 +159,15 @@ class Server:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what, *arguments)
 
-    # The loop.
+    # The event loop.
 
-    def _loaded(self, loaded: Loaded) -> None:
+    def _loaded(self, loaded: LoadedModel) -> None:
         self._service.ready()
         self._on_ready(loaded)
 
     def _signalled(self) -> None:
-        """In the main thread, between two bytecodes."""
-        if self._tasks or self._service.watch.state == "loading":
+        """A signal handler: runs in the main thread."""
+        if self._tasks or self._service.monitor.state == "loading":
             self._loop.call_soon_threadsafe(self._exit, 0.0)
         else:
             self.stop()
@@ -181,28 +181,28 @@ class Server:
 
     def _failed(self, error: Exception) -> None:
         self.error = error
-        self._service.watch.state = "failed"
-        self._begin(self._tell_failure)
+        self._service.monitor.state = "failed"
+        self._begin(self._fail)
 
-    async def _tell_failure(self) -> None:
+    async def _fail(self) -> None:
         await self._service.fail()
         self._exit()
 
     def _end(self, error: BaseException) -> None:
-        """Loading failed: nobody was promised anything."""
+        """Loading failed; no request was admitted yet."""
         self.error = error
         self._exit()
 
     def _exit(self, close_seconds: float = CLOSE_SECONDS) -> None:
         self._uvicorn.should_exit = True
-        self._loop.call_later(close_seconds, self._cut)
+        self._loop.call_later(close_seconds, self._abort_connections)
 
-    def _cut(self) -> None:
-        """Who has not read its answer by now does not get it: uvicorn would wait for ever, and so would the loop."""
+    def _abort_connections(self) -> None:
+        """Closes connections that have not read their response: uvicorn would wait for them for ever."""
         for connection in list(self._uvicorn.server_state.connections):
             connection.transport.abort()
 
     async def _sample(self) -> None:
         while True:
-            self._service.watch.sample()
+            self._service.monitor.sample()
             await asyncio.sleep(SAMPLE_SECONDS)

@@ -1,4 +1,4 @@
-"""`/openapi.json`: the requests' own models as a schema, so that what is described is what is checked."""
+"""`/openapi.json`: generated from the request models, so the description is what the server checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from slipstream import __version__
 
-Posted = tuple[str, str, type[BaseModel], bool]  # path, what it does, its request, whether it streams
+PostPath = tuple[str, str, type[BaseModel], bool]  # path, summary, request model, whether it streams
 JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 EVENTS: dict[str, Any] = {"text/event-stream": {}}
 TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
@@ -26,7 +26,7 @@ REFUSALS = {
     "500": "The engine failed",
     "503": "Loading, or shutting down",
 }
-LOOKS = {
+GET_PATHS = {
     "/v1/models": ("Models served", JSON, ("503",)),
     "/v1/status": ("State, load, speculation and memory", JSON, ()),
     "/metrics": ("Prometheus", TEXT, ()),
@@ -35,12 +35,12 @@ LOOKS = {
 }
 
 
-def describe(posted: Sequence[Posted]) -> dict[str, Any]:
+def openapi_document(posts: Sequence[PostPath]) -> dict[str, Any]:
     _, schemas = models_json_schema(
-        [(request, "validation") for _, _, request, _ in posted], ref_template="#/components/schemas/{model}"
+        [(request, "validation") for _, _, request, _ in posts], ref_template="#/components/schemas/{model}"
     )
-    paths: dict[str, Any] = {path: {"post": _post(what, request, s)} for path, what, request, s in posted}
-    paths |= {path: {"get": _get(*look)} for path, look in LOOKS.items()}
+    paths: dict[str, Any] = {path: {"post": _post(summary, request, s)} for path, summary, request, s in posts}
+    paths |= {path: {"get": _get(*each)} for path, each in GET_PATHS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Slipstream", "version": __version__},
@@ -49,19 +49,19 @@ def describe(posted: Sequence[Posted]) -> dict[str, Any]:
     }
 
 
-def _post(what: str, request: type[BaseModel], streams: bool) -> dict[str, Any]:
+def _post(summary: str, request: type[BaseModel], streams: bool) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{request.__name__}"}
     content = JSON | (EVENTS if streams else {})
     return {
-        "summary": what,
+        "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {"200": {"description": "OK", "content": content}, **_refusals(REFUSALS)},
     }
 
 
-def _get(what: str, content: dict[str, Any], others: tuple[str, ...]) -> dict[str, Any]:
+def _get(summary: str, content: dict[str, Any], others: tuple[str, ...]) -> dict[str, Any]:
     refused = _refusals({code: REFUSALS[code] for code in ("401", "403", *others)})
-    return {"summary": what, "responses": {"200": {"description": "OK", "content": content}, **refused}}
+    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, **refused}}
 
 
 def _refusals(codes: dict[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Who may ask: the host name, the key, and the headers that keep a browser from helping others in.
+"""Access checks: host name and API key; and the security headers of every response.
 
-CORS stays off: no header here ever allows another origin. Bodies must be JSON (wire.py), which a browser does not send
-across origins without asking first.
+CORS stays off: no header ever allows another origin. Bodies must be JSON (wire.py), which browsers send across origins
+only after a preflight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGE_HEADERS = [
 ]
 
 
-class Guard:
+class SecurityMiddleware:
     def __init__(self, app: Any, config: ServerConfig) -> None:
         self._app = app
         self._key = None if config.api_key is None else config.api_key.encode()
@@ -56,14 +56,14 @@ class Guard:
         await self._app(scope, receive, _with(send, more))
 
     def _check_host(self, scope: Scope) -> None:
-        """A name of ours or an IP address. Keeps out pages that point a name of their own at us (DNS rebinding)."""
+        """The Host must be an allowed name or an IP address. Protects from DNS rebinding."""
         given = (header(scope, b"host") or "").lower()
         name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() else given
         if name not in self._hosts and not name.endswith(".localhost") and not _is_address(name):
             raise ApiError(403, "this server does not answer to that host name: see --allowed-host", close=True)
 
     def _check_key(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Headers to add: a page that was opened with the key gets a cookie for what it asks later."""
+        """Checks the API key. Headers to add: a page opened with the key gets a cookie for its later requests."""
         if self._key is None or scope["path"] in OPEN_PATHS:
             return []
         if any(map(self._is_key, _sent_keys(scope))) or self._has_cookie(scope):
@@ -84,7 +84,7 @@ class Guard:
         return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self._key)
 
     def _has_cookie(self, scope: Scope) -> bool:
-        """Counts for our own pages only."""
+        """The cookie is valid for requests of the same origin only."""
         if header(scope, b"sec-fetch-site") not in (None, "same-origin", "none"):
             return False
         assert self._key is not None
@@ -92,7 +92,7 @@ class Guard:
 
     @staticmethod
     def _token(key: bytes) -> str:
-        """Cookies reach every port of a host, so the key itself is never in one."""
+        """The cookie's value: derived from the key, since browsers send cookies to every port of a host."""
         return hmac.new(key, b"slipstream page", hashlib.sha256).hexdigest()
 
 

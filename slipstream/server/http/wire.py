@@ -1,4 +1,4 @@
-"""Bodies in and answers out, on bare ASGI: limits are held before anything is parsed."""
+"""Reads bodies and sends responses on bare ASGI. Limits are enforced before anything is parsed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
-from slipstream.server.errors import ApiError, ClientLeft, in_shape
+from slipstream.server.errors import ApiError, ClientLeft, error_body
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.text.json_text import compact
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first one of that name; None if there is none."""
+    """The first header of that name, or None."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
-    """A body that says it is JSON, of legal size. Not parsed yet."""
+    """The unparsed body of a JSON request within the size and time limits."""
     kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # Also keeps web pages of others out: a browser asks before it sends this type across origins.
+        # Also protects from foreign web pages: browsers send this type across origins only after a preflight.
         raise ApiError(415, "the content type must be application/json", close=True)
     try:
         async with asyncio.timeout(config.body_seconds):
@@ -57,7 +57,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; if the client leaves first, the work is cancelled."""
+    """The work's result. If the client disconnects first, the work is cancelled."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_gone(receive))
     try:
@@ -81,17 +81,17 @@ async def send_json(send: Send, value: object, status: int = 200, headers: Heade
 
 
 async def send_bytes(send: Send, body: bytes, kind: bytes, status: int = 200, headers: Headers | None = None) -> None:
-    told = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(headers or [])]
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    fields = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
-    await send_json(send, in_shape(error, scope["path"]), error.status, error.headers)
+    await send_json(send, error_body(error, scope["path"]), error.status, error.headers)
 
 
 class EventStream:
-    """Server-sent events: the head goes out with the first of them."""
+    """Server-sent events. Status and headers are sent with the first event."""
 
     HEAD: Headers = [  # noqa: RUF012 - never changed
         (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -1,4 +1,4 @@
-"""`/v1/messages` and what `/v1/messages/count_tokens` takes. How it is answered: anthropic_writer.py."""
+"""Requests of `/v1/messages` and `/v1/messages/count_tokens`. Responses: anthropic_writer.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.fields import (
     Count,
     NoList,
-    Sampled,
+    SamplingFields,
     ShortText,
     StopText,
     TextPart,
@@ -23,16 +23,16 @@ from slipstream.server.protocols.fields import (
     stop_list,
     text_of,
 )
-from slipstream.server.protocols.structured import Name, Schema, only_one
-from slipstream.server.service.generation_request import Job
+from slipstream.server.protocols.structured import Name, Schema, single_format
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.text.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
 
-CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
-CacheHint = dict[str, Any]  # about billing elsewhere
+TOOL_CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
+CacheHint = dict[str, Any]  # ignored: about billing
 
 
-class ToolResult(Body):
+class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: ShortText
     content: str | list[TextPart] | None = None
@@ -40,7 +40,7 @@ class ToolResult(Body):
     cache_control: CacheHint | None = None
 
 
-class UsedTool(Body):
+class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: ShortText
     name: ShortText
@@ -54,7 +54,7 @@ class ThinkingBlock(Body):
     signature: str | None = None
 
 
-Block = TextPart | ToolResult | UsedTool | ThinkingBlock
+Block = TextPart | ToolResultBlock | ToolUseBlock | ThinkingBlock
 
 
 class Message(Body):
@@ -64,7 +64,7 @@ class Message(Body):
     def for_template(self, where: str) -> list[dict[str, Any]]:
         blocks: list[Block] = []
         blocks += [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-        foreign = (UsedTool, ThinkingBlock) if self.role == "user" else (ToolResult,)
+        foreign = (ToolUseBlock, ThinkingBlock) if self.role == "user" else (ToolResultBlock,)
         for i, block in enumerate(blocks):
             if isinstance(block, foreign):
                 raise ApiError(400, f"{where}.content.{i}: no {block.type} from the {self.role}", param=where)
@@ -72,10 +72,10 @@ class Message(Body):
 
 
 def _user(blocks: list[Block]) -> list[dict[str, Any]]:
-    """Each result is a message of its own; text between them another."""
+    """One message per tool result, and one for each text between them."""
     found: list[dict[str, Any]] = []
     for block in blocks:
-        if isinstance(block, ToolResult):
+        if isinstance(block, ToolResultBlock):
             text = text_of(block.content or "")
             found.append({"role": "tool", "content": text, "tool_call_id": block.tool_use_id})
         elif isinstance(block, TextPart):
@@ -89,25 +89,25 @@ def _assistant(blocks: list[Block]) -> dict[str, Any]:
     calls = [
         {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
         for block in blocks
-        if isinstance(block, UsedTool)
+        if isinstance(block, ToolUseBlock)
     ]
     thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    told = {"tool_calls": calls, "reasoning_content": thought}
+    optional = {"tool_calls": calls, "reasoning_content": thought}
     text = text_of([block for block in blocks if isinstance(block, TextPart)])
-    return {"role": "assistant", "content": text, **{key: value for key, value in told.items() if value}}
+    return {"role": "assistant", "content": text, **{key: value for key, value in optional.items() if value}}
 
 
-class NoThinking(Body):
+class ThinkingDisabled(Body):
     type: Literal["disabled"]
 
 
-class SomeThinking(Body):
+class ThinkingEnabled(Body):
     type: Literal["enabled", "adaptive"]
     budget_tokens: Count | None = None
 
 
 class MessagesTool(Body):
-    """A client's own. Those that a server would run are refused by their type."""
+    """A tool that the client runs. Tools that a server would run are refused by their type."""
 
     type: Literal["custom"] | None = None
     name: Name
@@ -138,15 +138,15 @@ class SchemaOutput(Body):
 
 class OutputConfig(Body):
     format: SchemaOutput | None = None
-    effort: Literal["low", "medium", "high", "max"] | None = None  # a hint that nothing here reads
+    effort: Literal["low", "medium", "high", "max"] | None = None  # accepted and ignored
 
 
 class UserMetadata(Body):
     user_id: ShortText | None = None
 
 
-class Counted(Body):
-    """What decides about the prompt: all that count_tokens takes."""
+class CountTokensRequest(Body):
+    """The fields that determine the prompt."""
 
     model: ShortText | None = None
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -154,30 +154,32 @@ class Counted(Body):
     cache_control: CacheHint | None = None
     tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
-    thinking: Annotated[SomeThinking | NoThinking, Field(discriminator="type")] | None = None
+    thinking: Annotated[ThinkingEnabled | ThinkingDisabled, Field(discriminator="type")] | None = None
     output_config: OutputConfig | None = None
 
     def prompt(self) -> ChatPrompt:
         messages = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         for i, message in enumerate(self.messages):
             messages += message.for_template(f"messages.{i}")
-        return ChatPrompt(messages, {"enable_thinking": isinstance(self.thinking, SomeThinking)})
+        return ChatPrompt(messages, {"enable_thinking": isinstance(self.thinking, ThinkingEnabled)})
 
     def tool_use(self) -> ToolUse:
         choice = self.tool_choice or ToolChoice(type="auto")
         tools = [tool.tool() for tool in self.tools or ()]
         named = choice.name if isinstance(choice, NamedToolChoice) else None
-        return tool_use(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
+        return tool_use(tools, TOOL_CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
 
-    def job(self, params: SamplingParams, specs: Mapping[str, Spec | None], **more: Any) -> Job:
-        """``specs``: what else says what the answer looks like."""
-        thinking = self.thinking if isinstance(self.thinking, SomeThinking) else None
+    def generation_request(
+        self, params: SamplingParams, specs: Mapping[str, Spec | None], **more: Any
+    ) -> GenerationRequest:
+        """``specs``: response formats from other fields."""
+        thinking = self.thinking if isinstance(self.thinking, ThinkingEnabled) else None
         format = self.output_config.format if self.output_config else None
         own = {} if format is None else {"output_config.format.schema": JsonSchema(format.schema_)}
-        return Job(
+        return GenerationRequest(
             self.prompt(),
             params,
-            look=only_one({**own, **specs}),
+            response_format=single_format({**own, **specs}),
             tools=self.tool_use(),
             thinking_budget=thinking.budget_tokens if thinking else None,
             must_think=thinking is not None and thinking.type == "enabled",
@@ -185,7 +187,7 @@ class Counted(Body):
         )
 
 
-class MessagesRequest(Counted, Sampled):
+class MessagesRequest(CountTokensRequest, SamplingFields):
     max_tokens: Count
     temperature: Unit | None = None
     stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
@@ -195,10 +197,10 @@ class MessagesRequest(Counted, Sampled):
     mcp_servers: NoList | None = None
 
 
-def messages_job(asked: MessagesRequest, engine: EngineConfig) -> Job:
-    return asked.job(
-        asked.sampling(engine, asked.max_tokens),
-        asked.structured(),
-        stops=stop_list(asked.stop_sequences),
-        bad_words=tuple(asked.bad_words or ()),
+def messages_generation_request(request: MessagesRequest, engine: EngineConfig) -> GenerationRequest:
+    return request.generation_request(
+        request.sampling(engine, request.max_tokens),
+        request.structured(),
+        stops=stop_list(request.stop_sequences),
+        bad_words=tuple(request.bad_words or ()),
     )

@@ -1,28 +1,28 @@
-"""Answers of `/v1/messages`: blocks of thinking, text and tool use, one after the other."""
+"""Responses of `/v1/messages`: blocks of thinking, text and tool use, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.server.errors import ApiError, as_anthropic
+from slipstream.server.errors import ApiError, anthropic_error
 from slipstream.server.protocols.anthropic import MessagesRequest
-from slipstream.server.protocols.api_protocol import Writer, fault, named, new_id
-from slipstream.server.service.choice import Answer, Delta
+from slipstream.server.protocols.api_protocol import ResponseWriter, error_field, named, new_id
+from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import strict_json
-from slipstream.server.text.parts import Call, Part, Text, Thinking, goes_on
+from slipstream.server.text.parts import Call, Part, Text, Thinking, continues
 
-UNSIGNED = "unsigned"  # the protocol wants a signature; here nobody checks one
-STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "error": "error"}
+UNSIGNED = "unsigned"  # a signature is required by the protocol; this server checks none
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "error": "error"}
 
 
-class MessagesWriter(Writer):
+class MessagesWriter(ResponseWriter):
     keep_alive = named({"type": "ping"})
 
-    def __init__(self, asked: MessagesRequest, model: str) -> None:
+    def __init__(self, request: MessagesRequest, model: str) -> None:
         self._message = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
-        self._index = -1  # of the block that is open
+        self._index = -1  # of the open block
         self._kind: type[Part] | None = None
 
     def opening(self, num_prompt: int) -> str:
@@ -30,13 +30,13 @@ class MessagesWriter(Writer):
         stop = {"stop_reason": None, "stop_sequence": None}
         return named({"type": "message_start", "message": {**self._message, "content": [], **stop, "usage": usage}})
 
-    def delta(self, delta: Delta) -> str:
+    def delta(self, delta: ChoiceDelta) -> str:
         return "".join(self._part(part) for part in delta.parts)
 
     def _part(self, part: Part) -> str:
-        opened = "" if goes_on(part, self._kind) else self._close() + self._open(part)
-        told = _delta(part)
-        return opened + (self._event("delta", delta=told) if told is not None else "")
+        opened = "" if continues(part, self._kind) else self._close() + self._open(part)
+        delta = _delta(part)
+        return opened + (self._event("delta", delta=delta) if delta is not None else "")
 
     def _open(self, part: Part) -> str:
         self._index, self._kind = self._index + 1, type(part)
@@ -57,17 +57,17 @@ class MessagesWriter(Writer):
         last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage(finish), "timings": finish.timings()}
         return empty + self._close() + named(last) + named({"type": "message_stop"})
 
-    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
+    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         content = [_block(part) for part in answers[0].parts] or [_block(Text([]))]
-        told = {**self._message, "content": content, **_stop(total), "usage": _usage(total)}
-        return {**told, "timings": total.timings()}
+        message = {**self._message, "content": content, **_stop(total), "usage": _usage(total)}
+        return {**message, "timings": total.timings()}
 
     def failure(self, error: ApiError) -> str:
-        return named(as_anthropic(error))
+        return named(anthropic_error(error))
 
 
 def _block(part: Part, empty: bool = False) -> dict[str, Any]:
-    """``empty``: as it is when it opens."""
+    """``empty``: without content, as in its start event."""
     match part:
         case Text():
             return {"type": "text", "text": "" if empty else part.text}
@@ -93,7 +93,7 @@ def _delta(part: Part) -> dict[str, Any] | None:
 
 
 def _read(arguments: str) -> dict[str, Any]:
-    """The protocol wants an object. A call that was cut off in the middle is none: its text gets a name."""
+    """The arguments as an object, as the protocol requires; those of an unfinished call as {"unfinished": text}."""
     try:
         found = strict_json(arguments or "{}")
     except ValueError:
@@ -104,7 +104,7 @@ def _read(arguments: str) -> dict[str, Any]:
 def _stop(finish: Finish) -> dict[str, Any]:
     if finish.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-    return {"stop_reason": STOPS[finish.reason], "stop_sequence": None, **fault(finish)}
+    return {"stop_reason": STOP_REASONS[finish.reason], "stop_sequence": None, **error_field(finish)}
 
 
 def _usage(finish: Finish) -> dict[str, int]:

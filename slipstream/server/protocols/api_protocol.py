@@ -1,4 +1,4 @@
-"""What a protocol is: a request it reads, and a writer that tells one answer in its words, streamed or whole.
+"""The interface of a protocol: a request model, its translation, and a writer of responses, streamed or complete.
 
 The endpoint drives every writer the same way; a writer knows nothing of sockets, engines or other protocols.
 """
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.server.errors import ApiError, as_openai
-from slipstream.server.protocols.fields import Sampled
-from slipstream.server.service.choice import Answer, Delta
-from slipstream.server.service.generation_request import Job
+from slipstream.server.errors import ApiError, openai_error
+from slipstream.server.protocols.fields import SamplingFields
+from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import compact
 from slipstream.server.text.pieces import Piece
 
-R = TypeVar("R", bound=Sampled)
+R = TypeVar("R", bound=SamplingFields)
 
 
-class Writer(ABC):
-    """Server-sent events as text: `opening`, some `delta`, `ended` for each choice. Or `whole`."""
+class ResponseWriter(ABC):
+    """Streamed, as server-sent events: `opening`, any number of `delta`, `ended` for each choice. Or `whole`."""
 
     keep_alive = ": keep-alive\n\n"
 
@@ -34,25 +34,25 @@ class Writer(ABC):
         """Before the first token."""
 
     @abstractmethod
-    def delta(self, delta: Delta) -> str: ...
+    def delta(self, delta: ChoiceDelta) -> str: ...
 
     @abstractmethod
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
-        """A choice is over; ``total``: it was the last one, and this is what all of them took."""
+        """A choice has finished. ``total``: the sum over all choices, if it was the last one."""
 
     @abstractmethod
-    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]: ...
+    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]: ...
 
     def failure(self, error: ApiError) -> str:
-        """In a stream that has begun."""
-        return data(as_openai(error))
+        """An error in a stream that has started."""
+        return data(openai_error(error))
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol(Generic[R]):
-    request: type[R]
-    job: Callable[[R, EngineConfig], Job]
-    writer: Callable[[R, str], Writer]  # the request, and the model's name
+class ApiProtocol(Generic[R]):
+    request_model: type[R]
+    to_generation_request: Callable[[R, EngineConfig], GenerationRequest]
+    writer: Callable[[R, str], ResponseWriter]  # from the request and the model's name
 
 
 def data(value: object) -> str:
@@ -60,7 +60,7 @@ def data(value: object) -> str:
 
 
 def named(value: dict[str, Any]) -> str:
-    """An event whose name is its own type, as Anthropic's and OpenAI's newer streams have it."""
+    """An event named by its type, as in /v1/messages and /v1/responses."""
     return f"event: {value['type']}\ndata: {compact(value)}\n\n"
 
 
@@ -76,8 +76,8 @@ def origins(pieces: Iterable[Piece]) -> list[tuple[str, int]]:
     return [(piece.text, piece.origin) for piece in pieces if piece.text]
 
 
-def fault(finish: Finish) -> dict[str, str]:
-    """Why an answer could not go on, for whoever looks; the protocols have no place for it."""
+def error_field(finish: Finish) -> dict[str, str]:
+    """The reason for finish reason "error". An extension: the protocols have no field for it."""
     return {"error": finish.error} if finish.error else {}
 
 

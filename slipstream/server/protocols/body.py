@@ -1,4 +1,4 @@
-"""How a body becomes a checked request, or a refusal that names the field: one we do not have is an error, too."""
+"""Parses a body into a request model. Errors name the field; unknown fields are errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.server.errors import ApiError
 
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-MAX_NAME = 100  # of a field, when it is told to whoever sent it
+MAX_NAME = 100  # characters of a field's name in an error message
 
 
 class Body(BaseModel):
@@ -31,7 +31,7 @@ def parse(request: type[R], body: bytes, max_depth: int) -> R:
 
 
 def check_depth(body: bytes, limit: int) -> None:
-    """Before parsing: a parser may recurse. One pass, linear in the body."""
+    """Before parsing, since a parser may recurse. One pass, linear in the body."""
     depth = 0
     for bracket in JSON_STRING.sub(b"", body).translate(None, NO_BRACKET):
         depth += 1 if bracket in b"[{" else -1
@@ -40,15 +40,15 @@ def check_depth(body: bytes, limit: int) -> None:
 
 
 def _refusal(faults: list[ErrorDetails]) -> ApiError:
-    """One sentence about the fault that is most to the point: the deepest, since unions report every branch; and
-    what is wrong rather than what is missing: another kind of thing lacks our fields, too."""
+    """One sentence about the most relevant fault: the deepest, since unions report every branch; of those, a wrong
+    field rather than a missing one, since the fields of other branches are all missing."""
     fault = max(faults, key=lambda fault: (len(fault["loc"]), fault["type"] != "missing"))
     name = ".".join(str(part) for part in fault["loc"] if not _names_a_branch(part))[:MAX_NAME]
     return ApiError(400, _sentence(name, fault), param=name or None, code=_code(fault))
 
 
 def _names_a_branch(part: int | str) -> bool:
-    """Pydantic puts the branch of a union into the path: a type's name, or one with brackets."""
+    """Pydantic adds the branch of a union to the path: a type's name, or one with brackets."""
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part or part[:1].isupper())
 
 

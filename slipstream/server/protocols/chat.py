@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: what may be asked. How it is answered: chat_writer.py."""
+"""Requests of `/v1/chat/completions`. Responses: chat_writer.py."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from slipstream.server.errors import ApiError
 from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.fields import Count, NoList, ShortText, TextPart, TopLogprobs, text_of
 from slipstream.server.protocols.openai_fields import (
-    Conversational,
+    ConversationFields,
     Effort,
     Function,
     FunctionName,
-    OpenAiSampled,
+    OpenAiSamplingFields,
     call_for_template,
 )
-from slipstream.server.service.generation_request import Job
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.text.tools import MAX_TOOLS, ToolUse, tool_use
 
-RESERVED = ("messages", "tools", "add_generation_prompt")  # of a template's variables
+RESERVED = ("messages", "tools", "add_generation_prompt")  # template variables that the server sets
 
 
 class CalledFunction(Body):
@@ -34,7 +34,7 @@ class ToolCall(Body):
     id: ShortText
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # what a client keeps of our stream
+    index: int | None = None  # sent back by clients that keep our stream's chunks
 
 
 class ChatMessage(Body):
@@ -44,7 +44,7 @@ class ChatMessage(Body):
     tool_call_id: ShortText | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     reasoning_content: str | None = None
-    # What a client sends back when it repeats an answer of ours.
+    # Fields of our own responses, which clients send back.
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -55,7 +55,7 @@ class ChatMessage(Body):
             raise ApiError(400, f"{where}.content is required", param=f"{where}.content")
         if self.tool_calls and self.role != "assistant":
             raise ApiError(400, f"{where}.tool_calls: only the assistant calls", param=f"{where}.tool_calls")
-        told = {
+        optional = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
             "reasoning_content": self.reasoning_content,
@@ -65,7 +65,7 @@ class ChatMessage(Body):
             ],
         }
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text_of(self.content or ""), **{k: v for k, v in told.items() if v}}
+        return {"role": role, "content": text_of(self.content or ""), **{k: v for k, v in optional.items() if v}}
 
 
 def for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ class NamedTool(Body):
     function: FunctionName
 
 
-class ChatRequest(OpenAiSampled, Conversational):
+class ChatRequest(OpenAiSamplingFields, ConversationFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -94,7 +94,7 @@ class ChatRequest(OpenAiSampled, Conversational):
     chat_template_kwargs: Annotated[dict[ShortText, bool | int | float | str | None], Field(max_length=16)] | None = (
         None
     )
-    # Not here.
+    # Not supported.
     functions: NoList | None = None
     function_call: Literal["none", "auto"] | None = None
     verbosity: Literal["medium"] | None = None
@@ -109,7 +109,7 @@ class ChatRequest(OpenAiSampled, Conversational):
         )
 
     def variables(self) -> dict[str, Any]:
-        """Of the template: the client's own, and what its wish to think or not is called there."""
+        """Template variables: the client's own, and those that switch thinking on or off."""
         given = dict(self.chat_template_kwargs or {})
         if taken := [name for name in given if name in RESERVED]:
             raise ApiError(400, f"chat_template_kwargs.{taken[0]} is the server's own", param="chat_template_kwargs")
@@ -125,11 +125,11 @@ def thinking_variables(effort: Effort | None) -> dict[str, Any]:
     return {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
 
 
-def chat_job(asked: ChatRequest, engine: EngineConfig) -> Job:
-    most = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
-    return Job(
-        ChatPrompt(for_template(asked.messages), asked.variables()),
-        tools=asked.tool_use(),
-        thinking_budget=asked.thinking_budget,
-        **asked.job_fields(engine, most, logprobs=asked.num_logprobs()),
+def chat_generation_request(request: ChatRequest, engine: EngineConfig) -> GenerationRequest:
+    max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    return GenerationRequest(
+        ChatPrompt(for_template(request.messages), request.variables()),
+        tools=request.tool_use(),
+        thinking_budget=request.thinking_budget,
+        **request.generation_fields(engine, max_tokens, logprobs=request.num_logprobs()),
     )

@@ -1,27 +1,35 @@
-"""Answers of `/v1/chat/completions`, any number of choices at once."""
+"""Responses of `/v1/chat/completions`, with any number of choices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.server.protocols.api_protocol import Writer, data, fault, new_id, now, openai_usage, origins
+from slipstream.server.protocols.api_protocol import (
+    ResponseWriter,
+    data,
+    error_field,
+    new_id,
+    now,
+    openai_usage,
+    origins,
+)
 from slipstream.server.protocols.chat import ChatRequest
 from slipstream.server.protocols.logprobs import chat_logprobs
-from slipstream.server.service.choice import Answer, Delta
+from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import compact
 from slipstream.server.text.parts import Call, Part, Text, Thinking
 
 
-class ChatWriter(Writer):
-    def __init__(self, asked: ChatRequest, model: str) -> None:
-        self._origins, self._logprobs = bool(asked.return_origins), bool(asked.logprobs)
-        self._usage = asked.wants_usage
+class ChatWriter(ResponseWriter):
+    def __init__(self, request: ChatRequest, model: str) -> None:
+        self._origins, self._logprobs = bool(request.return_origins), bool(request.logprobs)
+        self._usage = request.wants_usage
         self._head = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
-        self._num_calls = [0] * (asked.n or 1)
-        # A delta of nothing but text is by far the most frequent line: its fixed parts are written once.
-        self._fixed = [self._around_content(index) for index in range(asked.n or 1)]
+        self._num_calls = [0] * (request.n or 1)
+        # Deltas with only text are by far the most frequent: the fixed text around them is encoded once.
+        self._fixed = [self._around_content(index) for index in range(request.n or 1)]
 
     def _around_content(self, index: int) -> tuple[str, str]:
         before, after = compact(self._chunk(index, {"content": ""})).split('"content":""')
@@ -35,7 +43,7 @@ class ChatWriter(Writer):
         first = {"role": "assistant", "content": ""}
         return "".join(data(self._chunk(index, first)) for index in range(len(self._fixed)))
 
-    def delta(self, delta: Delta) -> str:
+    def delta(self, delta: ChoiceDelta) -> str:
         return "".join(self._part(delta.index, part) for part in delta.parts)
 
     def _part(self, index: int, part: Part) -> str:
@@ -45,13 +53,13 @@ class ChatWriter(Writer):
                 return f"{before}{compact(part.text)}{after}"
             case Text(pieces):
                 logprobs = chat_logprobs(pieces) if self._logprobs else None
-                return data(self._chunk(index, {"content": part.text}, logprobs=logprobs, **self._told_origins(part)))
+                return data(self._chunk(index, {"content": part.text}, logprobs=logprobs, **self._origins_field(part)))
             case Thinking():
-                return data(self._chunk(index, {"reasoning_content": part.text}, **self._told_origins(part)))
+                return data(self._chunk(index, {"reasoning_content": part.text}, **self._origins_field(part)))
             case Call():
                 return data(self._chunk(index, {"tool_calls": [self._call(index, part)]}))
 
-    def _told_origins(self, part: Text | Thinking) -> dict[str, Any]:
+    def _origins_field(self, part: Text | Thinking) -> dict[str, Any]:
         return {"origins": origins(part.pieces)} if self._origins else {}
 
     def _call(self, index: int, part: Call) -> dict[str, Any]:
@@ -61,13 +69,13 @@ class ChatWriter(Writer):
         return {"index": self._num_calls[index] - 1, **_call(part)}
 
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
-        last = self._chunk(index, {}, finish.reason, **fault(finish))
+        last = self._chunk(index, {}, finish.reason, **error_field(finish))
         if total is None:
             return data(last)
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(total)}
         return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
 
-    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
+    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
             "object": "chat.completion",
@@ -76,7 +84,7 @@ class ChatWriter(Writer):
             "timings": total.timings(),
         }
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: FinishedChoice) -> dict[str, Any]:
         calls = [_call(call) for call in answer.calls]
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.thinking:
@@ -90,7 +98,7 @@ class ChatWriter(Writer):
             "logprobs": chat_logprobs(pieces) if self._logprobs else None,
             "finish_reason": answer.finish.reason,
             **({"origins": origins(pieces)} if self._origins else {}),
-            **fault(answer.finish),
+            **error_field(answer.finish),
         }
 
 

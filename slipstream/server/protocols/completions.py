@@ -1,4 +1,4 @@
-"""`/v1/completions`: continue a text."""
+"""`/v1/completions`: requests and responses."""
 
 from __future__ import annotations
 
@@ -9,49 +9,57 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.api_protocol import Writer, data, fault, new_id, now, openai_usage, origins
+from slipstream.server.protocols.api_protocol import (
+    ResponseWriter,
+    data,
+    error_field,
+    new_id,
+    now,
+    openai_usage,
+    origins,
+)
 from slipstream.server.protocols.fields import Count, TokenIds, TopLogprobs
 from slipstream.server.protocols.logprobs import legacy_logprobs
-from slipstream.server.protocols.openai_fields import Choices, Harmless, OpenAiSampled
-from slipstream.server.service.choice import Answer, Delta
-from slipstream.server.service.generation_request import Job
+from slipstream.server.protocols.openai_fields import Choices, IgnoredFields, OpenAiSamplingFields
+from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import Prompt, TextPrompt, TokenPrompt
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.parts import Text
 from slipstream.server.text.pieces import Piece, text_of
 
-DEFAULT_TOKENS = 16  # the protocol's own
+DEFAULT_TOKENS = 16  # the protocol's default
 
 
-class CompletionRequest(OpenAiSampled, Harmless):
+class CompletionRequest(OpenAiSamplingFields, IgnoredFields):
     prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=1)]
     max_tokens: Count | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     best_of: Choices | None = None
-    # Not here.
+    # Not supported.
     suffix: Literal[""] | None = None
 
 
-class CompletionWriter(Writer):
-    def __init__(self, asked: CompletionRequest, model: str) -> None:
-        self._origins, self._logprobs = bool(asked.return_origins), asked.logprobs is not None
-        self._usage = asked.wants_usage
+class CompletionWriter(ResponseWriter):
+    def __init__(self, request: CompletionRequest, model: str) -> None:
+        self._origins, self._logprobs = bool(request.return_origins), request.logprobs is not None
+        self._usage = request.wants_usage
         self._head = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
-        self._offsets = [0] * (asked.n or 1)  # how much text each choice has told
+        self._offsets = [0] * (request.n or 1)  # length of the text that each choice has written
 
     def _choice(self, index: int, pieces: Sequence[Piece], finish: Finish | None) -> dict[str, Any]:
         text, offset = text_of(pieces), self._offsets[index]
         self._offsets[index] += len(text)
         logprobs = legacy_logprobs(pieces, offset) if self._logprobs and pieces else None
-        reason, faults = (None, {}) if finish is None else (finish.reason, fault(finish))
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **faults}
+        reason, error = (None, {}) if finish is None else (finish.reason, error_field(finish))
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **error}
         return {**choice, "origins": origins(pieces)} if self._origins and pieces else choice
 
     def opening(self, num_prompt: int) -> str:
         return ""
 
-    def delta(self, delta: Delta) -> str:
+    def delta(self, delta: ChoiceDelta) -> str:
         pieces = [piece for part in delta.parts if isinstance(part, Text) for piece in part.pieces]
         return data({**self._head, "choices": [self._choice(delta.index, pieces, None)]})
 
@@ -62,7 +70,7 @@ class CompletionWriter(Writer):
         usage = {**self._head, "choices": [], "usage": openai_usage(total)}
         return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
 
-    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
+    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
             "choices": [self._choice(i, answer.pieces, answer.finish) for i, answer in enumerate(answers)],
@@ -71,13 +79,13 @@ class CompletionWriter(Writer):
         }
 
 
-def completion_job(asked: CompletionRequest, engine: EngineConfig) -> Job:
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+def completion_generation_request(request: CompletionRequest, engine: EngineConfig) -> GenerationRequest:
+    if request.best_of is not None and request.best_of != (request.n or 1):
         raise ApiError(400, "best_of may only be n: nothing is thrown away here", param="best_of")
-    most = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
-    echoed = asked.logprobs if asked.echo else None
-    fields = asked.job_fields(engine, most, logprobs=asked.logprobs, prompt_logprobs=echoed)
-    return Job(_prompt(asked.prompt), echo=bool(asked.echo), **fields)
+    max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    echoed = request.logprobs if request.echo else None
+    fields = request.generation_fields(engine, max_tokens, logprobs=request.logprobs, prompt_logprobs=echoed)
+    return GenerationRequest(_prompt(request.prompt), echo=bool(request.echo), **fields)
 
 
 def _prompt(given: str | list[int] | list[str]) -> Prompt:

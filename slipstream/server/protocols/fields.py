@@ -1,7 +1,7 @@
 """Fields that several protocols share, with their bounds.
 
-One that we know but cannot do is listed with the only value that asks for nothing (`OnlyFalse`, an empty list), so that
-the schema says so too.
+A known field that is not supported is listed with its neutral value only (`OnlyFalse`, an empty list), so that the
+schema says so too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slipstream.server.errors import ApiError
 from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.structured import StructuredOutputs
 
-MOST_TOKENS = 1 << 31
+MAX_TOKENS = 1 << 31
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 512
 MAX_BAD_WORDS = 256
@@ -29,9 +29,9 @@ MAX_BAD_WORDS = 256
 ShortText = Annotated[str, Field(max_length=512)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
-TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
+TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -57,7 +57,7 @@ Metadata = dict[str, Any]
 
 
 class Speculative(Body):
-    """How this request drafts; what is absent is the server's choice."""
+    """Speculative decoding of this request; absent fields keep the server's settings."""
 
     enabled: bool | None = None
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
@@ -77,26 +77,26 @@ class Speculative(Body):
         return "adaptive" if self.enabled and engine.draft in ("off", 0) else None
 
 
-class Sampled(Body):
-    """What every protocol's request may say about the next token, beside its own fields."""
+class SamplingFields(Body):
+    """The fields about sampling and drafting that every generating request has."""
 
     model: ShortText | None = None
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     min_p: Unit | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     seed: Seed | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
     speculative: Speculative | None = None
 
     def sampling(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> SamplingParams:
-        """``more``: what only some protocols have; None stands for absent everywhere."""
+        """``more``: parameters that only some protocols have. None means absent."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos", "min_tokens")
         given = {name: getattr(self, name) for name in names} | more
         spec = self.speculative or Speculative()
@@ -122,13 +122,13 @@ def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 class TextPart(Body):
-    """A piece of a message. Other kinds (images, audio, files) are refused by their type."""
+    """A text part of a message. Other kinds (images, audio, files) are refused by their type."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
     annotations: NoList | None = None
     logprobs: NoList | None = None
-    cache_control: dict[str, Any] | None = None  # a hint about billing elsewhere
+    cache_control: dict[str, Any] | None = None  # ignored: about billing
     citations: NoList | None = None
 
 

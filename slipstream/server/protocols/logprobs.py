@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's protocols tell them; and how a token's become a score."""
+"""Log-probabilities in the shapes of OpenAI's protocols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipstream.server.text.pieces import Piece
 
 
 def entries(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """One a token, as chat and responses have them."""
+    """One entry per token, for chat and responses."""
     return [
         {**_entry(each.raw, each.logprob), "top_logprobs": [_entry(raw, value) for raw, value in each.top]}
         for piece in pieces
@@ -26,21 +26,21 @@ def _entry(raw: bytes, logprob: float | None) -> dict[str, Any]:
 
 
 def legacy_logprobs(pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
-    """As the first protocol had them: lists beside each other. ``offset``: where in the text the pieces begin."""
-    told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    """For completions: parallel lists. ``offset``: where in the text the pieces begin."""
+    lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for piece in pieces:
         for each in piece.scores:
             own = {} if each.logprob is None else {_name(each.raw): each.logprob}
-            told["tokens"].append(_name(each.raw))
-            told["token_logprobs"].append(each.logprob)
-            told["top_logprobs"].append({_name(raw): value for raw, value in each.top} | own or None)
-            told["text_offset"].append(offset)
+            lists["tokens"].append(_name(each.raw))
+            lists["token_logprobs"].append(each.logprob)
+            lists["top_logprobs"].append({_name(raw): value for raw, value in each.top} | own or None)
+            lists["text_offset"].append(offset)
         offset += len(piece.text)
-    return told
+    return lists
 
 
 def _name(raw: bytes) -> str:
-    """Half a character has no text: its bytes are written out, so that two of them keep their own names."""
+    """A token that is half a character has no text: its bytes are escaped, so that names stay distinct."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

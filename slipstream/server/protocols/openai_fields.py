@@ -1,4 +1,4 @@
-"""Fields that OpenAI's protocols share: harmless ones, sampling, formats, functions."""
+"""Fields that OpenAI's protocols share: ignored ones, sampling, response formats, functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipstream.server.protocols.fields import (
     Metadata,
     OnlyFalse,
     Penalty,
-    Sampled,
+    SamplingFields,
     ShortText,
     Stops,
     stop_list,
@@ -27,8 +27,8 @@ from slipstream.server.protocols.structured import (
     Options,
     Schema,
     grammar_spec,
-    only_one,
     schema_spec,
+    single_format,
 )
 from slipstream.server.text.json_text import strict_json
 from slipstream.server.text.response_format import ResponseFormat
@@ -39,8 +39,8 @@ Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class Harmless(Body):
-    """What changes nothing here, under the names OpenAI's clients send."""
+class IgnoredFields(Body):
+    """Fields that OpenAI's clients send and that have no effect here."""
 
     metadata: Metadata | None = None
     user: ShortText | None = None
@@ -52,8 +52,8 @@ class Harmless(Body):
     store: OnlyFalse | None = None
 
 
-class Conversational(Harmless):
-    """What both ways to talk share."""
+class ConversationFields(IgnoredFields):
+    """Shared by chat and responses."""
 
     parallel_tool_calls: bool | None = None
     thinking_budget: Count | None = None  # tokens
@@ -64,8 +64,8 @@ class StreamOptions(Body):
     include_obfuscation: OnlyFalse | None = None
 
 
-class OpenAiSampled(Sampled):
-    """What chat and legacy completions share."""
+class OpenAiSamplingFields(SamplingFields):
+    """Shared by chat and completions."""
 
     stream_options: StreamOptions | None = None
     stop: Stops | None = None
@@ -80,8 +80,8 @@ class OpenAiSampled(Sampled):
     guided_choice: Options | None = None
     guided_grammar: str | None = None
 
-    def job_fields(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> dict[str, Any]:
-        """The part of a Job that both have; ``more`` goes to the sampling."""
+    def generation_fields(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> dict[str, Any]:
+        """The fields of a GenerationRequest that both have; ``more``: further sampling parameters."""
         bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         params = self.sampling(
             engine,
@@ -96,12 +96,12 @@ class OpenAiSampled(Sampled):
             "stops": stop_list(self.stop),
             "bad_words": tuple(self.bad_words or ()),
             "num_choices": self.n or 1,
-            "look": self._look(),
+            "response_format": self._response_format(),
         }
 
-    def _look(self) -> ResponseFormat | None:
+    def _response_format(self) -> ResponseFormat | None:
         guided = self.guided_json
-        return only_one(
+        return single_format(
             {
                 **({} if self.response_format is None else self.response_format.specs("response_format")),
                 "guided_json": None if guided is None else schema_spec(guided, "guided_json"),
@@ -118,12 +118,12 @@ class OpenAiSampled(Sampled):
 
 
 class Function(Body):
-    """A tool, as responses write it; chat puts it one level deeper."""
+    """A tool, as in responses; chat nests it one level deeper."""
 
     name: Name
     description: str | None = None
     parameters: Schema | None = None
-    strict: bool | None = None  # a required call is kept to its schema either way
+    strict: bool | None = None  # the schema of a required call is enforced either way
 
     def tool(self) -> Tool:
         return Tool(self.name, self.description or "", self.parameters or {"type": "object", "properties": {}})
@@ -134,7 +134,7 @@ class FunctionName(Body):
 
 
 def call_for_template(call_id: str | None, name: str, arguments: str, where: str) -> dict[str, Any]:
-    """An earlier call: templates want its arguments as an object."""
+    """A tool call of an earlier turn; templates expect its arguments as an object."""
     try:
         read = strict_json(arguments or "{}")
     except ValueError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from slipstream.server.protocols.anthropic import MessagesRequest, messages_job
+from slipstream.server.protocols.anthropic import MessagesRequest, messages_generation_request
 from slipstream.server.protocols.anthropic_writer import MessagesWriter
-from slipstream.server.protocols.api_protocol import Protocol
-from slipstream.server.protocols.chat import ChatRequest, chat_job
+from slipstream.server.protocols.api_protocol import ApiProtocol
+from slipstream.server.protocols.chat import ChatRequest, chat_generation_request
 from slipstream.server.protocols.chat_writer import ChatWriter
-from slipstream.server.protocols.completions import CompletionRequest, CompletionWriter, completion_job
-from slipstream.server.protocols.responses import ResponsesRequest, responses_job
+from slipstream.server.protocols.completions import CompletionRequest, CompletionWriter, completion_generation_request
+from slipstream.server.protocols.responses import ResponsesRequest, responses_generation_request
 from slipstream.server.protocols.responses_writer import ResponsesWriter
 
-CHAT = Protocol(ChatRequest, chat_job, ChatWriter)
-COMPLETIONS = Protocol(CompletionRequest, completion_job, CompletionWriter)
-RESPONSES = Protocol(ResponsesRequest, responses_job, ResponsesWriter)
-MESSAGES = Protocol(MessagesRequest, messages_job, MessagesWriter)
+CHAT = ApiProtocol(ChatRequest, chat_generation_request, ChatWriter)
+COMPLETIONS = ApiProtocol(CompletionRequest, completion_generation_request, CompletionWriter)
+RESPONSES = ApiProtocol(ResponsesRequest, responses_generation_request, ResponsesWriter)
+MESSAGES = ApiProtocol(MessagesRequest, messages_generation_request, MessagesWriter)

@@ -1,4 +1,4 @@
-"""`/v1/responses`: what may be asked. Nothing is stored, so nothing can be referred to later."""
+"""Requests of `/v1/responses`, stateless: no response is stored. Responses: responses_writer.py."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from slipstream.server.protocols.fields import (
     NoDict,
     NoList,
     OnlyFalse,
-    Sampled,
+    SamplingFields,
     ShortText,
     TextPart,
     TopLogprobs,
     text_of,
 )
-from slipstream.server.protocols.openai_fields import Conversational, Effort, Function, call_for_template
-from slipstream.server.protocols.structured import FlatFormat, Name, only_one
-from slipstream.server.service.generation_request import Job
+from slipstream.server.protocols.openai_fields import ConversationFields, Effort, Function, call_for_template
+from slipstream.server.protocols.structured import FlatFormat, Name, single_format
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.text.tools import MAX_TOOLS, ToolUse, tool_use
 
@@ -35,7 +35,7 @@ class InputMessage(Body):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
-    # What a client sends back when it repeats an output of ours.
+    # Fields of our own output, which clients send back.
     id: ShortText | None = None
     status: Status | None = None
 
@@ -96,7 +96,7 @@ class TextOptions(Body):
 class Reasoning(Body):
     effort: Effort | None = None
     max_tokens: Count | None = None
-    summary: Literal["auto"] | None = None  # there is none: the reasoning itself is told
+    summary: Literal["auto"] | None = None  # there is no summary: the output has the reasoning itself
 
 
 class ResponsesTool(Function):
@@ -108,7 +108,7 @@ class NamedFunction(Body):
     name: Name
 
 
-class ResponsesRequest(Sampled, Conversational):
+class ResponsesRequest(SamplingFields, ConversationFields):
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -118,7 +118,7 @@ class ResponsesRequest(Sampled, Conversational):
     reasoning: Reasoning | None = None
     top_logprobs: TopLogprobs | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    # Not here.
+    # Not supported.
     background: OnlyFalse | None = None
     previous_response_id: None = None
     conversation: None = None
@@ -146,7 +146,7 @@ class ResponsesRequest(Sampled, Conversational):
 
 
 def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the assistant thought, said and called in one turn is one message."""
+    """Adjacent items of the assistant (reasoning, text, tool calls) merged to one message."""
     found: list[dict[str, Any]] = []
     for message in messages:
         before = found[-1] if found else {"role": None}
@@ -159,15 +159,15 @@ def _merged(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def responses_job(asked: ResponsesRequest, engine: EngineConfig) -> Job:
-    reasoning = asked.reasoning or Reasoning()
-    format = asked.text.format.specs("text.format") if asked.text and asked.text.format else {}
-    logprobs = (asked.top_logprobs or 0) if asked.wants_logprobs else None
-    return Job(
-        ChatPrompt(asked.messages(), thinking_variables(reasoning.effort)),
-        asked.sampling(engine, asked.max_output_tokens, logprobs=logprobs),
-        bad_words=tuple(asked.bad_words or ()),
-        look=only_one({**format, **asked.structured()}),
-        tools=asked.tool_use(),
-        thinking_budget=reasoning.max_tokens or asked.thinking_budget,
+def responses_generation_request(request: ResponsesRequest, engine: EngineConfig) -> GenerationRequest:
+    reasoning = request.reasoning or Reasoning()
+    format = request.text.format.specs("text.format") if request.text and request.text.format else {}
+    logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
+    return GenerationRequest(
+        ChatPrompt(request.messages(), thinking_variables(reasoning.effort)),
+        request.sampling(engine, request.max_output_tokens, logprobs=logprobs),
+        bad_words=tuple(request.bad_words or ()),
+        response_format=single_format({**format, **request.structured()}),
+        tools=request.tool_use(),
+        thinking_budget=reasoning.max_tokens or request.thinking_budget,
     )

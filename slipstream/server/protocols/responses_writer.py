@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`: items of reasoning, messages and function calls, one after the other."""
+"""Responses of `/v1/responses`: items of reasoning, messages and function calls, one after the other."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.api_protocol import Writer, named, new_id, now
+from slipstream.server.protocols.api_protocol import ResponseWriter, named, new_id, now
 from slipstream.server.protocols.logprobs import entries
 from slipstream.server.protocols.responses import ResponsesRequest
-from slipstream.server.service.choice import Answer, Delta
+from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
-from slipstream.server.text.parts import Call, Part, Text, Thinking, goes_on, joined
+from slipstream.server.text.parts import Call, Part, Text, Thinking, continues, joined
 
 STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "error": "failed"}
 
 
 class Item:
-    """One item of the output, while it grows and when it is complete. Knows its own events."""
+    """One item of the output and its events."""
 
     def __init__(self, part: Part) -> None:
         self.kind = type(part)
@@ -26,18 +26,18 @@ class Item:
         self.id, self._call_id = new_id(prefix), new_id("call_")
 
     def takes(self, part: Part) -> bool:
-        return goes_on(part, self.kind)
+        return continues(part, self.kind)
 
     def add(self, part: Part) -> None:
         self._parts.append(part)
 
     @property
     def part(self) -> Part:
-        """All of it so far."""
+        """The item's content so far."""
         return joined(self._parts)[0]
 
-    def told(self, status: str, empty: bool = False) -> dict[str, Any]:
-        """``empty``: as it is when it begins."""
+    def body(self, status: str, empty: bool = False) -> dict[str, Any]:
+        """``empty``: without content, as in its `added` event."""
         part = self.part
         match part:
             case Text():
@@ -69,18 +69,18 @@ class Item:
         part = self.part
         match part:
             case Text(pieces):
-                told = {"type": "response.output_text.done", "text": part.text, "logprobs": entries(pieces)}
-                return [told, {"type": "response.content_part.done", "part": _text(part)}]
+                text_done = {"type": "response.output_text.done", "text": part.text, "logprobs": entries(pieces)}
+                return [text_done, {"type": "response.content_part.done", "part": _text(part)}]
             case Thinking():
-                told = {"type": "response.reasoning_text.done", "text": part.text}
-                return [told, {"type": "response.content_part.done", "part": _reasoning(part)}]
+                text_done = {"type": "response.reasoning_text.done", "text": part.text}
+                return [text_done, {"type": "response.content_part.done", "part": _reasoning(part)}]
             case Call(name, arguments):
                 return [{"type": "response.function_call_arguments.done", "name": name, "arguments": arguments}]
 
 
-class ResponsesWriter(Writer):
-    def __init__(self, asked: ResponsesRequest, model: str) -> None:
-        self._asked = asked
+class ResponsesWriter(ResponseWriter):
+    def __init__(self, request: ResponsesRequest, model: str) -> None:
+        self._request = request
         self._id, self._created, self._model = new_id("resp_"), now(), model
         self._items: list[Item] = []  # the last one is open
         self._num_events = 0
@@ -89,7 +89,7 @@ class ResponsesWriter(Writer):
         going = self._response("in_progress", [])
         return self._event("response.created", response=going) + self._event("response.in_progress", response=going)
 
-    def delta(self, delta: Delta) -> str:
+    def delta(self, delta: ChoiceDelta) -> str:
         return "".join(self._part(part) for part in delta.parts)
 
     def _part(self, part: Part) -> str:
@@ -102,7 +102,7 @@ class ResponsesWriter(Writer):
         item = Item(part)
         self._items.append(item)
         added = self._event(
-            "response.output_item.added", output_index=self._index, item=item.told("in_progress", empty=True)
+            "response.output_item.added", output_index=self._index, item=item.body("in_progress", empty=True)
         )
         return added + self._inside([*item.begun(), *item.grown(part)])
 
@@ -110,8 +110,8 @@ class ResponsesWriter(Writer):
         if not self._items:
             return ""
         item = self._items[-1]
-        told = item.told(status)
-        return self._inside(item.done()) + self._event("response.output_item.done", output_index=self._index, item=told)
+        body = item.body(status)
+        return self._inside(item.done()) + self._event("response.output_item.done", output_index=self._index, item=body)
 
     @property
     def _index(self) -> int:
@@ -127,14 +127,14 @@ class ResponsesWriter(Writer):
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
         empty = "" if self._items else self._open(Text([]))
         status = STATUS[finish.reason]
-        closed = empty + self._close(_of_item(status))
+        closed = empty + self._close(_item_status(status))
         return closed + self._event(f"response.{status}", response=self._response(status, self._output(status), finish))
 
     def _output(self, status: str) -> list[dict[str, Any]]:
         whole, last = self._items[:-1], self._items[-1]
-        return [*(item.told("completed") for item in whole), last.told(_of_item(status))]
+        return [*(item.body("completed") for item in whole), last.body(_item_status(status))]
 
-    def whole(self, answers: Sequence[Answer], total: Finish) -> dict[str, Any]:
+    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         self._items = [Item(part) for part in answers[0].parts or [Text([])]]
         status = STATUS[total.reason]
         return self._response(status, self._output(status), total)
@@ -148,7 +148,7 @@ class ResponsesWriter(Writer):
 
     def _response(self, status: str, output: list[dict[str, Any]], finish: Finish | None = None) -> dict[str, Any]:
         failed = {"code": "server_error", "message": finish.error} if finish and finish.error else None
-        told = {
+        response = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -163,27 +163,27 @@ class ResponsesWriter(Writer):
             "usage": None if finish is None else _usage(finish),
             **self._repeated(),
         }
-        return told if finish is None else {**told, "timings": finish.timings()}
+        return response if finish is None else {**response, "timings": finish.timings()}
 
     def _repeated(self) -> dict[str, Any]:
-        """What the client asked for, in the words it used."""
-        asked = self._asked.model_dump(by_alias=True, exclude_none=True)
+        """Fields of the request that the protocol repeats in its response."""
+        given = self._request.model_dump(by_alias=True, exclude_none=True)
         return {
-            "instructions": asked.get("instructions"),
-            "max_output_tokens": asked.get("max_output_tokens"),
-            "metadata": asked.get("metadata", {}),
-            "parallel_tool_calls": asked.get("parallel_tool_calls", True),
-            "reasoning": asked.get("reasoning"),
-            "temperature": asked.get("temperature", 1.0),
-            "text": {"format": {"type": "text"}} | asked.get("text", {}),
-            "tool_choice": asked.get("tool_choice", "auto"),
-            "tools": asked.get("tools", []),
-            "top_logprobs": asked.get("top_logprobs", 0),
-            "top_p": asked.get("top_p", 1.0),
+            "instructions": given.get("instructions"),
+            "max_output_tokens": given.get("max_output_tokens"),
+            "metadata": given.get("metadata", {}),
+            "parallel_tool_calls": given.get("parallel_tool_calls", True),
+            "reasoning": given.get("reasoning"),
+            "temperature": given.get("temperature", 1.0),
+            "text": {"format": {"type": "text"}} | given.get("text", {}),
+            "tool_choice": given.get("tool_choice", "auto"),
+            "tools": given.get("tools", []),
+            "top_logprobs": given.get("top_logprobs", 0),
+            "top_p": given.get("top_p", 1.0),
         }
 
 
-def _of_item(status: str) -> str:
+def _item_status(status: str) -> str:
     return "completed" if status == "completed" else "incomplete"
 
 

@@ -1,4 +1,4 @@
-"""What an answer has to look like: the fields people know for it, read into what the grammar room compiles."""
+"""The fields for structured output, translated to specs that slipstream.grammar compiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Options = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=
 
 
 class StructuredOutputs(Body):
-    """One of these."""
+    """Exactly one field may be given."""
 
     json_schema: Schema | str | None = Field(alias="json", default=None)
     json_object: bool | None = None
@@ -57,14 +57,14 @@ class NamedSchema(Body):
     name: Name
     schema_: Schema = Field(alias="schema", default_factory=dict)
     description: str | None = None
-    strict: bool | None = None  # it is kept to either way; if strict, what cannot be kept to is refused
+    strict: bool | None = None  # the schema is enforced either way; strict: refuse keywords that cannot be
 
     def specs(self, where: str) -> dict[str, Spec | None]:
         return {f"{where}.schema": JsonSchema(self.schema_, lenient=not self.strict)}
 
 
 class SchemaFormat(Body):
-    """As chat has it."""
+    """Of chat completions."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -74,7 +74,7 @@ class SchemaFormat(Body):
 
 
 class FlatSchemaFormat(NamedSchema):
-    """As responses have it."""
+    """Of responses."""
 
     type: Literal["json_schema"]
 
@@ -99,10 +99,10 @@ def grammar_spec(text: str) -> Spec:
     return Gbnf(text) if "::=" in text else Lark(text)
 
 
-def only_one(given: dict[str, Spec | None]) -> ResponseFormat | None:
-    """Of the fields that say what the answer looks like at most one may be there."""
-    asked = [(name, spec) for name, spec in given.items() if spec is not None]
-    if len(asked) > 1:
-        names = " and ".join(name for name, _ in asked)
-        raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=asked[1][0])
-    return ResponseFormat(asked[0][1], asked[0][0]) if asked else None
+def single_format(given: dict[str, Spec | None]) -> ResponseFormat | None:
+    """The one format among these fields, if any; several are refused."""
+    found = [(name, spec) for name, spec in given.items() if spec is not None]
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=found[1][0])
+    return ResponseFormat(found[0][1], found[0][0]) if found else None

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: the tokenizer without the model."""
+"""`/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: paths that need the tokenizer only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import Field
 
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.anthropic import Counted
+from slipstream.server.protocols.anthropic import CountTokensRequest
 from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.chat import ChatMessage, for_template
 from slipstream.server.protocols.fields import ShortText, TokenId
-from slipstream.server.service.generation_request import Job
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, Prompt, TextPrompt
 from slipstream.server.service.service import Service
 
 
 class TokenizeRequest(Body):
-    """One of: `prompt` (or `content`, the same under another name), `messages`."""
+    """Exactly one of `prompt`, `content` (a synonym of it) and `messages`."""
 
     model: ShortText | None = None
     prompt: str | None = None
@@ -40,16 +40,16 @@ class DetokenizeRequest(Body):
     tokens: list[TokenId]
 
 
-async def tokenize(service: Service, asked: TokenizeRequest) -> dict[str, Any]:
-    tokens = (await service.prepare(Job(asked.as_prompt(), SamplingParams()))).tokens
+async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
+    tokens = (await service.prepare(GenerationRequest(request.as_prompt(), SamplingParams()))).tokens
     return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
 
 
-async def detokenize(service: Service, asked: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:
     tokenizer = service.loaded().tokenizer
-    text = await service.in_thread(lambda: tokenizer.decode(asked.tokens, skip_special=False))
+    text = await service.in_thread(lambda: tokenizer.decode(request.tokens, skip_special=False))
     return {"prompt": text, "content": text}
 
 
-async def count_tokens(service: Service, asked: Counted) -> dict[str, Any]:
-    return {"input_tokens": len((await service.prepare(asked.job(SamplingParams(), {}))).tokens)}
+async def count_tokens(service: Service, request: CountTokensRequest) -> dict[str, Any]:
+    return {"input_tokens": len((await service.prepare(request.generation_request(SamplingParams(), {}))).tokens)}

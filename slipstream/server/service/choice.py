@@ -1,4 +1,4 @@
-"""One stream of the engine on its way to a client: events in, parts of an answer out, an account at the end."""
+"""One choice of a generation: token events in, parts of an answer out, a Finish at the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from slipstream.server.text.output import OutputText
 from slipstream.server.text.parts import Call, Part, Text, Thinking, joined
 from slipstream.server.text.pieces import Piece, Score
 
-LOWEST = -9999.0  # stands for "never": JSON has no infinity
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """What came since the last one: possibly several tokens of several steps."""
+class ChoiceDelta:
+    """The parts since the last delta: possibly several tokens of several steps."""
 
     index: int  # of the choice
     parts: Sequence[Part]
@@ -32,15 +32,15 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A choice from beginning to end."""
+class FinishedChoice:
+    """A complete choice."""
 
     parts: Sequence[Part]
     finish: Finish
 
     @property
     def pieces(self) -> list[Piece]:
-        """Of its text."""
+        """The pieces of its text, without thinking and tool calls."""
         return [piece for part in self.parts if isinstance(part, Text) for piece in part.pieces]
 
     @property
@@ -56,7 +56,7 @@ class Answer:
         return [part for part in self.parts if isinstance(part, Call)]
 
 
-class Choice:
+class ChoiceStream:
     def __init__(
         self, index: int, stream: TokenStream, tokenizer: Tokenizer, prepared: Prepared, latencies: Latencies
     ) -> None:
@@ -70,24 +70,24 @@ class Choice:
         self._num_thinking = 0
         self._called = False
 
-    def take(self) -> Delta | None:
-        """None while there is nothing to see: half a character, or what may become a stop string or a marker."""
+    def take(self) -> ChoiceDelta | None:
+        """The next delta. None if all new text is held back: half a character, a possible stop string or marker."""
         parts: list[Part] = []
         for event in self.stream.take():
-            self._latencies.see(event)
+            self._latencies.observe(event)
             parts += self._read(event)
             if event.finish_reason is not None:
-                self.finish = self._account(event)
+                self.finish = self._finish(event)
         parts = joined(parts)
-        return Delta(self.index, parts, self.finish) if parts or self.finish is not None else None
+        return ChoiceDelta(self.index, parts, self.finish) if parts or self.finish is not None else None
 
     @property
-    def _over(self) -> bool:
-        """What still comes does not count."""
+    def _complete(self) -> bool:
+        """The answer has ended; further tokens are ignored."""
         return self._output.stop is not None or self._reader.done
 
     def _read(self, event: TokenEvent) -> list[Part]:
-        if self._over:
+        if self._complete:
             return []
         parts = self._echoed(event)
         ended = event.finish_reason == "stop" and bool(event.tokens)
@@ -95,13 +95,13 @@ class Choice:
         for token, origin, each in zip(event.tokens[:-1] if ended else event.tokens, event.origins, scores):
             self._num_thinking += self._reader.thinking
             parts += self._reader.push(self._output.push(token, origin, each))
-            if self._over:
+            if self._complete:
                 break
-        if self._over and event.finish_reason is None:
+        if self._complete and event.finish_reason is None:
             self.stream.end("stop")
-        if not self._over and event.finish_reason is not None:
+        if not self._complete and event.finish_reason is not None:
             parts += self._reader.push(self._output.finish(ended, scores[-1] if ended else None))
-        if self._over or event.finish_reason is not None:
+        if self._complete or event.finish_reason is not None:
             parts += self._reader.finish()
         self._called = self._called or any(isinstance(part, Call) for part in parts)
         return parts
@@ -109,24 +109,24 @@ class Choice:
     def _scores(self, event: TokenEvent) -> Sequence[Score | None]:
         if not event.logprobs:
             return (None,) * len(event.tokens)
-        return [_score(self._tokenizer, token, told) for token, told in zip(event.tokens, event.logprobs)]
+        return [_score(self._tokenizer, token, logprobs) for token, logprobs in zip(event.tokens, event.logprobs)]
 
     def _echoed(self, event: TokenEvent) -> list[Part]:
-        """The prompt, with the first event that has tokens: log-probabilities of it come no earlier."""
+        """The prompt, at the first event with tokens: its log-probabilities come with that event."""
         if not self._echo or not (event.tokens or event.finish_reason):
             return []
         echo, self._echo = self._echo, ()
         if self._prepared.params.prompt_logprobs is None:
             return [Text(list(echo))]
-        told: list[TokenLogprobs | None] = [None, *event.prompt_logprobs]
-        scores = [_score(self._tokenizer, *each) for each in zip(self._prepared.tokens, told)]
+        logprobs: list[TokenLogprobs | None] = [None, *event.prompt_logprobs]
+        scores = [_score(self._tokenizer, *each) for each in zip(self._prepared.tokens, logprobs)]
         return [Text([Piece(piece.text, 0, (each,)) for piece, each in zip(echo, scores)])]
 
-    def _account(self, event: TokenEvent) -> Finish:
-        if event.stats is None or (event.finish_reason == "abort" and not self._over):
+    def _finish(self, event: TokenEvent) -> Finish:
+        if event.stats is None or (event.finish_reason == "abort" and not self._complete):
             raise engine_failed() if event.finish_reason == "error" else shutting_down()
         reason: Literal["stop", "length", "tool_calls", "error"] = "tool_calls" if self._called else "stop"
-        if event.finish_reason in ("length", "error") and not self._over:
+        if event.finish_reason in ("length", "error") and not self._complete:
             reason = event.finish_reason
         return Finish(
             reason,
@@ -139,10 +139,10 @@ class Choice:
         )
 
 
-def _score(tokenizer: Tokenizer, token: int, told: TokenLogprobs | None) -> Score:
-    """``told`` None: nothing stood before this token."""
+def _score(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs | None) -> Score:
+    """``logprobs`` None: the prompt's first token."""
     raw = tokenizer.token_bytes(token, skip_special=False)
-    if told is None:
+    if logprobs is None:
         return Score(raw, None)
-    top = tuple((tokenizer.token_bytes(t, skip_special=False), max(x, LOWEST)) for t, x in told.top)
-    return Score(raw, max(told.logprob, LOWEST), top)
+    top = tuple((tokenizer.token_bytes(t, skip_special=False), max(x, MIN_LOGPROB)) for t, x in logprobs.top)
+    return Score(raw, max(logprobs.logprob, MIN_LOGPROB), top)

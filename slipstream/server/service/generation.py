@@ -1,30 +1,30 @@
-"""One request on its way: its choices, told as they come or whole. Every protocol reads this."""
+"""One running generation request: its choices, streamed as deltas or complete. The same for every protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from slipstream.engine.async_engine import first_ready
-from slipstream.server.service.choice import Answer, Choice, Delta
+from slipstream.server.service.choice import ChoiceDelta, ChoiceStream, FinishedChoice
 from slipstream.server.service.timings import Finish, total
 from slipstream.server.text.parts import Part, joined
 
 
 class Generation:
-    def __init__(self, choices: Sequence[Choice], num_prompt: int) -> None:
+    def __init__(self, choices: Sequence[ChoiceStream], num_prompt: int) -> None:
         self.num_prompt = num_prompt
         self._choices = choices
         self._open = list(choices)
 
     @property
     def total(self) -> Finish | None:
-        """Of all choices, once none is on its way any more."""
+        """The sum over all choices, once all are finished."""
         if self._open:
             return None
         return total([choice.finish for choice in self._choices if choice.finish is not None])
 
-    async def next(self) -> list[Delta]:
-        """Waits for something to tell; nothing if it was nudged before. The last delta of a choice has a finish."""
+    async def next(self) -> list[ChoiceDelta]:
+        """Waits for new deltas; returns none if `nudge` was called. The last delta of a choice has a finish."""
         while True:
             await first_ready([choice.stream for choice in self._open])
             if not any(choice.stream.has_events for choice in self._open):
@@ -34,15 +34,15 @@ class Generation:
             if deltas:
                 return deltas
 
-    async def whole(self) -> list[Answer]:
-        """Everything at once."""
+    async def whole(self) -> list[FinishedChoice]:
+        """Waits for all choices to finish."""
         parts: list[list[Part]] = [[] for _ in self._choices]
         while self._open:
             for delta in await self.next():
                 parts[delta.index] += delta.parts
         return [
-            Answer(joined(told), choice.finish)
-            for told, choice in zip(parts, self._choices)
+            FinishedChoice(joined(each), choice.finish)
+            for each, choice in zip(parts, self._choices)
             if choice.finish is not None
         ]
 
@@ -51,6 +51,6 @@ class Generation:
             choice.stream.nudge()
 
     def abort(self) -> None:
-        """Whoever reads this is then told that the server is shutting down."""
+        """The reader of this generation then gets the error `shutting_down`."""
         for choice in self._open:
             choice.stream.end("abort")

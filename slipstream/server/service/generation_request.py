@@ -1,4 +1,4 @@
-"""What a request asks for, whatever its protocol."""
+"""A generation request, independent of the protocol it came in."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slipstream.server.text.tools import NO_TOOLS, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerationRequest:
     prompt: Prompt
-    params: SamplingParams  # what needs the tokenizer (words, grammars) is added when the job is prepared
+    params: SamplingParams  # without bad words and constraint: prepare.py adds them, with the tokenizer
     stops: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     num_choices: int = 1
-    look: ResponseFormat | None = None  # what the answer has to be
+    response_format: ResponseFormat | None = None
     tools: ToolUse = NO_TOOLS
     thinking_budget: int | None = None  # tokens
-    must_think: bool = False  # a model that cannot is an error
-    echo: bool = False  # the prompt's text comes before the answer's
+    must_think: bool = False  # refuse the request if the model cannot think
+    echo: bool = False  # the answer's text begins with the prompt's

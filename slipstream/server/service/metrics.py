@@ -1,7 +1,7 @@
-"""`/metrics`: the engine's counters and what clients felt, in Prometheus' text format.
+"""`/metrics`: the engine's counters and the latencies of requests, in Prometheus' text format.
 
-The speculative counters carry the names that dashboards and benchmark clients already read. The engine counts; this
-file only reads its snapshot when it is scraped. Latencies are observed as events pass.
+The speculative counters have vLLM's names, which dashboards and benchmark clients already read. The engine counts; this
+file reads its snapshot when it is scraped. Latencies are observed as token events arrive.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from slipstream.engine.request import TokenEvent
-from slipstream.server.service.status import Watch
+from slipstream.server.service.status import StatusMonitor
 
 FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, monitor: StatusMonitor) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(watch))
+        self.registry.register(EngineCollector(monitor))
         self.http = Counter(
             "slipstream_http_requests", "HTTP responses by path and status", ["path", "status"], registry=self.registry
         )
@@ -45,7 +45,7 @@ class Metrics:
 
 
 class Histogram(Collector):
-    """For one thread, hence without the library's lock: every event of every stream passes here."""
+    """For one thread only, so without the library's lock: it is called for every token event."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name, self._text, self._bounds = name, text, bounds
@@ -66,14 +66,14 @@ class Histogram(Collector):
 
 
 class Latencies:
-    """The times of one request, as the engine stamped them: a client that reads slowly does not change them."""
+    """The latencies of one choice by the engine's timestamps: a slow reader does not change them."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._last = time.monotonic()
         self._seen_first = False
 
-    def see(self, event: TokenEvent) -> None:
+    def observe(self, event: TokenEvent) -> None:
         if not event.tokens:
             return
         gap, self._last = event.at - self._last, event.at
@@ -85,8 +85,8 @@ class Latencies:
 
 
 class EngineCollector(Collector):
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, monitor: StatusMonitor) -> None:
+        self._monitor = monitor
 
     def collect(self) -> Iterable[Metric]:
         yield from self._load()
@@ -97,7 +97,7 @@ class EngineCollector(Collector):
         return ()
 
     def _load(self) -> Iterable[Metric]:
-        seen, memory = self._watch.snapshot(), self._watch.memory()
+        seen, memory = self._monitor.snapshot(), self._monitor.memory()
         yield _gauge("slipstream_requests_running", "Streams that decode or read their prompt", seen.num_running)
         yield _gauge("slipstream_requests_waiting", "Requests in the queue", seen.num_waiting)
         yield _gauge("slipstream_kv_blocks_used", "KV blocks in use", memory["kv_blocks_used"])
@@ -107,10 +107,10 @@ class EngineCollector(Collector):
         slots = seen.num_running if memory["state_bytes"] else 0
         yield _gauge("slipstream_state_slots_used", "Slots whose recurrent state is in use", slots)
         yield _gauge("slipstream_resident_bytes", "Resident memory of the process", memory["rss_bytes"])
-        yield _gauge("slipstream_ready", "1 while new work is taken", float(self._watch.state == "ready"))
+        yield _gauge("slipstream_ready", "1 while new work is taken", float(self._monitor.state == "ready"))
 
     def _work(self) -> Iterable[Metric]:
-        seen = self._watch.snapshot()
+        seen = self._monitor.snapshot()
         finished = CounterMetricFamily("slipstream_requests", "Requests finished", labels=["reason"])
         for reason in ("stop", "length", "abort", "error"):
             finished.add_metric([reason], seen.finished.get(reason, 0))
@@ -121,7 +121,7 @@ class EngineCollector(Collector):
         yield _counter("slipstream_preemptions", "Streams sent back to the queue for memory", seen.num_preemptions)
 
     def _speculation(self) -> Iterable[Metric]:
-        seen = self._watch.snapshot()
+        seen = self._monitor.snapshot()
         yield _counter("vllm:spec_decode_num_drafts", "Times a row had drafts verified", seen.num_drafts)
         yield _counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified", seen.num_draft_tokens)
         yield _counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted", seen.num_accepted_tokens)
@@ -131,8 +131,8 @@ class EngineCollector(Collector):
         for position, count in enumerate(seen.accepted_per_position):
             accepted.add_metric([str(position)], count)
         yield accepted
-        yield _counter("slipstream_plain_row_steps", "Times a row drew without a draft", seen.num_plain_steps)
-        yield _gauge("slipstream_draft_depth", "What most rows drafted at in the last step", seen.last_depth)
+        yield _counter("slipstream_plain_row_steps", "Times a row sampled without a draft", seen.num_plain_steps)
+        yield _gauge("slipstream_draft_depth", "Draft depth of most rows in the last step", seen.last_depth)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,6 +1,6 @@
-"""A job made ready for the engine: its prompt as tokens, what its words and grammars forbid, who reads its answer.
+"""Prepares a generation request for the engine: prompt to tokens, bad words and grammars to constraints.
 
-Runs in worker threads: texts may be long and grammars hard.
+Runs in worker threads, since long prompts and complex grammars take time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
 from slipstream.server.errors import ApiError
-from slipstream.server.service.generation_request import Job
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from slipstream.server.text.markup import thinking
-from slipstream.server.text.markup.chat_format import Dialect, Thought
+from slipstream.server.text.markup.chat_format import ChatFormat, ThinkingState
 from slipstream.server.text.markup.reader import PlainReader, Reader
 from slipstream.server.text.pieces import Piece
 from slipstream.server.text.response_format import ResponseFormat
@@ -28,72 +28,90 @@ from slipstream.server.text.tools import NO_TOOLS, ToolUse
 class Prepared:
     tokens: Sequence[int]
     params: SamplingParams
-    stops: tuple[str, ...] = ()
-    dialect: Dialect | None = None  # None: a text, not an answer
-    thought: Thought = Thought.NONE
+    stops: tuple[str, ...]
+    response_format: ResponseFormat | None  # to be enforced by a grammar
+    thinking_budget: int | None = None
+    chat_format: ChatFormat | None = None  # None: a text completion
+    thinking_state: ThinkingState = ThinkingState.OFF
     tools: ToolUse = NO_TOOLS
-    echo: Sequence[Piece] = ()  # the prompt's text, a piece a token
+    echo: Sequence[Piece] = ()  # the prompt's text, one piece per token
 
     def reader(self) -> Reader:
-        return PlainReader() if self.dialect is None else self.dialect.reader(self.thought, self.tools)
+        return PlainReader() if self.chat_format is None else self.chat_format.reader(self.thinking_state, self.tools)
+
+    @property
+    def needs_constraint(self) -> bool:
+        limited = self.thinking_budget is not None and self.thinking_state is ThinkingState.STARTED
+        return limited or self.response_format is not None
 
 
 class Preparation:
-    """What all jobs on one model share."""
+    """Shared by all requests to one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._grammars = GrammarCompiler(tokenizer)
-        self.dialect = Dialect(tokenizer)
+        self.chat_format = ChatFormat(tokenizer)
 
     def close(self) -> None:
         self._grammars.close()
 
-    def prepare(self, job: Job) -> Prepared:
-        """Without the constraint: see `constrain`."""
-        params = replace(job.params, bad_words=self._runs(job.bad_words)) if job.bad_words else job.params
-        match job.prompt:
-            case ChatPrompt(messages, variables):
-                text = self._rendered(job, self.dialect.render(messages, job.tools, variables))
-                thought = self.dialect.thought(text)
-                return Prepared(self._tokenizer.encode(text), params, job.stops, self.dialect, thought, job.tools)
+    def prepare(self, request: GenerationRequest) -> Prepared:
+        """Everything but the constraint, which `constrain` adds."""
+        params, prompt = request.params, request.prompt
+        if request.bad_words:
+            params = replace(params, bad_words=self._bad_words(request.bad_words))
+        match prompt:
+            case ChatPrompt():
+                return self._prepare_chat(request, prompt, params)
             case TextPrompt(text, add_special):
                 tokens = self._tokenizer.encode(text, add_special=add_special)
-                return Prepared(tokens, params, job.stops, echo=self._echo(tokens, text) if job.echo else ())
+                echo = self._echo(tokens, text) if request.echo else ()
+                return Prepared(tokens, params, request.stops, request.response_format, echo=echo)
             case TokenPrompt(given):
-                return Prepared(given, params, job.stops, echo=self._echo(given, None) if job.echo else ())
+                echo = self._echo(given, None) if request.echo else ()
+                return Prepared(given, params, request.stops, request.response_format, echo=echo)
 
-    def _rendered(self, job: Job, text: str) -> str:
-        if job.must_think and not self.dialect.thinks:
+    def _prepare_chat(self, request: GenerationRequest, prompt: ChatPrompt, params: SamplingParams) -> Prepared:
+        chat_format = self.chat_format
+        text = chat_format.render(prompt.messages, request.tools, prompt.variables)
+        if request.must_think and not chat_format.thinks:
             raise ApiError(400, "thinking: this model does not think", param="thinking")
-        counts = self._look(job) is not None or job.thinking_budget is not None
-        return self.dialect.begin_thinking(text) if counts else text
+        response_format = chat_format.enforced_format(request.tools, request.response_format)
+        if response_format is not None or request.thinking_budget is not None:
+            text = chat_format.start_thinking(text)
+        return Prepared(
+            self._tokenizer.encode(text),
+            params,
+            request.stops,
+            response_format,
+            request.thinking_budget,
+            chat_format,
+            chat_format.thinking_state(text),
+            request.tools,
+        )
 
-    def _look(self, job: Job) -> ResponseFormat | None:
-        return self.dialect.look(job.tools, job.look) if isinstance(job.prompt, ChatPrompt) else job.look
-
-    def constrains(self, job: Job, prepared: Prepared) -> bool:
-        return self._look(job) is not None or (job.thinking_budget is not None and prepared.thought is Thought.BEGUN)
-
-    def constrain(self, job: Job, prepared: Prepared) -> Prepared:
-        """May take long, and raise GrammarError."""
-        look = self._look(job)
-        parts: list[Constraint] = [] if look is None else [self._grammars.compile(look.spec, look.where)]
-        if prepared.thought is Thought.BEGUN:
-            parts = self._around_thinking(parts, job.thinking_budget)
+    def constrain(self, prepared: Prepared) -> Prepared:
+        """Adds the constraint. May take long, and may raise GrammarError."""
+        response_format = prepared.response_format
+        parts: list[Constraint] = []
+        if response_format is not None:
+            parts.append(self._grammars.compile(response_format.spec, response_format.where))
+        if prepared.thinking_state is ThinkingState.STARTED:
+            parts = self._around_thinking(parts, prepared.thinking_budget)
         return replace(prepared, params=replace(prepared.params, constraint=AllOf(tuple(parts))))
 
     def _around_thinking(self, parts: Sequence[Constraint], budget: int | None) -> list[Constraint]:
-        """What is said of the answer holds behind the thinking."""
-        marker, closing = self._run(thinking.END), self._run(f"\n{thinking.END}")
+        """The answer's constraints apply after the thinking; the budget applies to the thinking."""
+        marker, closing = self._encode(thinking.END), self._encode(f"\n{thinking.END}")
         limits = [] if budget is None else [ThinkingBudget(budget, closing, marker)]
         return [*limits, *(AfterThinking(part, marker) for part in parts)]
 
-    def _run(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text))
 
-    def _runs(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """As they stand at the beginning of a text, and behind a space."""
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as tokens: at the beginning of a text, and after a space."""
         texts = [text for word in words for text in (word, f" {word}")]
         return tuple(dict.fromkeys(tuple(self._tokenizer.encode(text, allow_special=False)) for text in texts))
 
@@ -102,5 +120,5 @@ class Preparation:
         texts = [detokenizer.push((token,)) for token in tokens] or [""]
         texts[-1] += detokenizer.finish()
         if given is not None and not given.startswith(texts[0]):
-            texts[0] = ""  # not the client's, but what the model wants before every text
+            texts[0] = ""  # a special token that the tokenizer added, such as BOS
         return [Piece(text, 0) for text in texts]

@@ -1,4 +1,4 @@
-"""What a client gave as its prompt. How that becomes token ids is the work of prepare.py."""
+"""The kinds of prompt that a client can send. prepare.py turns them into token ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    messages: Sequence[Mapping[str, Any]]  # as the model's template takes them
-    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template
+    messages: Sequence[Mapping[str, Any]]  # in the shape the chat template expects
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
-    add_special: bool = True  # what the model wants around a text, such as BOS
+    add_special: bool = True  # add special tokens, such as BOS
 
 
 @dataclass(frozen=True, slots=True)

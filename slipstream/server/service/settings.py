@@ -1,4 +1,4 @@
-"""What the operator chose about the server: frozen, validated once."""
+"""The server's options: frozen, validated once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     api_key: str | None = None
-    allowed_hosts: tuple[str, ...] = ()  # names clients may call us by, beside localhost and IP addresses
-    names: tuple[str, ...] = ()  # what clients may call the model, beside its own name
-    queue_limit: int = 256  # requests that may wait beside those that run
+    allowed_hosts: tuple[str, ...] = ()  # host names clients may use, besides localhost and IP addresses
+    names: tuple[str, ...] = ()  # further names of the model
+    queue_limit: int = 256  # requests that may wait, besides those that run
     max_body: int = 4 << 20  # bytes
     max_json_depth: int = 64  # schemas nest
-    body_seconds: float = 30.0  # in which a request's body must arrive
-    keep_alive_seconds: float = 10.0  # of silence in a stream before a sign of life
-    drain_seconds: float = 30.0  # what runs may take so long after SIGTERM
+    body_seconds: float = 30.0  # for the body of a request to arrive
+    keep_alive_seconds: float = 10.0  # of silence in a stream before a keep-alive
+    drain_seconds: float = 30.0  # that running requests get after SIGTERM
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -1,6 +1,6 @@
-"""`/v1/status`: what the page's panel shows, and what /metrics reads too. A view of the engine that never touches it.
+"""`/v1/status`, for the page's panel; /metrics reads it too. A read-only view of the engine.
 
-Speeds are those of the last seconds, from samples that the server takes.
+Speeds are averages over the last seconds, from samples that the server takes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slipstream.host import resident_bytes
 
 State = Literal["loading", "ready", "draining", "failed"]
 SAMPLE_SECONDS = 0.5
-NUM_SAMPLES = 9  # the speed shown is that of the last four seconds
+NUM_SAMPLES = 9  # so speeds are averages over four seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What does not change while a model is served."""
+    """The constant properties of the served model."""
 
     name: str
     architecture: str
@@ -36,7 +36,7 @@ class ModelFacts:
     state_bytes: int
 
 
-class Watch:
+class StatusMonitor:
     def __init__(self, queue_limit: int) -> None:
         self.state: State = "loading"
         self.started = time.monotonic()
@@ -56,20 +56,20 @@ class Watch:
         self._samples.append((time.monotonic(), self.snapshot().num_output_tokens))
 
     def report(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "version": __version__,
             "state": self.state,
             "uptime_s": round(time.monotonic() - self.started, 1),
         }
         if self._engine is not None and self._facts is not None:
             seen, info = self._engine.snapshot(), self._engine.info
-            told["model"] = _model(self._facts, info)
-            told["device"] = {"runner": self._facts.runner, "note": info.note}
-            told["speculation"] = _speculation(seen, info, self._engine.config)
-            told["load"] = self._load(seen, self._engine.config)
-            told["streams"] = _streams(self._engine.streams())
-            told["memory"] = self.memory()
-        return told
+            report["model"] = _model(self._facts, info)
+            report["device"] = {"runner": self._facts.runner, "note": info.note}
+            report["speculation"] = _speculation(seen, info, self._engine.config)
+            report["load"] = self._load(seen, self._engine.config)
+            report["streams"] = _streams(self._engine.streams())
+            report["memory"] = self.memory()
+        return report
 
     def memory(self) -> dict[str, int]:
         facts, seen = self._facts, self.snapshot()

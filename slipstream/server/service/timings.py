@@ -1,4 +1,4 @@
-"""How an answer ended and what it cost: usage, speeds, what became of its drafts."""
+"""How a choice finished, its usage, its speed and its draft counts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slipstream.engine.stats import RequestStats
 @dataclass(frozen=True, slots=True)
 class Finish:
     reason: Literal["stop", "length", "tool_calls", "error"]
-    stop: str | None  # the stop string, if one ended it
+    stop: str | None  # the stop string that ended it, if any
     num_prompt: int
-    num_output: int  # tokens up to the end; the engine may have drawn a few more behind a stop string
+    num_output: int  # tokens up to the end; the engine may have sampled a few more after a stop string
     stats: RequestStats
-    num_thinking: int = 0  # of the output
-    error: str = ""  # why it could not go on
+    num_thinking: int = 0  # tokens, included in num_output
+    error: str = ""  # for reason "error"
 
     def timings(self) -> dict[str, Any]:
-        """Under the names llama.cpp's clients read. ``predicted_ms`` begins with the first token."""
+        """With the field names of llama.cpp's server. ``predicted_ms`` begins at the first token."""
         stats = self.stats
         queue = stats.queue_seconds or 0.0
         first = stats.total_seconds if stats.first_token_seconds is None else stats.first_token_seconds
@@ -43,7 +43,7 @@ class Finish:
 
 
 def total(finishes: Sequence[Finish]) -> Finish:
-    """Of choices to one prompt: what they wrote and drafted added up, in the time from the first to the last."""
+    """The sum over the choices of one prompt: tokens and drafts added, time from the first start to the last end."""
     first, stats = finishes[0], [finish.stats for finish in finishes]
     if len(finishes) == 1:
         return first

@@ -9,7 +9,7 @@ _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def strict_json(text: str) -> Any:
-    """JSON inside a text; ValueError for what is none, which NaN and bottomless nesting are neither."""
+    """Parses a JSON text. ValueError if it is not JSON; NaN, infinities and unbounded nesting are not."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""Token ids -> pieces of text, each with the origin and the score of its token; stop strings end it.
+"""Token ids -> pieces of text, each with the origin and score of its token; ends at a stop string.
 
-What the text means (thinking, calls of tools) is read behind this: see markup/.
+Thinking and tool calls are recognised after this, in markup/.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._detokenizer = StreamingDetokenizer(tokenizer)
         self._finder = StopFinder(stops)
-        self._held = PieceQueue()  # what the finder may still hold back
-        self._scores: tuple[Score, ...] = ()  # of tokens whose text has not come yet
+        self._held = PieceQueue()  # text that may still become a stop string
+        self._scores: tuple[Score, ...] = ()  # of tokens whose text is not complete yet
         self.num_tokens = 0
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the text."""
+        """The stop string that ended the text, if any."""
         return self._finder.matched
 
     def push(self, token: int, origin: int, score: Score | None = None) -> list[Piece]:
-        """What may be told now."""
+        """The pieces that are certain now."""
         self._count(score)
-        return self._tell(self._detokenizer.push((token,)), origin)
+        return self._emit(self._detokenizer.push((token,)), origin)
 
     def finish(self, end: bool = False, score: Score | None = None) -> list[Piece]:
-        """What was held back. ``end``: an end token came, which counts, but has no text."""
+        """The held-back pieces. ``end``: the last token was an end token, which counts but has no text."""
         if end:
             self._count(score)
-        told = self._tell(self._detokenizer.finish(), 0)
+        pieces = self._emit(self._detokenizer.finish(), 0)
         if self.stop is None:
             self._finder.finish()
-            told += self._held.take_all()
-            told += [Piece("", 0, self._scores)] if self._scores else []
-        return told
+            pieces += self._held.take_all()
+            pieces += [Piece("", 0, self._scores)] if self._scores else []
+        return pieces
 
     def _count(self, score: Score | None) -> None:
         self.num_tokens += 1
         if score is not None:
             self._scores += (score,)
 
-    def _tell(self, text: str, origin: int) -> list[Piece]:
+    def _emit(self, text: str, origin: int) -> list[Piece]:
         if not text:
             return []
         piece, self._scores = Piece(text, origin, self._scores), ()

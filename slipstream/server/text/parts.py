@@ -1,4 +1,4 @@
-"""What an answer consists of, as every protocol tells it: thinking, text, calls of tools."""
+"""The parts of an answer, the same for every protocol: thinking, text, tool calls."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call begins, or, behind its beginning, more of its arguments. Whole: both at once."""
+    """The start of a tool call, or a further chunk of its arguments; after merging, the complete call."""
 
-    name: str | None  # None: it goes on
-    arguments: str = ""  # a piece of JSON text
+    name: str | None  # None: more arguments of the call before
+    arguments: str = ""  # a chunk of JSON text
 
 
 Part = Text | Thinking | Call
 
 
-def goes_on(part: Part, kind: type[Part] | None) -> bool:
-    """Whether it belongs to what was being told, of that kind."""
+def continues(part: Part, kind: type[Part] | None) -> bool:
+    """Whether the part extends the previous one, which was of that kind."""
     return kind is type(part) and not (isinstance(part, Call) and part.name is not None)
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
-    """The same with neighbours of one kind put together."""
+    """Adjacent parts of the same kind merged."""
     if len(parts) < 2:
         return list(parts)
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if not goes_on(part, type(last) if last is not None else None):
+        if not continues(part, type(last) if last is not None else None):
             found.append(part if isinstance(part, Call) else type(part)(list(part.pieces)))
         elif isinstance(part, Call):
             assert isinstance(last, Call)
             found[-1] = Call(last.name, last.arguments + part.arguments)
         else:
             assert isinstance(last, (Text, Thinking))
-            last.pieces.extend(part.pieces)  # a list that was made here
+            last.pieces.extend(part.pieces)  # a copy made above
     return found

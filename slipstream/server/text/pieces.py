@@ -1,4 +1,4 @@
-"""Text in pieces that remember which tokens they came from, and a queue of those that are held back."""
+"""Pieces of text with the origin of their tokens, and a queue for pieces that are held back."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 
 class Score(NamedTuple):
-    """A token and what the model itself thought of it."""
+    """A token and its log-probability under the model."""
 
-    raw: bytes  # its text
-    logprob: float | None  # None: the prompt's first token, which nothing was expected before
-    top: tuple[tuple[bytes, float], ...] = ()  # the likeliest ones in its place, best first
+    raw: bytes  # the token's text
+    logprob: float | None  # None: the prompt's first token, which has no context
+    top: tuple[tuple[bytes, float], ...] = ()  # the likeliest tokens at this position, best first
 
 
 class Piece(NamedTuple):
     text: str
-    origin: int  # 0 for an own draw, or the position of the accepted draft
-    scores: tuple[Score, ...] = ()  # of the tokens that begin in it, where asked for
+    origin: int  # 0: sampled by the target model; i: accepted draft at draft position i
+    scores: tuple[Score, ...] = ()  # of the tokens that begin in this piece, if the request wants logprobs
 
 
 def text_of(pieces: Iterable[Piece]) -> str:
@@ -26,7 +26,7 @@ def text_of(pieces: Iterable[Piece]) -> str:
 
 
 class PieceQueue:
-    """Pieces whose meaning is not decided yet. ``text`` is all of theirs."""
+    """Pieces that are held back until their meaning is known. ``text``: their texts joined."""
 
     def __init__(self) -> None:
         self._pieces: deque[Piece] = deque()
@@ -38,7 +38,7 @@ class PieceQueue:
             self.text += piece.text
 
     def take(self, count: int) -> list[Piece]:
-        """Those of the first ``count`` characters; the last one may be cut, its scores stay with its beginning."""
+        """The first ``count`` characters. The last piece may be split; its scores stay with its first half."""
         assert count <= len(self.text)
         self.text = self.text[count:]
         taken: list[Piece] = []
@@ -57,6 +57,6 @@ class PieceQueue:
 
 
 def overlap(text: str, marker: str) -> int:
-    """How many of the text's last characters may be the beginning of the marker; a whole one does not count."""
+    """Length of the longest suffix of the text that is a proper prefix of the marker."""
     longest = min(len(marker) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,7 +1,7 @@
 """Stop strings: text is held back while it may be the beginning of one.
 
-What counts is the match that ends first and, of those, the longest: a function of the text alone, so it does not matter
-in what pieces the text comes.
+The match that ends first counts; of several that end together, the longest. The result depends on the text alone, not
+on the chunks in which it arrives.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StopFinder:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """What is certain to stand before any stop string. After a match nothing comes any more."""
+        """The text that is certain to precede any stop string. Not to be called after a match."""
         assert self.matched is None
         self._held += text
         if found := self._first_match():
@@ -31,7 +31,7 @@ class StopFinder:
         return text
 
     def finish(self) -> str:
-        """The text is over: what was held back was no stop string."""
+        """The end of the text: returns the held-back text, which was not a stop string."""
         text, self._held = self._held, ""
         return text
 

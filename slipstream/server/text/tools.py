@@ -1,4 +1,4 @@
-"""Tools a client offers, and what it says about their use; the same for every protocol."""
+"""The tools that a request offers and its rules for calling them, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What of tools an answer may use."""
+    """Which tools an answer may call, and whether it has to."""
 
-    tools: tuple[Tool, ...] = ()  # the model is told of these
-    required: tuple[Tool, ...] = ()  # one of these it has to call; empty: it need not
-    parallel: bool = True  # it may call several
+    tools: tuple[Tool, ...] = ()  # described to the model
+    required: tuple[Tool, ...] = ()  # the answer must call one of these; empty: no call is required
+    parallel: bool = True  # several calls in one answer are allowed
 
 
 NO_TOOLS = ToolUse()
 
 
 def tool_use(tools: Sequence[Tool], choice: Mode, named: str | None, parallel: bool) -> ToolUse:
-    """``named``: the one tool that has to be called, whatever the choice."""
+    """``named``: the one tool that must be called; it overrides ``choice``."""
     known = {tool.name: tool for tool in tools}
     if len(known) < len(tools):
         raise ApiError(400, "tools: two have the same name", param="tools")

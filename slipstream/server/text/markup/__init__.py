@@ -1,1 +1,1 @@
-"""What the text of an answer means: thinking and calls of tools, read while it comes. See reader.py."""
+"""Thinking and tool calls, recognised in the text of an answer while it streams. See reader.py."""

@@ -1,4 +1,4 @@
-"""Calls that have to come, as a grammar: in the form that the model's reader reads, by the schemas of the tools."""
+"""Required tool calls as a grammar: in the model's call format, with the schemas of the tools."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from slipstream.server.text.markup.qwen_xml import END_FUNCTION, END_PARAMETER, 
 from slipstream.server.text.tools import Tool, ToolUse
 
 Rules = dict[str, str]
-# Tools are described for a reader: what of it cannot be enforced is passed over. No run of white space without end.
+# Schemas of tools are descriptions: keywords that cannot be enforced are ignored. White space is bounded.
 OPTIONS = {"lenient": True, "coerce_one_of": True, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 
 
 class CallGrammar(ABC):
     @abstractmethod
     def rules(self, name: str, tool: Tool) -> Rules:
-        """The rule of that name for what stands between the markers, and those it needs."""
+        """The rule ``name`` for the text between the markers, and the rules that it refers to."""
 
 
 class HermesGrammar(CallGrammar):
     def rules(self, name: str, tool: Tool) -> Rules:
-        schema, shared = _apart(tool.schema)
+        schema, shared = _split_definitions(tool.schema)
         call = {
             "type": "object",
             "properties": {"name": {"const": tool.name}, "arguments": schema},
@@ -38,10 +38,10 @@ class HermesGrammar(CallGrammar):
 
 
 class QwenXmlGrammar(CallGrammar):
-    """Parameters come in the order of the schema. Strings may be any text: this form has no escapes."""
+    """Parameters come in the order of the schema. Strings may be any text: this format has no escapes."""
 
     def rules(self, name: str, tool: Tool) -> Rules:
-        _, shared = _apart(tool.schema)
+        _, shared = _split_definitions(tool.schema)
         required = tool.schema.get("required")
         needed = required if isinstance(required, list) else []
         line = [_text(f"{FUNCTION}{tool.name}>\n")]
@@ -57,15 +57,15 @@ class QwenXmlGrammar(CallGrammar):
         head, end = _text(f"{PARAMETER}{key}>\n"), f"\n{END_PARAMETER}\n"
         value = f"{name}_value"
         if not is_string(schema):
-            told = {**schema, **shared} if isinstance(schema, dict) else schema
-            return {name: f"{head} {value} {_text(end)}", value: _json(told)}
+            full = {**schema, **shared} if isinstance(schema, dict) else schema
+            return {name: f"{head} {value} {_text(end)}", value: _json(full)}
         if options := schema.get("enum"):
             return {name: f"{head} {value} {_text(end)}", value: " | ".join(map(_text, options))}
         return {name: f"{head} {value}", f"{value}[suffix={_text(end)}]": "/(?s:.*)/"}
 
 
-def call_grammar(form: CallGrammar, tools: ToolUse, answer: Spec | None) -> Spec:
-    """``answer``: where no call is required, what the answer may look like instead of one."""
+def call_grammar(format: CallGrammar, tools: ToolUse, answer: Spec | None) -> Spec:
+    """``answer``: the format of an answer without a call, if no call is required."""
     callable_tools = tools.required or tools.tools
     names = [f"call_{i}" for i in range(len(callable_tools))]
     rules: Rules = {"start": "calls"}
@@ -74,7 +74,7 @@ def call_grammar(form: CallGrammar, tools: ToolUse, answer: Spec | None) -> Spec
     rules["calls"] = 'call ("\\n" call)*' if tools.parallel else "call"
     rules["call"] = " ".join((_text(f"{BEGIN}\n"), f"({' | '.join(names)})", _text(f"\n{END}")))
     for name, tool in zip(names, callable_tools):
-        rules |= form.rules(name, tool)
+        rules |= format.rules(name, tool)
     return Lark("\n".join(f"{name}: {body}" for name, body in rules.items()) + "\n")
 
 
@@ -87,8 +87,8 @@ def _schema_of(answer: Spec) -> Mapping[str, Any] | bool:
     raise ApiError(400, "tools together with a pattern, choice or grammar are not supported", param="tools")
 
 
-def _apart(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A schema, and the definitions that its references look for at the top."""
+def _split_definitions(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schema without its definitions, and the definitions: references look for those at the top level."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {key: value for key, value in schema.items() if key not in shared}, shared
 

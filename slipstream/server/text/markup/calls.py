@@ -1,4 +1,4 @@
-"""`<tool_call>` ... `</tool_call>` in an answer: where calls begin and end. What stands inside is a form's to read."""
+"""Finds `<tool_call>` ... `</tool_call>` in an answer. The text between the markers is parsed by a ToolCallParser."""
 
 from __future__ import annotations
 
@@ -12,77 +12,77 @@ from slipstream.server.text.pieces import Piece, PieceQueue, overlap, text_of
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class CallForm(ABC):
-    """Reads one call from behind its BEGIN marker. As soon as the name is sure, it is told."""
+class ToolCallParser(ABC):
+    """Parses one call, from the text after its BEGIN marker. Returns the name as soon as it is certain."""
 
-    failed = False  # this is no call: it was text all along. Only before the name was told
-    rest: str | None = None  # behind the END marker, once that came
+    failed = False  # not a call, but ordinary text; only before the name was returned
+    rest: str | None = None  # the text after the END marker, once that was read
 
     @abstractmethod
     def push(self, text: str) -> list[Call]: ...
 
 
-class CallReader(Reader):
-    """``parallel``: there may be further calls behind the first. Space around calls is nobody's."""
+class ToolCallReader(Reader):
+    """``parallel``: more than one call is allowed. White space around calls is dropped."""
 
-    def __init__(self, form: Callable[[], CallForm], parallel: bool = True) -> None:
-        self._make_form, self._parallel = form, parallel
-        self._form: CallForm | None = None  # of the call that is being read
-        self._named = False  # its name was told: it cannot turn out to be text any more
-        self._marker = 0  # where what is held of it begins, behind space and marker
-        self._unread = ""  # of it
-        self._held = PieceQueue()  # outside: what may become a marker. Inside: all of a call that is not named yet
-        self._between = False  # a call came before, and no text since
+    def __init__(self, make_parser: Callable[[], ToolCallParser], parallel: bool = True) -> None:
+        self._make_parser, self._parallel = make_parser, parallel
+        self._parser: ToolCallParser | None = None  # of the current call
+        self._named = False  # its name was emitted: it can no longer turn out to be text
+        self._marker = 0  # where the current call begins in the held text, after space and marker
+        self._unread = ""  # text of the current call that its parser has not seen
+        self._held = PieceQueue()  # outside a call: a possible marker. Inside: a call without a name so far
+        self._between = False  # after a call, with no text since
 
     def push(self, pieces: Sequence[Piece]) -> list[Part]:
-        told: list[Part] = []
+        parts: list[Part] = []
         if self.done:
-            return told
+            return parts
         self._held.push(pieces)
         self._unread += text_of(pieces)
-        while self._outside(told) if self._form is None else self._inside(self._form, told):
+        while self._outside(parts) if self._parser is None else self._inside(self._parser, parts):
             pass
-        return told
+        return parts
 
     def finish(self) -> list[Part]:
-        """A call that was not finished stays as far as it came; one without a name was text."""
+        """An unfinished call keeps the arguments it has; one without a name is text."""
         rest = self._held.take_all()
         if self.done or (self._between and not text_of(rest).strip()):
             return []
         return [Text(rest)] if rest else []
 
-    def _outside(self, told: list[Part]) -> bool:
-        """True: a call begins."""
+    def _outside(self, parts: list[Part]) -> bool:
+        """Reads text up to the next call. True if a call begins."""
         if self._between:
             self._held.take(len(self._held.text) - len(self._held.text.lstrip()))
         text = self._held.text
         begin = text.find(BEGIN)
-        sure = text[: len(text) - overlap(text, BEGIN)] if begin < 0 else text[:begin]
-        self._say(self._held.take(len(sure.rstrip())), told)
+        certain = text[: len(text) - overlap(text, BEGIN)] if begin < 0 else text[:begin]
+        self._emit_text(self._held.take(len(certain.rstrip())), parts)
         if begin < 0:
             return False
         self._marker = self._held.text.index(BEGIN) + len(BEGIN)
-        self._form, self._named, self._unread = self._make_form(), False, self._held.text[self._marker :]
+        self._parser, self._named, self._unread = self._make_parser(), False, self._held.text[self._marker :]
         return True
 
-    def _say(self, pieces: list[Piece], told: list[Part]) -> None:
+    def _emit_text(self, pieces: list[Piece], parts: list[Part]) -> None:
         if pieces:
             self._between = False
-            told.append(Text(pieces))
+            parts.append(Text(pieces))
 
-    def _inside(self, form: CallForm, told: list[Part]) -> bool:
-        """True: the call is over, or was none."""
-        calls = form.push(self._unread)
-        told += calls
+    def _inside(self, parser: ToolCallParser, parts: list[Part]) -> bool:
+        """Reads the current call. True if it is complete, or was not a call, and text may follow."""
+        calls = parser.push(self._unread)
+        parts += calls
         self._unread, self._named = "", self._named or bool(calls)
-        if form.failed:
+        if parser.failed:
             assert not self._named
-            self._form = None
-            self._say(self._held.take(self._marker), told)
+            self._parser = None
+            self._emit_text(self._held.take(self._marker), parts)
             return True
-        if form.rest is not None:
-            self._held.take(len(self._held.text) - len(form.rest))
-            self._form, self._between, self.done = None, True, not self._parallel
+        if parser.rest is not None:
+            self._held.take(len(self._held.text) - len(parser.rest))
+            self._parser, self._between, self.done = None, True, not self._parallel
             return self._parallel
         if self._named:
             self._held.take_all()

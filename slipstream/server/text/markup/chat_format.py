@@ -1,4 +1,4 @@
-"""How one model writes thinking and calls, read from the text of its chat template."""
+"""How one model marks thinking and tool calls, derived from the text of its chat template."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
 from slipstream.server.text.markup import thinking
 from slipstream.server.text.markup.call_grammar import HermesGrammar, QwenXmlGrammar, call_grammar
-from slipstream.server.text.markup.calls import BEGIN, CallReader
-from slipstream.server.text.markup.hermes import HermesForm
-from slipstream.server.text.markup.qwen_xml import FUNCTION, QwenXmlForm
+from slipstream.server.text.markup.calls import BEGIN, ToolCallReader
+from slipstream.server.text.markup.hermes import HermesParser
+from slipstream.server.text.markup.qwen_xml import FUNCTION, QwenXmlParser
 from slipstream.server.text.markup.reader import PlainReader, Reader
 from slipstream.server.text.markup.thinking import ThinkingReader
 from slipstream.server.text.markup.tool_prompt import with_tools
@@ -21,20 +21,20 @@ from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import ToolUse
 
 
-class Thought(Enum):
-    """Where an answer's thinking stands when its prompt ends."""
+class ThinkingState(Enum):
+    """The state of an answer's thinking at the end of the prompt."""
 
-    NONE = "the model does not think, or was told not to"
-    FREE = "the model may begin to"
-    BEGUN = "the prompt has begun it"
+    OFF = "the model does not think, or thinking is disabled"
+    OPTIONAL = "the model decides whether to think"
+    STARTED = "the prompt ends inside the thinking"
 
 
-class Dialect:
+class ChatFormat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         text = tokenizer.template_text
         self._tokenizer = tokenizer
         self.thinks = thinking.END in text
-        self._can_be_told = "enable_thinking" in text
+        self._has_thinking_switch = "enable_thinking" in text
         self._knows_tools = re.search(r"\btools\b", text) is not None
         self._xml = FUNCTION in text
         hermes = BEGIN in text and re.search(r'"arguments\\?"', text) is not None
@@ -47,33 +47,34 @@ class Dialect:
             raise ApiError(400, "tools: this model writes calls in a form that this server cannot read", param="tools")
         if not self._knows_tools:
             return self._tokenizer.render_chat(with_tools(messages, tools.tools), **variables)
-        told = [tool.for_template() for tool in tools.tools]
-        return self._tokenizer.render_chat(messages, tools=told, **variables)
+        functions = [tool.for_template() for tool in tools.tools]
+        return self._tokenizer.render_chat(messages, tools=functions, **variables)
 
-    def thought(self, prompt: str) -> Thought:
+    def thinking_state(self, prompt: str) -> ThinkingState:
         end = prompt.rstrip()
         if not self.thinks or end.endswith(thinking.END):
-            return Thought.NONE
-        return Thought.BEGUN if end.endswith(thinking.BEGIN) else Thought.FREE
+            return ThinkingState.OFF
+        return ThinkingState.STARTED if end.endswith(thinking.BEGIN) else ThinkingState.OPTIONAL
 
-    def begin_thinking(self, prompt: str) -> str:
-        """For what has to know where thinking ends: a model that may think, and was not told not to, does."""
-        free = self.thought(prompt) is Thought.FREE
-        return f"{prompt}{thinking.BEGIN}\n" if free and self._can_be_told else prompt
+    def start_thinking(self, prompt: str) -> str:
+        """The prompt with the thinking started, where it is optional: grammars and budgets must see its end."""
+        optional = self.thinking_state(prompt) is ThinkingState.OPTIONAL
+        return f"{prompt}{thinking.BEGIN}\n" if optional and self._has_thinking_switch else prompt
 
-    def reader(self, thought: Thought, tools: ToolUse) -> Reader:
+    def reader(self, thinking_state: ThinkingState, tools: ToolUse) -> Reader:
         inner: Reader = PlainReader()
         if tools.tools:
             properties = {tool.name: tool.properties for tool in tools.tools}
-            form = (lambda: QwenXmlForm(properties)) if self._xml else HermesForm
-            inner = CallReader(form, tools.parallel)
-        if not self.thinks or thought is Thought.NONE:
+            make_parser = (lambda: QwenXmlParser(properties)) if self._xml else HermesParser
+            inner = ToolCallReader(make_parser, tools.parallel)
+        if not self.thinks or thinking_state is ThinkingState.OFF:
             return inner
-        return ThinkingReader(inner, begun=thought is Thought.BEGUN)
+        return ThinkingReader(inner, started=thinking_state is ThinkingState.STARTED)
 
-    def look(self, tools: ToolUse, text: ResponseFormat | None) -> ResponseFormat | None:
-        """What the answer has to be: a call, a text of that look, or either."""
-        if tools.required or (tools.tools and text is not None):
-            form = QwenXmlGrammar() if self._xml else HermesGrammar()
-            return ResponseFormat(call_grammar(form, tools, None if text is None else text.spec), "tools")
-        return text
+    def enforced_format(self, tools: ToolUse, text_format: ResponseFormat | None) -> ResponseFormat | None:
+        """The format that a grammar must enforce: a tool call, a text of ``text_format``, or either."""
+        if tools.required or (tools.tools and text_format is not None):
+            grammar = QwenXmlGrammar() if self._xml else HermesGrammar()
+            spec = call_grammar(grammar, tools, None if text_format is None else text_format.spec)
+            return ResponseFormat(spec, "tools")
+        return text_format

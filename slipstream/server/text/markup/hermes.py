@@ -1,7 +1,6 @@
-"""The JSON form of a call, as ChatML models learn it: `{"name": ..., "arguments": {...}}`.
+"""The JSON format of a tool call, as ChatML models write it: `{"name": ..., "arguments": {...}}`.
 
-Where the name comes first, as it should, the arguments are told while they come, as they are written. Otherwise the
-call is read as a whole.
+If the name comes first, the arguments are streamed unchanged. Otherwise the call is parsed when it is complete.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ import re
 from typing import Any
 
 from slipstream.server.text.json_text import compact, strict_json
-from slipstream.server.text.markup.calls import END, CallForm
+from slipstream.server.text.markup.calls import END, ToolCallParser
 from slipstream.server.text.parts import Call
 from slipstream.server.text.pieces import overlap
 
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
-class HermesForm(CallForm):
+class HermesParser(ToolCallParser):
     def __init__(self) -> None:
         self._step = self._head
-        self._text = ""  # not read yet
+        self._text = ""  # not parsed yet
         self._depth, self._in_string, self._escaped = 0, False, False
 
     def push(self, text: str) -> list[Call]:
@@ -47,25 +46,30 @@ class HermesForm(CallForm):
         return [Call(call["name"], arguments if isinstance(arguments, str) else compact(arguments))]
 
     def _arguments(self) -> list[Call]:
-        """As far as the object goes."""
-        length = next((i + 1 for i, char in enumerate(self._text) if self._closes(char)), None)
-        if length is None:
-            told, self._text = self._text, ""
-            return [Call(None, told)] if told else []
-        broken = self._text[length - 1] == "<"
-        told, self._text, self._step = self._text[: length - broken], self._text[length - broken :], self._tail
-        self._tail()
-        return [Call(None, told)] if told else []
+        """Emits the text up to the end of the arguments' JSON object."""
+        length, complete = self._scan_object()
+        arguments, self._text = self._text[:length], self._text[length:]
+        if complete:
+            self._step = self._tail
+            self._tail()
+        return [Call(None, arguments)] if arguments else []
 
-    def _closes(self, char: str) -> bool:
-        """Whether the object is over with this character. A `<` outside of strings is no JSON: it ends it too."""
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = not self._escaped and char == "\\"
-            return False
-        self._in_string = char == '"'
-        self._depth += (char in "{[") - (char in "}]")
-        return char == "<" or (char in "}]" and self._depth == 0)
+    def _scan_object(self) -> tuple[int, bool]:
+        """Advances the nesting state over the text. Returns how many characters belong to the object, and whether it
+        ends there. A `<` outside of strings is not JSON: it ends the object too.
+        """
+        for i, char in enumerate(self._text):
+            if self._in_string:
+                self._in_string = self._escaped or char != '"'
+                self._escaped = not self._escaped and char == "\\"
+                continue
+            if char == "<":
+                return i, True
+            self._in_string = char == '"'
+            self._depth += (char in "{[") - (char in "}]")
+            if char in "}]" and self._depth == 0:
+                return i + 1, True
+        return len(self._text), False
 
     def _tail(self) -> list[Call]:
         end = self._text.find(END)
@@ -77,7 +81,7 @@ class HermesForm(CallForm):
 
 
 def _loads(text: str) -> Any:
-    """None for what is no JSON."""
+    """The parsed JSON; None if the text is not JSON."""
     try:
         return strict_json(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Readers: pieces of text in, parts of an answer out, one interface.
+"""The reader interface: pieces of text in, parts of an answer out.
 
-What a reader tells depends on the text alone, never on how it was cut into pieces. Nothing is told that may still
-become a marker, and nothing is held back longer than that.
+The parts depend on the text alone, never on how it was split into pieces. Text that may still become a marker is held
+back, and no other text is.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from slipstream.server.text.pieces import Piece
 
 
 class Reader(ABC):
-    thinking = False  # what comes next still belongs to the thinking
-    done = False  # nothing behind this is wanted
+    thinking = False  # the next token still belongs to the thinking
+    done = False  # the answer is complete; further text is ignored
 
     @abstractmethod
     def push(self, pieces: Sequence[Piece]) -> list[Part]: ...
 
     @abstractmethod
     def finish(self) -> list[Part]:
-        """The text is over."""
+        """The end of the text: returns the held-back parts."""
 
 
 class PlainReader(Reader):
-    """All of it is text."""
+    """For answers without thinking and tool calls."""
 
     def push(self, pieces: Sequence[Piece]) -> list[Part]:
         return [Text(list(pieces))] if pieces else []

@@ -1,4 +1,4 @@
-"""`<think>` ... `</think>` before the answer: told apart, without the markers and the space around them."""
+"""Separates `<think>` ... `</think>` from the answer and drops the markers and the space around them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ThinkingReader(Reader):
-    """``begun``: the prompt has opened the thinking already. What follows it is the inner reader's."""
+    """``started``: the prompt already contains `<think>`. The text after the thinking goes to the inner reader."""
 
-    def __init__(self, inner: Reader, begun: bool) -> None:
+    def __init__(self, inner: Reader, started: bool) -> None:
         self._inner = inner
         self._held = PieceQueue()
-        self._step = self._think if begun else self._before
-        self._told = False
-        self.thinking = begun
+        self._step = self._think if started else self._before
+        self._emitted = False
+        self.thinking = started
 
     @property
     def done(self) -> bool:  # type: ignore[override]
@@ -38,7 +38,7 @@ class ThinkingReader(Reader):
         return [*self._inner.push(rest), *self._inner.finish()]
 
     def _before(self) -> list[Part]:
-        """An answer may begin with thinking; what begins otherwise has none."""
+        """Thinking can only be at the beginning of an answer."""
         text = self._held.text.lstrip()
         if text.startswith(BEGIN):
             self._held.take(self._held.text.index(BEGIN) + len(BEGIN))
@@ -50,17 +50,17 @@ class ThinkingReader(Reader):
         return self._after()
 
     def _think(self) -> list[Part]:
-        if not self._told:
+        if not self._emitted:
             self._trim()
         text = self._held.text
         end = text.find(END)
         if end < 0:
-            sure = text[: len(text) - overlap(text, END)].rstrip()
-            return self._thought(self._held.take(len(sure)))
-        told = self._thought(self._held.take(len(text[:end].rstrip())))
+            certain = text[: len(text) - overlap(text, END)].rstrip()
+            return self._thought(self._held.take(len(certain)))
+        parts = self._thought(self._held.take(len(text[:end].rstrip())))
         self._held.take(self._held.text.index(END) + len(END))
         self._step, self.thinking = self._gap, False
-        return told + self._gap()
+        return parts + self._gap()
 
     def _gap(self) -> list[Part]:
         self._trim()
@@ -76,5 +76,5 @@ class ThinkingReader(Reader):
         self._held.take(len(self._held.text) - len(self._held.text.lstrip()))
 
     def _thought(self, pieces: list[Piece]) -> list[Part]:
-        self._told = self._told or bool(pieces)
+        self._emitted = self._emitted or bool(pieces)
         return [Thinking(pieces)] if pieces else []

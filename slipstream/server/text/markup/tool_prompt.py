@@ -1,6 +1,6 @@
-"""Tools for a model whose chat template knows none: told in the system message, calls and results as plain text.
+"""Tools for a model whose chat template has no tools: described in the system message, calls and results as plain text.
 
-The form is that of hermes.py, which most models have met.
+Calls have the format of hermes.py, which most models have seen in training.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
     if not tools:
         return plain
     if plain and plain[0]["role"] == "system":
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{_told(tools)}"}, *plain[1:]]
-    return [{"role": "system", "content": _told(tools)}, *plain]
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{_description(tools)}"}, *plain[1:]]
+    return [{"role": "system", "content": _description(tools)}, *plain]
 
 
-def _told(tools: Sequence[Tool]) -> str:
+def _description(tools: Sequence[Tool]) -> str:
     lines = "\n".join(compact(tool.for_template()["function"]) for tool in tools)
     return (
         f"You can call these functions, each described by a line of JSON:\n{lines}\n\n"
         f"To call one, write nothing but this, and once more for each further call:\n{CALL}\n"
-        "You are then told what it returned."
+        "You then receive its result."
     )
 
 
