@@ -62,7 +62,7 @@ class ApiError(SlipstreamError):
         return [*headers, (b"connection", b"close")] if self.close else headers
 
 
-class ClientLeft(SlipstreamError):
+class ClientDisconnected(SlipstreamError):
     """The client has disconnected: no response is sent."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from slipstream.errors import SlipstreamError
-from slipstream.server.errors import ApiError, ClientLeft, to_api_error
+from slipstream.server.errors import ApiError, ClientDisconnected, to_api_error
 from slipstream.server.http.wire import (
     EventStream,
     Receive,
@@ -44,7 +44,7 @@ class PostEndpoint(ABC, Generic[B]):
         try:
             body = await read_json(scope, receive, self.service.config)
             await while_connected(receive, self._run(body, send))
-        except ClientLeft:
+        except ClientDisconnected:
             return
         except SlipstreamError as error:
             await send_error(scope, send, to_api_error(error))

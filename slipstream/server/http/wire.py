@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
-from slipstream.server.errors import ApiError, ClientLeft, error_body
+from slipstream.server.errors import ApiError, ClientDisconnected, error_body
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.text.json_text import compact
 
@@ -44,7 +44,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientDisconnected
         body += message.get("body", b"")
         if len(body) > limit:
             raise _too_large(limit)
@@ -63,7 +63,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientLeft
+            raise ClientDisconnected
         return task.result()
     finally:
         for each in (task, gone):

@@ -67,7 +67,9 @@ class Message(Body):
         foreign = (ToolUseBlock, ThinkingBlock) if self.role == "user" else (ToolResultBlock,)
         for i, block in enumerate(blocks):
             if isinstance(block, foreign):
-                raise ApiError(400, f"{where}.content.{i}: no {block.type} from the {self.role}", param=where)
+                raise ApiError(
+                    400, f"{where}.content.{i}: a message of the {self.role} may not have {block.type}", param=where
+                )
         return _user(blocks) if self.role == "user" else [_assistant(blocks)]
 
 

@@ -54,7 +54,9 @@ class ChatMessage(Body):
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ApiError(400, f"{where}.content is required", param=f"{where}.content")
         if self.tool_calls and self.role != "assistant":
-            raise ApiError(400, f"{where}.tool_calls: only the assistant calls", param=f"{where}.tool_calls")
+            raise ApiError(
+                400, f"{where}.tool_calls: only messages of the assistant may have them", param=f"{where}.tool_calls"
+            )
         optional = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
@@ -112,7 +114,7 @@ class ChatRequest(OpenAiSamplingFields, ConversationFields):
         """Template variables: the client's own, and those that switch thinking on or off."""
         given = dict(self.chat_template_kwargs or {})
         if taken := [name for name in given if name in RESERVED]:
-            raise ApiError(400, f"chat_template_kwargs.{taken[0]} is the server's own", param="chat_template_kwargs")
+            raise ApiError(400, f"chat_template_kwargs.{taken[0]} is set by the server", param="chat_template_kwargs")
         return thinking_variables(self.reasoning_effort) | given
 
     def num_logprobs(self) -> int | None:

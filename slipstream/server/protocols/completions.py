@@ -81,7 +81,7 @@ class CompletionWriter(ResponseWriter):
 
 def completion_generation_request(request: CompletionRequest, engine: EngineConfig) -> GenerationRequest:
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(400, "best_of may only be n: nothing is thrown away here", param="best_of")
+        raise ApiError(400, "best_of must equal n: every choice is returned", param="best_of")
     max_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     echoed = request.logprobs if request.echo else None
     fields = request.generation_fields(engine, max_tokens, logprobs=request.logprobs, prompt_logprobs=echoed)

@@ -104,5 +104,5 @@ def single_format(given: dict[str, Spec | None]) -> ResponseFormat | None:
     found = [(name, spec) for name, spec in given.items() if spec is not None]
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
-        raise ApiError(400, f"{names} say each what the answer looks like: give one of them", param=found[1][0])
+        raise ApiError(400, f"{names} each set a response format: give only one of them", param=found[1][0])
     return ResponseFormat(found[0][1], found[0][0]) if found else None
