@@ -182,7 +182,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("little_room")
-def test_a_slow_reader_slows_nobody() -> None:
+def test_a_slow_reader_slows_no_other_client() -> None:
     """It reads nothing at all while its answer is made and others are served; then it gets all its text."""
     long = LONG | {"max_tokens": 14_000, "ignore_eos": True, "return_origins": True}
     with FakeServer(TrustingRunner(make_info(max_context=15_000, num_blocks=4096))) as server:

@@ -273,7 +273,7 @@ def test_responses_required_call_and_format(chatgpt: openai.OpenAI) -> None:
         ({"guided_json": '{"enum": [1, "x"]}'}, r'1|"x"'),
     ],
 )
-def test_looks(chatgpt: openai.OpenAI, more: dict[str, Any], pattern: str) -> None:
+def test_response_formats(chatgpt: openai.OpenAI, more: dict[str, Any], pattern: str) -> None:
     response = chatgpt.chat.completions.create(model=MODEL, messages=WEATHER, max_tokens=60, seed=3, extra_body=more)
     assert re.fullmatch(pattern, response.choices[0].message.content or "")
     text = chatgpt.completions.create(model=MODEL, prompt="Well,", max_tokens=60, seed=3, extra_body=more)

@@ -183,7 +183,7 @@ def test_a_template_without_tools_gets_them_in_the_system_message(preparations: 
 
 
 @pytest.mark.parametrize("template", ["{{ tools }}[TOOL_CALLS]", "{{ tools }}<tool_call>name <arg_key>key</arg_key>"])
-def test_a_form_of_calls_that_nobody_here_reads(template: str) -> None:
+def test_an_unknown_call_format_is_refused(template: str) -> None:
     preparation = Preparation(make_tokenizer(template))
     with pytest.raises(ApiError, match="a form that this server cannot read"):
         ready(preparation, tools=ToolUse((TIME,)))

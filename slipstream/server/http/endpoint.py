@@ -21,7 +21,7 @@ from slipstream.server.http.wire import (
     send_json,
     while_connected,
 )
-from slipstream.server.protocols.api_protocol import ApiProtocol, ResponseWriter
+from slipstream.server.protocols.api_protocol import ApiProtocol, ApiWriter
 from slipstream.server.protocols.body import parse
 from slipstream.server.protocols.fields import SamplingFields
 from slipstream.server.service.choice import ChoiceDelta
@@ -94,7 +94,7 @@ class GenerateEndpoint(PostEndpoint[R]):
         assert generation.total is not None
         await send_json(send, writer.whole(choices, generation.total))
 
-    async def _stream(self, generation: Generation, writer: ResponseWriter, events: EventStream) -> None:
+    async def _stream(self, generation: Generation, writer: ApiWriter, events: EventStream) -> None:
         """An error before the first event becomes an HTTP error; a later one becomes an event of the stream."""
         try:
             await self._write_events(generation, writer, events)
@@ -104,7 +104,7 @@ class GenerateEndpoint(PostEndpoint[R]):
             await events.write(writer.failure(to_api_error(error)))
         await events.end()
 
-    async def _write_events(self, generation: Generation, writer: ResponseWriter, events: EventStream) -> None:
+    async def _write_events(self, generation: Generation, writer: ApiWriter, events: EventStream) -> None:
         opening = writer.opening(generation.num_prompt)
         with Heartbeat(generation, self.service.config.keep_alive_seconds) as heartbeat:
             while generation.total is None:
@@ -115,7 +115,7 @@ class GenerateEndpoint(PostEndpoint[R]):
                 heartbeat.num_writes += 1
 
 
-def _event_text(writer: ResponseWriter, delta: ChoiceDelta, total: Finish | None, last: bool) -> str:
+def _event_text(writer: ApiWriter, delta: ChoiceDelta, total: Finish | None, last: bool) -> str:
     text = writer.delta(delta) if delta.parts else ""
     return text if delta.finish is None else text + writer.ended(delta.index, delta.finish, total if last else None)
 

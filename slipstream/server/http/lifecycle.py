@@ -138,7 +138,7 @@ class Server:
 
     def _load_model(self) -> None:
         try:
-            loaded = self._load(self._died)
+            loaded = self._load(self._engine_died)
             asyncio.run_coroutine_threadsafe(self._attach(loaded), self._loop).result()
             loaded.engine.start()
         except Exception as error:  # any exception must end the process, not only this thread
@@ -151,9 +151,9 @@ class Server:
 
     # The engine thread.
 
-    def _died(self, error: Exception) -> None:
+    def _engine_died(self, error: Exception) -> None:
         log.error("the engine failed", exc_info=error)
-        self._call(self._failed, error)
+        self._call(self._on_engine_failure, error)
 
     def _call(self, what: Callable[..., None], *arguments: object) -> None:
         if not self._loop.is_closed():
@@ -179,12 +179,12 @@ class Server:
         await self._service.drain()
         self._exit()
 
-    def _failed(self, error: Exception) -> None:
+    def _on_engine_failure(self, error: Exception) -> None:
         self.error = error
         self._service.monitor.state = "failed"
-        self._begin(self._fail)
+        self._begin(self._exit_after_failure)
 
-    async def _fail(self) -> None:
+    async def _exit_after_failure(self) -> None:
         await self._service.fail()
         self._exit()
 

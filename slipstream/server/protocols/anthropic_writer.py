@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.server.errors import ApiError, anthropic_error
 from slipstream.server.protocols.anthropic import MessagesRequest
-from slipstream.server.protocols.api_protocol import ResponseWriter, error_field, named, new_id
+from slipstream.server.protocols.api_protocol import ApiWriter, error_field, named, new_id
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import strict_json
@@ -17,7 +17,7 @@ UNSIGNED = "unsigned"  # a signature is required by the protocol; this server ch
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "error": "error"}
 
 
-class MessagesWriter(ResponseWriter):
+class MessagesWriter(ApiWriter):
     keep_alive = named({"type": "ping"})
 
     def __init__(self, request: MessagesRequest, model: str) -> None:
@@ -57,8 +57,8 @@ class MessagesWriter(ResponseWriter):
         last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage(finish), "timings": finish.timings()}
         return empty + self._close() + named(last) + named({"type": "message_stop"})
 
-    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
-        content = [_block(part) for part in answers[0].parts] or [_block(Text([]))]
+    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
+        content = [_block(part) for part in choices[0].parts] or [_block(Text([]))]
         message = {**self._message, "content": content, **_stop(total), "usage": _usage(total)}
         return {**message, "timings": total.timings()}
 

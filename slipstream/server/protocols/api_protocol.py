@@ -24,7 +24,7 @@ from slipstream.server.text.pieces import Piece
 R = TypeVar("R", bound=SamplingFields)
 
 
-class ResponseWriter(ABC):
+class ApiWriter(ABC):
     """Streamed, as server-sent events: `opening`, any number of `delta`, `ended` for each choice. Or `whole`."""
 
     keep_alive = ": keep-alive\n\n"
@@ -41,7 +41,7 @@ class ResponseWriter(ABC):
         """A choice has finished. ``total``: the sum over all choices, if it was the last one."""
 
     @abstractmethod
-    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]: ...
+    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]: ...
 
     def failure(self, error: ApiError) -> str:
         """An error in a stream that has started."""
@@ -52,7 +52,7 @@ class ResponseWriter(ABC):
 class ApiProtocol(Generic[R]):
     request_model: type[R]
     to_generation_request: Callable[[R, EngineConfig], GenerationRequest]
-    writer: Callable[[R, str], ResponseWriter]  # from the request and the model's name
+    writer: Callable[[R, str], ApiWriter]  # from the request and the model's name
 
 
 def data(value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.server.protocols.api_protocol import (
-    ResponseWriter,
+    ApiWriter,
     data,
     error_field,
     new_id,
@@ -22,7 +22,7 @@ from slipstream.server.text.json_text import compact
 from slipstream.server.text.parts import Call, Part, Text, Thinking
 
 
-class ChatWriter(ResponseWriter):
+class ChatWriter(ApiWriter):
     def __init__(self, request: ChatRequest, model: str) -> None:
         self._origins, self._logprobs = bool(request.return_origins), bool(request.logprobs)
         self._usage = request.wants_usage
@@ -75,30 +75,30 @@ class ChatWriter(ResponseWriter):
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(total)}
         return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
 
-    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
+    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
             "object": "chat.completion",
-            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": openai_usage(total),
             "timings": total.timings(),
         }
 
-    def _choice(self, index: int, answer: FinishedChoice) -> dict[str, Any]:
-        calls = [_call(call) for call in answer.calls]
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.thinking:
-            message["reasoning_content"] = answer.thinking
+    def _choice(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
+        calls = [_call(call) for call in choice.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.thinking:
+            message["reasoning_content"] = choice.thinking
         if calls:
-            message |= {"content": answer.text or None, "tool_calls": calls}
-        pieces = answer.pieces
+            message |= {"content": choice.text or None, "tool_calls": calls}
+        pieces = choice.pieces
         return {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(pieces) if self._logprobs else None,
-            "finish_reason": answer.finish.reason,
+            "finish_reason": choice.finish.reason,
             **({"origins": origins(pieces)} if self._origins else {}),
-            **error_field(answer.finish),
+            **error_field(choice.finish),
         }
 
 

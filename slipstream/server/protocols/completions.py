@@ -10,7 +10,7 @@ from pydantic import Field
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.api_protocol import (
-    ResponseWriter,
+    ApiWriter,
     data,
     error_field,
     new_id,
@@ -41,7 +41,7 @@ class CompletionRequest(OpenAiSamplingFields, IgnoredFields):
     suffix: Literal[""] | None = None
 
 
-class CompletionWriter(ResponseWriter):
+class CompletionWriter(ApiWriter):
     def __init__(self, request: CompletionRequest, model: str) -> None:
         self._origins, self._logprobs = bool(request.return_origins), request.logprobs is not None
         self._usage = request.wants_usage
@@ -70,10 +70,10 @@ class CompletionWriter(ResponseWriter):
         usage = {**self._head, "choices": [], "usage": openai_usage(total)}
         return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
 
-    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
+    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
-            "choices": [self._choice(i, answer.pieces, answer.finish) for i, answer in enumerate(answers)],
+            "choices": [self._choice(i, choice.pieces, choice.finish) for i, choice in enumerate(choices)],
             "usage": openai_usage(total),
             "timings": total.timings(),
         }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.api_protocol import ResponseWriter, named, new_id, now
+from slipstream.server.protocols.api_protocol import ApiWriter, named, new_id, now
 from slipstream.server.protocols.logprobs import entries
 from slipstream.server.protocols.responses import ResponsesRequest
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
@@ -50,13 +50,13 @@ class Item:
                 call = {"call_id": self._call_id, "name": name, "arguments": "" if empty else arguments}
                 return {"id": self.id, "type": "function_call", "status": status, **call}
 
-    def begun(self) -> list[dict[str, Any]]:
+    def start_events(self) -> list[dict[str, Any]]:
         if self.kind is Call:
             return []
         empty = _text(Text([])) if self.kind is Text else _reasoning(Thinking([]))
         return [{"type": "response.content_part.added", "part": empty}]
 
-    def grown(self, part: Part) -> list[dict[str, Any]]:
+    def delta_events(self, part: Part) -> list[dict[str, Any]]:
         match part:
             case Text(pieces):
                 return [{"type": "response.output_text.delta", "delta": part.text, "logprobs": entries(pieces)}]
@@ -65,7 +65,7 @@ class Item:
             case Call(_, arguments):
                 return [{"type": "response.function_call_arguments.delta", "delta": arguments}] if arguments else []
 
-    def done(self) -> list[dict[str, Any]]:
+    def done_events(self) -> list[dict[str, Any]]:
         part = self.part
         match part:
             case Text(pieces):
@@ -78,7 +78,7 @@ class Item:
                 return [{"type": "response.function_call_arguments.done", "name": name, "arguments": arguments}]
 
 
-class ResponsesWriter(ResponseWriter):
+class ResponsesWriter(ApiWriter):
     def __init__(self, request: ResponsesRequest, model: str) -> None:
         self._request = request
         self._id, self._created, self._model = new_id("resp_"), now(), model
@@ -86,8 +86,10 @@ class ResponsesWriter(ResponseWriter):
         self._num_events = 0
 
     def opening(self, num_prompt: int) -> str:
-        going = self._response("in_progress", [])
-        return self._event("response.created", response=going) + self._event("response.in_progress", response=going)
+        response = self._response("in_progress", [])
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
 
     def delta(self, delta: ChoiceDelta) -> str:
         return "".join(self._part(part) for part in delta.parts)
@@ -95,7 +97,7 @@ class ResponsesWriter(ResponseWriter):
     def _part(self, part: Part) -> str:
         if self._items and self._items[-1].takes(part):
             self._items[-1].add(part)
-            return self._inside(self._items[-1].grown(part))
+            return self._inside(self._items[-1].delta_events(part))
         return self._close("completed") + self._open(part)
 
     def _open(self, part: Part) -> str:
@@ -104,14 +106,16 @@ class ResponsesWriter(ResponseWriter):
         added = self._event(
             "response.output_item.added", output_index=self._index, item=item.body("in_progress", empty=True)
         )
-        return added + self._inside([*item.begun(), *item.grown(part)])
+        return added + self._inside([*item.start_events(), *item.delta_events(part)])
 
     def _close(self, status: str) -> str:
         if not self._items:
             return ""
         item = self._items[-1]
         body = item.body(status)
-        return self._inside(item.done()) + self._event("response.output_item.done", output_index=self._index, item=body)
+        return self._inside(item.done_events()) + self._event(
+            "response.output_item.done", output_index=self._index, item=body
+        )
 
     @property
     def _index(self) -> int:
@@ -134,8 +138,8 @@ class ResponsesWriter(ResponseWriter):
         whole, last = self._items[:-1], self._items[-1]
         return [*(item.body("completed") for item in whole), last.body(_item_status(status))]
 
-    def whole(self, answers: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
-        self._items = [Item(part) for part in answers[0].parts or [Text([])]]
+    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
+        self._items = [Item(part) for part in choices[0].parts or [Text([])]]
         status = STATUS[total.reason]
         return self._response(status, self._output(status), total)
 

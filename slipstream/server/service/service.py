@@ -31,7 +31,7 @@ from slipstream.server.service.status import ModelFacts, StatusMonitor
 
 PREPARE_THREADS = 2
 GRAMMAR_THREADS = 2
-SMALL_BODY = 1 << 16  # bytes; smaller bodies are parsed on the event loop, where a thread would cost more
+SMALL_BODY = 1 << 16  # bytes; up to this size bodies are parsed on the event loop: a thread would cost more
 FINAL_ERROR_SECONDS = 2.0  # for clients to receive their last error
 T = TypeVar("T")
 
@@ -122,9 +122,9 @@ class Service:
             began = time.monotonic()
             assert self._engine is not None
             streams = self._engine.submit_many(prepared.tokens, prepared.params, request.num_choices)
-            async with AsyncExitStack() as leaving:
+            async with AsyncExitStack() as open_streams:
                 for stream in streams:
-                    await leaving.enter_async_context(stream)
+                    await open_streams.enter_async_context(stream)
                 choices = [
                     ChoiceStream(index, stream, loaded.tokenizer, prepared, times)
                     for index, (stream, times) in enumerate(zip(streams, latencies, strict=True))
