@@ -17,7 +17,7 @@ from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import MAX_DEPTH, SamplingParams
-from slipstream.server.settings import ServerConfig
+from slipstream.server.service.settings import ServerConfig
 
 KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 
@@ -130,7 +130,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _server_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="any address but the machine's own needs --api-key")
+    parser.add_argument("--host", default="127.0.0.1", help="an address that is not loopback needs --api-key")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     parser.add_argument("--api-key", help=f"guards every path but /health; or in the environment as {KEY_VARIABLE}")
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call this server by")

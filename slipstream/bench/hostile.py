@@ -23,7 +23,7 @@ from slipstream.bench.traffic import Ask, StreamLog, abort, submit
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
-from slipstream.server.service import Loaded
+from slipstream.server.service.service import LoadedModel
 
 QUESTION = [{"role": "user", "content": "Say something."}]
 MOST_TOKENS = 48  # of an answer to a harmful request that is not refused
@@ -138,7 +138,7 @@ def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions)
     return 0
 
 
-def _round(port: int, loaded: Loaded, settings: HostileSettings, salt: int) -> Round:
+def _round(port: int, loaded: LoadedModel, settings: HostileSettings, salt: int) -> Round:
     endings: list[Ending] = []
     alone = _beside(loaded, settings, lambda: None)
     harmed = _beside(loaded, settings, lambda: endings.extend(_harm(port, salt)))
@@ -146,7 +146,7 @@ def _round(port: int, loaded: Loaded, settings: HostileSettings, salt: int) -> R
     return Round(alone, harmed, asked, endings)
 
 
-def _beside(loaded: Loaded, settings: HostileSettings, happens: Callable[[], None]) -> Pace:
+def _beside(loaded: LoadedModel, settings: HostileSettings, happens: Callable[[], None]) -> Pace:
     """The pace of fresh streams while it happens, and until their time is over."""
     room = loaded.engine.info.max_context
     texts = list(NINE_PROMPTS.values())

@@ -20,7 +20,7 @@ from slipstream.bench.served import served
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
-from slipstream.server.service import Loaded
+from slipstream.server.service.service import LoadedModel
 
 CLIENT = "slipstream.bench.http_client"
 
@@ -43,7 +43,7 @@ def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats
     return 0
 
 
-def _measure(port: int, loaded: Loaded, streams: Sequence[int], tokens: int, repeats: int) -> list[Turn]:
+def _measure(port: int, loaded: LoadedModel, streams: Sequence[int], tokens: int, repeats: int) -> list[Turn]:
     turns: list[Turn] = []
     for count in streams:
         _direct(loaded, count, tokens)  # both ways once, to warm up
@@ -59,7 +59,7 @@ def _prompts(count: int) -> list[str]:
     return [texts[i % len(texts)] for i in range(count)]
 
 
-def _direct(loaded: Loaded, count: int, num_tokens: int) -> float:
+def _direct(loaded: LoadedModel, count: int, num_tokens: int) -> float:
     """Tokens a second over all streams, from the first submit to the last token."""
     prompts = [loaded.tokenizer.chat([{"role": "user", "content": text}]) for text in _prompts(count)]
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

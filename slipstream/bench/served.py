@@ -8,18 +8,18 @@ from contextlib import contextmanager
 
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.serve import Loading
-from slipstream.server.lifecycle import Server
-from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.settings import ServerConfig
 
 
 @contextmanager
-def served(options: ModelOptions) -> Iterator[tuple[int, Loaded]]:
+def served(options: ModelOptions) -> Iterator[tuple[int, LoadedModel]]:
     """Its port, and what it serves. What ended the server is raised: at once if it never began."""
     ready = threading.Event()
-    found: list[Loaded] = []
+    found: list[LoadedModel] = []
 
-    def keep(loaded: Loaded) -> None:
+    def keep(loaded: LoadedModel) -> None:
         found.append(loaded)
         ready.set()
 

@@ -14,10 +14,10 @@ from slipstream.llm import choose_runner, make_engine
 from slipstream.load import OpenedModel
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory
 from slipstream.runners.torch.placement import place
-from slipstream.server.lifecycle import Server
-from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
-from slipstream.server.status import ModelFacts
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.status import ModelFacts
 
 
 def serve(options: ModelOptions, config: ServerConfig) -> int:
@@ -42,7 +42,7 @@ class Loading:
     model: OpenedModel | None = None
     memory: MemoryPlan | None = None
 
-    def __call__(self, on_death: Callable[[Exception], None]) -> Loaded:
+    def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
         options = self.options
         self.model = model = options.open()
         tokenizer = model.tokenizer
@@ -57,7 +57,7 @@ class Loading:
             kv_token_bytes=memory.kv_per_token if memory else 0,
             state_bytes=memory.states if memory else 0,
         )
-        return Loaded(engine, tokenizer, facts)
+        return LoadedModel(engine, tokenizer, facts)
 
     def _plan(self, model: OpenedModel) -> MemoryPlan | None:
         """Of the PyTorch runner; the MLX one plans for itself when it loads."""
@@ -78,7 +78,7 @@ def _format(model: OpenedModel) -> str:
     return f"{container}, {stored.most_common(1)[0][0]}"
 
 
-def _announce(loading: Loading, loaded: Loaded, address: str) -> None:
+def _announce(loading: Loading, loaded: LoadedModel, address: str) -> None:
     loading.bar.close()
     model, memory, engine = loading.model, loading.memory, loaded.engine
     assert model is not None
@@ -98,7 +98,7 @@ def _announce(loading: Loading, loaded: Loaded, address: str) -> None:
     print(f"page    {address}", flush=True)
 
 
-def _policy(loaded: Loaded) -> str:
+def _policy(loaded: LoadedModel) -> str:
     config, info = loaded.engine.config, loaded.engine.info
     if not info.max_depth:
         return f"off: {info.why_no_draft}"

@@ -1,4 +1,8 @@
-"""HTTP in front of the engine: protocols, page, status, metrics, and how the process comes up and goes down.
+"""HTTP in front of the engine. Each room may import only the rooms to its right:
 
-Knows no array library and no command line: `commands/serve.py` hands it a way to load a model.
+    http (paths, sockets, start and shutdown) -> protocols (requests and responses by API) -> service (admission,
+    preparation, running generations, status) -> text (token ids to the parts of an answer)
+
+`errors.py` is for every room; `page/` holds the web page's files. No room knows an array library or the command line:
+`commands/serve.py` passes in a function that loads a model.
 """

@@ -1,6 +1,6 @@
-"""What a client is told when something went wrong, in the shape its protocol knows.
+"""Errors as clients receive them, in the shape of their protocol.
 
-A message says what to change, and never carries a path, an address or a traceback of this machine.
+A message says what to change, and never contains a path, an address or a traceback of this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.errors import (
     SlipstreamError,
 )
 
-# status -> the type of error, as OpenAI and as Anthropic clients know it
+# status -> the error's type in OpenAI's and in Anthropic's protocol
 TYPES = {
     400: ("invalid_request_error", "invalid_request_error"),
     401: ("authentication_error", "authentication_error"),
@@ -35,7 +35,7 @@ ANTHROPIC_PATHS = "/v1/messages"
 
 
 class ApiError(SlipstreamError):
-    """An answer that is not the one the client hoped for."""
+    """An error response."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class ApiError(SlipstreamError):
         return [*headers, (b"connection", b"close")] if self.close else headers
 
 
-class ClientLeft(SlipstreamError):
-    """Nobody is listening any more; nothing is to be said."""
+class ClientDisconnected(SlipstreamError):
+    """The client has disconnected: no response is sent."""
 
 
-def told(error: SlipstreamError) -> ApiError:
-    """What a client hears of an error from the rooms below."""
+def to_api_error(error: SlipstreamError) -> ApiError:
+    """Translates an error of the engine or the grammar room."""
     match error:
         case ApiError():
             return error
@@ -93,15 +93,15 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
 
 
-def in_shape(error: ApiError, path: str) -> dict[str, Any]:
-    return as_anthropic(error) if path.startswith(ANTHROPIC_PATHS) else as_openai(error)
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    return anthropic_error(error) if path.startswith(ANTHROPIC_PATHS) else openai_error(error)
 
 
-def as_openai(error: ApiError) -> dict[str, Any]:
+def openai_error(error: ApiError) -> dict[str, Any]:
     kind = TYPES[error.status][0]
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def as_anthropic(error: ApiError) -> dict[str, Any]:
+def anthropic_error(error: ApiError) -> dict[str, Any]:
     where = f"{error.param}: " if error.param and error.param not in error.message else ""
     return {"type": "error", "error": {"type": TYPES[error.status][1], "message": where + error.message}}

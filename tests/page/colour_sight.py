@@ -1,4 +1,4 @@
-"""Colours as eyes with and without colour blindness tell them apart: OKLab after what the eye loses."""
+"""How different colours look with and without colour blindness: distance in OKLab after the simulated loss."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_stream_that_breaks_keeps_what_came(page: Page, fake: ScriptedServer) 
     expect(answer(page).locator(".notice span")).to_have_text(sentence)
 
 
-def test_an_error_in_the_stream_is_told(page: Page, fake: ScriptedServer) -> None:
+def test_an_error_in_the_stream_is_shown(page: Page, fake: ScriptedServer) -> None:
     fake.replies["x"] = Reply(pieces=pieces_of("kept words and lost ones"), fail_after=3)
     failed = ask_and_wait(page, "x", "failed")
     expect(failed.locator(".prose")).to_have_text("kept words and")

@@ -1,4 +1,4 @@
-"""The server as it is, on a real socket, in a thread; behind it the fake runner and a tokenizer of 97 characters."""
+"""The server as it is, on a real socket, in a thread, on the fake runner and a tokenizer of 97 characters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from slipstream.engine.contract import Runner
 from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
 from slipstream.load.tokenizer.chat_template import ChatTemplate
-from slipstream.server.lifecycle import Server
-from slipstream.server.service import Loaded
-from slipstream.server.settings import ServerConfig
-from slipstream.server.status import ModelFacts
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.status import ModelFacts
 
 WAIT = 300.0
 END = 96
@@ -37,7 +37,7 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 def make_tokenizer(template: str = TEMPLATE, markers: Sequence[str] = ()) -> Tokenizer:
-    """``markers``: tokens of their own, behind the end token."""
+    """``markers``: tokens of their own, after the end token."""
     shown = LINES.replace("\n", "\u010a").replace(" ", "\u0120")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(shown)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -73,9 +73,9 @@ class FakeServer:
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.engine: Engine | None = None
 
-    def _load(self, on_death: Callable[[Exception], None]) -> Loaded:
+    def _load(self, on_death: Callable[[Exception], None]) -> LoadedModel:
         self.engine = Engine(lambda: self.runner, ENGINE, (END,), on_death)
-        return Loaded(self.engine, self.tokenizer, FACTS)
+        return LoadedModel(self.engine, self.tokenizer, FACTS)
 
     @property
     def port(self) -> int:

@@ -8,20 +8,20 @@ import threading
 
 from slipstream.cli import main
 from slipstream.engine.contract import StepPlan
-from slipstream.runners.torch.loading import TorchRunner
-from slipstream.server import service
+from slipstream.runners.host.runner import HostRunner
+from slipstream.server.service import service
 
 struck = threading.Event()
-submit = TorchRunner.submit
+submit = HostRunner.submit
 
 
-def failing(runner: TorchRunner, plan: StepPlan) -> None:
+def failing(runner: HostRunner, plan: StepPlan) -> None:
     if struck.is_set():
         raise RuntimeError("injected: a lost device at 0x7f00 in /dev/somewhere")
     submit(runner, plan)
 
 
-TorchRunner.submit = failing  # type: ignore[method-assign]
-service.GOODBYE_SECONDS = 10.0  # on a slow machine it takes clients long to look
+HostRunner.submit = failing  # type: ignore[method-assign]
+service.FINAL_ERROR_SECONDS = 10.0  # on a slow machine it takes clients long to look
 signal.signal(signal.SIGUSR1, lambda number, frame: struck.set())
 sys.exit(main())

@@ -24,7 +24,7 @@ class RealServer:
     def __init__(self, *arguments: str, port: int = 0, command: list[str] | None = None, loaded: bool = True) -> None:
         launch = [*(command or COMMAND), "serve", "--port", str(port), *arguments]
         self.process = subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.told: list[str] = []
+        self.output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self._wait_for(r"listening on (\S+)/,")
@@ -35,17 +35,17 @@ class RealServer:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.told.append(line.rstrip("\n"))
+            self.output.append(line.rstrip("\n"))
 
     def _wait_for(self, pattern: str) -> str:
         end = time.monotonic() + WAIT
         while time.monotonic() < end:
-            for line in list(self.told):
+            for line in list(self.output):
                 if found := re.search(pattern, line):
                     return found[1]
-            assert self.process.poll() is None, "\n".join(self.told)
+            assert self.process.poll() is None, "\n".join(self.output)
             time.sleep(0.02)
-        raise AssertionError("\n".join(self.told))
+        raise AssertionError("\n".join(self.output))
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=WAIT)

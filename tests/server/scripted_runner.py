@@ -10,11 +10,11 @@ from fakes import FakeRunner, Row, make_info
 from slipstream.engine.contract import RowJoin, RowStep
 from slipstream.load import Tokenizer
 
-Script = Callable[[str], str]  # the prompt's text -> the answer's; behind it comes the end token
+Script = Callable[[str], str]  # the prompt's text -> the answer's; the end token follows it
 
 
 class ScriptedRunner(FakeRunner):
-    """``wrong``: places in the output whose drafts are wrong; all others are right."""
+    """``wrong``: positions in the output whose drafts are wrong; all others are right."""
 
     def __init__(self, tokenizer: Tokenizer, script: Script, wrong: Collection[int] = (), **info: object) -> None:
         size = {"max_context": 2048, "num_blocks": 2048, "vocab_size": tokenizer.vocab_size}
@@ -45,5 +45,5 @@ class ScriptedRunner(FakeRunner):
 
     def _propose(self, row: Row, step: RowStep) -> tuple[tuple[int, ...], tuple[float, ...]]:
         start, _ = self._outputs[id(row)]
-        places = range(len(row.tokens), len(row.tokens) + step.draft.depth)
-        return tuple(self._said(row, at) if at - start not in self._wrong else 0 for at in places), ()
+        positions = range(len(row.tokens), len(row.tokens) + step.draft.depth)
+        return tuple(self._said(row, at) if at - start not in self._wrong else 0 for at in positions), ()

@@ -1,6 +1,6 @@
 """An agent at work: the real `openai` and `anthropic` clients, tools over several turns, a model that has a script.
 
-Both forms of calls, thinking before each, streamed and whole: every protocol tells the same.
+Both forms of calls, thinking before each, streamed and whole: every protocol gives the same answer.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ def chatgpt(server: FakeServer) -> Iterator[openai.OpenAI]:
 def chat_turn(client: openai.OpenAI, messages: list[Any], streaming: bool) -> Any:
     """The message of one turn, put together by the client."""
     if not streaming:
-        told = client.chat.completions.create(model="fake", messages=messages, tools=CHAT_TOOLS)
-        return told.choices[0].message, told.choices[0].finish_reason
+        response = client.chat.completions.create(model="fake", messages=messages, tools=CHAT_TOOLS)
+        return response.choices[0].message, response.choices[0].finish_reason
     with client.chat.completions.stream(model="fake", messages=messages, tools=CHAT_TOOLS) as events:
         thought = [
             event.chunk.choices[0].delta.model_extra.get("reasoning_content", "")
             for event in events
             if event.type == "chunk" and event.chunk.choices
         ]
-        told = events.get_final_completion()
-    message = told.choices[0].message
+        response = events.get_final_completion()
+    message = response.choices[0].message
     message.reasoning_content = "".join(thought)
-    return message, told.choices[0].finish_reason
+    return message, response.choices[0].finish_reason
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -123,25 +123,25 @@ def test_chat(server: FakeServer, chatgpt: openai.OpenAI, streaming: bool) -> No
     assert "t:sun\nt:noon\na:<think>" in last
 
 
-def test_chat_whole_and_streamed_tell_the_same(server: FakeServer) -> None:
+def test_chat_whole_and_streamed_are_the_same(server: FakeServer) -> None:
     body = {"messages": [{"role": "user", "content": ASK}], "tools": CHAT_TOOLS}
     [whole] = server.post(CHAT, **body).json()["choices"]
     deltas = [each["choices"][0]["delta"] for each in stream(server, CHAT, **body) if each["choices"]]
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
     names = {piece["index"]: piece["function"]["name"] for piece in pieces if "id" in piece}
     arguments = {i: "".join(p["function"]["arguments"] for p in pieces if p["index"] == i) for i in names}
-    told = [(call["function"]["name"], call["function"]["arguments"]) for call in whole["message"]["tool_calls"]]
-    assert [(names[i], arguments[i]) for i in sorted(names)] == told
+    expected = [(call["function"]["name"], call["function"]["arguments"]) for call in whole["message"]["tool_calls"]]
+    assert [(names[i], arguments[i]) for i in sorted(names)] == expected
     assert "".join(delta.get("content") or "" for delta in deltas) == whole["message"]["content"] == "Let me see."
 
 
 def test_one_call_at_a_time(server: FakeServer) -> None:
     body = {"messages": [{"role": "user", "content": ASK}], "tools": CHAT_TOOLS, "parallel_tool_calls": False}
-    told = server.post(CHAT, **body).json()
-    assert [call["function"]["name"] for call in told["choices"][0]["message"]["tool_calls"]] == ["weather"]
-    assert told["choices"][0]["finish_reason"] == "tool_calls"
+    response = server.post(CHAT, **body).json()
+    assert [call["function"]["name"] for call in response["choices"][0]["message"]["tool_calls"]] == ["weather"]
+    assert response["choices"][0]["finish_reason"] == "tool_calls"
     both = server.post(CHAT, **(body | {"parallel_tool_calls": True})).json()
-    assert told["usage"]["completion_tokens"] < both["usage"]["completion_tokens"]
+    assert response["usage"]["completion_tokens"] < both["usage"]["completion_tokens"]
 
 
 def test_without_tools_a_call_is_text(server: FakeServer, form: Form) -> None:
@@ -192,27 +192,27 @@ def test_messages(server: FakeServer, claude: anthropic.Anthropic, streaming: bo
     results = iter([["sun", "noon"], ["snow"]])
     calls = []
     while True:
-        told = claude_turn(claude, messages, streaming, thinking)
-        kinds = [block.type for block in told.content]
+        response = claude_turn(claude, messages, streaming, thinking)
+        kinds = [block.type for block in response.content]
         assert kinds[:1] == (["thinking"] if thinks else kinds[:1])
-        assert not thinks or (told.content[0].thinking, bool(told.content[0].signature)) == ("hm", True)
-        used = [block for block in told.content if block.type == "tool_use"]
+        assert not thinks or (response.content[0].thinking, bool(response.content[0].signature)) == ("hm", True)
+        used = [block for block in response.content if block.type == "tool_use"]
         if not used:
             break
-        assert told.stop_reason == "tool_use"
+        assert response.stop_reason == "tool_use"
         calls += [(block.name, block.input) for block in used]
-        messages.append({"role": "assistant", "content": told.model_dump(exclude_none=True)["content"]})
+        messages.append({"role": "assistant", "content": response.model_dump(exclude_none=True)["content"]})
         answers = [
             {"type": "tool_result", "tool_use_id": block.id, "content": result}
             for block, result in zip(used, next(results), strict=True)
         ]
         messages.append({"role": "user", "content": answers})
     assert calls == [("weather", FIRST), ("time", {}), ("weather", SECOND)]
-    assert (told.content[-1].text, told.stop_reason) == (ANSWER, "end_turn")
+    assert (response.content[-1].text, response.stop_reason) == (ANSWER, "end_turn")
     assert kinds == (["thinking", "text"] if thinks else ["text"])
     assert "t:sun\nt:noon\na:" in prompts(server)[-1]
     counted = claude.messages.count_tokens(model="fake", messages=messages, tools=CLAUDE_TOOLS, thinking=thinking)
-    assert counted.input_tokens == told.usage.input_tokens
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 # OpenAI's responses.
@@ -232,15 +232,15 @@ def test_responses(server: FakeServer, chatgpt: openai.OpenAI, streaming: bool) 
         asked = {"model": "fake", "input": items, "tools": RESPONSE_TOOLS}
         if streaming:
             with chatgpt.responses.stream(**asked) as events:
-                told = list(events)[-1].response
+                response = list(events)[-1].response
         else:
-            told = chatgpt.responses.create(**asked)
-        assert (told.output[0].type, told.output[0].content[0].text) == ("reasoning", "hm")
-        used = [item for item in told.output if item.type == "function_call"]
+            response = chatgpt.responses.create(**asked)
+        assert (response.output[0].type, response.output[0].content[0].text) == ("reasoning", "hm")
+        used = [item for item in response.output if item.type == "function_call"]
         if not used:
             break
         calls += [(item.name, json.loads(item.arguments)) for item in used]
-        items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in told.output]
+        items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in response.output]
         for item in items:
             for part in item.get("content") or [] if isinstance(item.get("content"), list) else []:
                 part.pop("parsed", None)
@@ -249,8 +249,8 @@ def test_responses(server: FakeServer, chatgpt: openai.OpenAI, streaming: bool) 
             for item, result in zip(used, next(results), strict=True)
         ]
     assert calls == [("weather", FIRST), ("time", {}), ("weather", SECOND)]
-    assert (told.output_text, told.status) == (ANSWER, "completed")
-    assert told.usage.output_tokens_details.reasoning_tokens > 0
+    assert (response.output_text, response.status) == (ANSWER, "completed")
+    assert response.usage.output_tokens_details.reasoning_tokens > 0
     assert "a:<think>\nhm\n</think>\n\nLet me see.<tool_call>" in prompts(server)[-1]
 
 
@@ -265,8 +265,8 @@ def test_thinking_can_be_switched_off(server: FakeServer, off: dict[str, Any]) -
     message = server.post(CHAT, **body, **off).json()["choices"][0]["message"]
     assert "reasoning_content" not in message
     assert message["content"] == ANSWER
-    told = server.post("/v1/responses", input="t:snow", reasoning={"effort": "none"}).json()
-    assert [item["type"] for item in told["output"]] == ["message"]
+    response = server.post("/v1/responses", input="t:snow", reasoning={"effort": "none"}).json()
+    assert [item["type"] for item in response["output"]] == ["message"]
 
 
 def test_origins_stay_with_their_part(server: FakeServer) -> None:

@@ -10,7 +10,7 @@ from fakes import FakeRunner
 from test_protocols import CHAT, HELLO, stream
 
 PATHS: dict[str, dict[str, Any]] = {CHAT: {"messages": HELLO}, "/v1/completions": {"prompt": asked("hello")}}
-SEED, COUNT, MOST = 5, 3, 40
+SEED, COUNT, MAX_TOKENS = 5, 3, 40
 
 
 def text_of(choice: dict[str, Any]) -> str:
@@ -20,46 +20,52 @@ def text_of(choice: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_choice_is_the_answer_to_its_own_seed(fake: FakeServer, path: str) -> None:
-    body = {**PATHS[path], "n": COUNT, "seed": SEED, "max_tokens": MOST}
-    expected = [said(asked("hello"), SEED + i, MOST) for i in range(COUNT)]
-    told = fake.post(path, **body).json()
-    assert [choice["index"] for choice in told["choices"]] == list(range(COUNT))
-    assert [text_of(choice) for choice in told["choices"]] == expected
+    body = {**PATHS[path], "n": COUNT, "seed": SEED, "max_tokens": MAX_TOKENS}
+    expected = [said(asked("hello"), SEED + i, MAX_TOKENS) for i in range(COUNT)]
+    response = fake.post(path, **body).json()
+    assert [choice["index"] for choice in response["choices"]] == list(range(COUNT))
+    assert [text_of(choice) for choice in response["choices"]] == expected
     singles = [fake.post(path, **(body | {"n": 1, "seed": SEED + i})).json() for i in range(COUNT)]
     for key in ("completion_tokens", "prompt_tokens"):
         each = [single["usage"][key] for single in singles]
-        assert told["usage"][key] == (sum(each) if key == "completion_tokens" else each[0])
-    assert told["timings"]["predicted_n"] == told["usage"]["completion_tokens"]
+        assert response["usage"][key] == (sum(each) if key == "completion_tokens" else each[0])
+    assert response["timings"]["predicted_n"] == response["usage"]["completion_tokens"]
     accepted = [sum(column) for column in zip(*(single["timings"]["drafted_per_position"] for single in singles))]
-    assert len(told["timings"]["drafted_per_position"]) == len(accepted)
+    assert len(response["timings"]["drafted_per_position"]) == len(accepted)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_choices_come_with_their_index(fake: FakeServer, path: str) -> None:
-    body = {**PATHS[path], "n": COUNT, "seed": SEED, "max_tokens": MOST, "stream_options": {"include_usage": True}}
+    body = {
+        **PATHS[path],
+        "n": COUNT,
+        "seed": SEED,
+        "max_tokens": MAX_TOKENS,
+        "stream_options": {"include_usage": True},
+    }
     found = stream(fake, path, **body)
     choices = [each["choices"][0] for each in found if each["choices"]]
     for i in range(COUNT):
         own = [choice for choice in choices if choice["index"] == i]
-        assert "".join(map(text_of, own)) == said(asked("hello"), SEED + i, MOST)
+        assert "".join(map(text_of, own)) == said(asked("hello"), SEED + i, MAX_TOKENS)
         assert [choice["finish_reason"] is not None for choice in own] == [False] * (len(own) - 1) + [True]
     assert found[-1]["usage"]["completion_tokens"] == fake.post(path, **body).json()["usage"]["completion_tokens"]
     assert [("timings" in each) for each in found].count(True) == 1
 
 
 def test_a_stop_string_ends_its_own_choice(fake: FakeServer) -> None:
-    texts = [said(asked("hello"), SEED + i, MOST) for i in range(COUNT)]
+    texts = [said(asked("hello"), SEED + i, MAX_TOKENS) for i in range(COUNT)]
     stop = texts[1][6:10]
     assert all(stop not in text for i, text in enumerate(texts) if i != 1)
-    told = fake.post(CHAT, messages=HELLO, n=COUNT, seed=SEED, max_tokens=MOST, stop=stop).json()
-    assert [text_of(choice) for choice in told["choices"]] == [texts[0], texts[1][:6], texts[2]]
+    response = fake.post(CHAT, messages=HELLO, n=COUNT, seed=SEED, max_tokens=MAX_TOKENS, stop=stop).json()
+    assert [text_of(choice) for choice in response["choices"]] == [texts[0], texts[1][:6], texts[2]]
 
 
 def test_the_prompt_is_computed_once(fake: FakeServer) -> None:
     assert isinstance(fake.runner, FakeRunner)
     before = fake.runner.num_prompt_computed
     fake.post(CHAT, messages=HELLO, n=COUNT, max_tokens=4)
-    shared = len(asked("hello")) - 1  # each feeds the last token itself, to draw behind it
+    shared = len(asked("hello")) - 1  # each feeds the last token itself, to sample after it
     assert fake.runner.num_prompt_computed - before == shared + COUNT
 
 

@@ -34,12 +34,12 @@ def claude(real: RealServer) -> Iterator[anthropic.Anthropic]:
 
 
 def test_chat(chatgpt: openai.OpenAI) -> None:
-    told = chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=30)
-    assert told.choices[0].message.content == ANSWER
-    assert told.choices[0].finish_reason == "stop"
-    assert told.usage is not None
-    assert (told.usage.prompt_tokens, told.usage.completion_tokens, told.usage.total_tokens) == (37, 8, 45)
-    timings = told.model_extra["timings"]
+    response = chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=30)
+    assert response.choices[0].message.content == ANSWER
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens) == (37, 8, 45)
+    timings = response.model_extra["timings"]
     assert timings["predicted_n"] == 8
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
 
@@ -55,21 +55,21 @@ def test_chat_stream(chatgpt: openai.OpenAI) -> None:
         extra_body={"return_origins": True},
     )
     chunks = list(stream)
-    told = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    assert "".join(choice.delta.content or "" for choice in told) == ANSWER
-    assert told[-1].finish_reason == "stop"
+    response = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in response) == ANSWER
+    assert response[-1].finish_reason == "stop"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 8
-    origins = [pair for choice in told for pair in (choice.model_extra or {}).get("origins", [])]
+    origins = [pair for choice in response for pair in (choice.model_extra or {}).get("origins", [])]
     assert "".join(text for text, _ in origins) == ANSWER
     assert any(k > 0 for _, k in origins)
     assert len([chunk for chunk in chunks if chunk.choices]) < 2 + 8, "a step of several tokens is one chunk"
 
 
 def test_chat_stop_and_seed(chatgpt: openai.OpenAI) -> None:
-    told = chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, stop=["France"])
-    assert told.choices[0].message.content == "The capital of "
-    assert told.choices[0].finish_reason == "stop"
+    response = chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, stop=["France"])
+    assert response.choices[0].message.content == "The capital of "
+    assert response.choices[0].finish_reason == "stop"
     twice = [
         chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=1.0, seed=7, max_tokens=12)
         for _ in range(2)
@@ -93,11 +93,11 @@ def test_completions(chatgpt: openai.OpenAI, streaming: bool) -> None:
 
 
 def test_responses(chatgpt: openai.OpenAI) -> None:
-    told = chatgpt.responses.create(model=MODEL, input=PARIS, temperature=0, max_output_tokens=30)
-    assert told.output_text == ANSWER
-    assert told.status == "completed"
-    assert told.usage is not None
-    assert (told.usage.input_tokens, told.usage.output_tokens) == (37, 8)
+    response = chatgpt.responses.create(model=MODEL, input=PARIS, temperature=0, max_output_tokens=30)
+    assert response.output_text == ANSWER
+    assert response.status == "completed"
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (37, 8)
     short = chatgpt.responses.create(model=MODEL, input=HELLO, temperature=0, max_output_tokens=3, store=False)
     assert short.status == "incomplete"
     assert short.incomplete_details is not None
@@ -135,10 +135,10 @@ def test_openai_errors(chatgpt: openai.OpenAI) -> None:
 
 
 def test_messages(claude: anthropic.Anthropic) -> None:
-    told = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body=GREEDY)
-    assert told.content[0].text == ANSWER
-    assert told.stop_reason == "end_turn"
-    assert (told.usage.input_tokens, told.usage.output_tokens) == (37, 8)
+    response = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body=GREEDY)
+    assert response.content[0].text == ANSWER
+    assert response.stop_reason == "end_turn"
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (37, 8)
     short = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=3, extra_body=GREEDY)
     assert short.stop_reason == "max_tokens"
     cut = claude.messages.create(
@@ -162,8 +162,8 @@ def test_count_tokens(claude: anthropic.Anthropic) -> None:
     blocks = [{"type": "text", "text": "You are brief."}]
     message = {"model": MODEL, "messages": HELLO, "system": blocks}
     counted = claude.messages.count_tokens(**message)
-    told = claude.messages.create(**message, max_tokens=2)
-    assert counted.input_tokens == told.usage.input_tokens
+    response = claude.messages.create(**message, max_tokens=2)
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
@@ -207,12 +207,12 @@ def test_chat_required_call(chatgpt: openai.OpenAI, choice: Any, streaming: bool
     asked |= {"parallel_tool_calls": False, "max_tokens": 150, **SAMPLED}
     if streaming:
         with chatgpt.chat.completions.stream(**asked) as events:
-            told = events.get_final_completion()
+            response = events.get_final_completion()
     else:
-        told = chatgpt.chat.completions.create(**asked)
-    assert told.choices[0].finish_reason == "tool_calls"
-    assert told.choices[0].message.content in (None, "")
-    [call] = told.choices[0].message.tool_calls
+        response = chatgpt.chat.completions.create(**asked)
+    assert response.choices[0].finish_reason == "tool_calls"
+    assert response.choices[0].message.content in (None, "")
+    [call] = response.choices[0].message.tool_calls
     assert is_call(call.function.name, json.loads(call.function.arguments))
     message = {
         "role": "assistant",
@@ -235,11 +235,11 @@ def test_messages_required_call(claude: anthropic.Anthropic, choice: Any, stream
     asked |= {"max_tokens": 150, "extra_body": SAMPLED}
     if streaming:
         with claude.messages.stream(**asked) as events:
-            told = events.get_final_message()
+            response = events.get_final_message()
     else:
-        told = claude.messages.create(**asked)
-    [block] = told.content
-    assert (told.stop_reason, block.type) == ("tool_use", "tool_use")
+        response = claude.messages.create(**asked)
+    [block] = response.content
+    assert (response.stop_reason, block.type) == ("tool_use", "tool_use")
     assert is_call(block.name, block.input)
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "21 degrees"}
     turns = [
@@ -255,8 +255,8 @@ def test_messages_required_call(claude: anthropic.Anthropic, choice: Any, stream
 def test_responses_required_call_and_format(chatgpt: openai.OpenAI) -> None:
     tools = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
     asked: dict[str, Any] = {"model": MODEL, "input": WEATHER, "max_output_tokens": 150, "extra_body": {"seed": 7}}
-    told = chatgpt.responses.create(**asked, tools=tools, tool_choice="required", parallel_tool_calls=False)
-    [item] = told.output
+    response = chatgpt.responses.create(**asked, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    [item] = response.output
     assert is_call(item.name, json.loads(item.arguments))
     look = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}
     jsonschema.validate(json.loads(chatgpt.responses.create(**asked, text=look).output_text), SCHEMA)
@@ -273,9 +273,9 @@ def test_responses_required_call_and_format(chatgpt: openai.OpenAI) -> None:
         ({"guided_json": '{"enum": [1, "x"]}'}, r'1|"x"'),
     ],
 )
-def test_looks(chatgpt: openai.OpenAI, more: dict[str, Any], pattern: str) -> None:
-    told = chatgpt.chat.completions.create(model=MODEL, messages=WEATHER, max_tokens=60, seed=3, extra_body=more)
-    assert re.fullmatch(pattern, told.choices[0].message.content or "")
+def test_response_formats(chatgpt: openai.OpenAI, more: dict[str, Any], pattern: str) -> None:
+    response = chatgpt.chat.completions.create(model=MODEL, messages=WEATHER, max_tokens=60, seed=3, extra_body=more)
+    assert re.fullmatch(pattern, response.choices[0].message.content or "")
     text = chatgpt.completions.create(model=MODEL, prompt="Well,", max_tokens=60, seed=3, extra_body=more)
     assert re.fullmatch(pattern, text.choices[0].text)
 
@@ -292,10 +292,10 @@ def test_the_clients_own_models(chatgpt: openai.OpenAI, claude: anthropic.Anthro
         model=MODEL, messages=WEATHER, response_format=Weather, max_tokens=200, seed=5, temperature=0.7
     )
     assert isinstance(chat.choices[0].message.parsed, Weather)
-    told = chatgpt.responses.parse(
+    response = chatgpt.responses.parse(
         model=MODEL, input=WEATHER, text_format=Weather, max_output_tokens=200, extra_body={"seed": 5}
     )
-    assert isinstance(told.output_parsed, Weather)
+    assert isinstance(response.output_parsed, Weather)
     message = claude.messages.parse(
         model=MODEL, messages=WEATHER, output_format=Weather, max_tokens=200, extra_body={"seed": 5}
     )
@@ -304,9 +304,11 @@ def test_the_clients_own_models(chatgpt: openai.OpenAI, claude: anthropic.Anthro
 
 def test_bad_words_and_min_tokens(chatgpt: openai.OpenAI) -> None:
     more = {"bad_words": ["Paris", "capital"], "min_tokens": 30}
-    told = chatgpt.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=40, extra_body=more)
-    text = told.choices[0].message.content or ""
+    response = chatgpt.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, max_tokens=40, extra_body=more
+    )
+    text = response.choices[0].message.content or ""
     assert "Paris" not in text
     assert "capital" not in text
-    assert told.usage is not None
-    assert told.usage.completion_tokens >= 30
+    assert response.usage is not None
+    assert response.usage.completion_tokens >= 30

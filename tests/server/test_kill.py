@@ -27,7 +27,7 @@ PARIS = {"messages": [{"role": "user", "content": "What is the capital of France
 
 
 class Reader:
-    """A client in a thread of its own: what it was told, and what ended it."""
+    """A client in a thread of its own: the lines it received, and the error that ended it."""
 
     def __init__(self, server: RealServer, **body: Any) -> None:
         self.text = ""
@@ -58,7 +58,7 @@ class Reader:
         return self
 
     @property
-    def told(self) -> str:
+    def received(self) -> str:
         return "\n".join(self.lines)
 
 
@@ -69,7 +69,7 @@ def faulty() -> Iterator[RealServer]:
 
 
 def test_an_exception_in_the_engine_thread(faulty: RealServer) -> None:
-    """Two decode, three wait; all are told, /health turns red, the process ends with an error."""
+    """Two decode, three wait; all get the error, /health turns 503, the process ends with an error."""
     running = [Reader(faulty, max_tokens=900) for _ in range(2)]
     for reader in running:
         assert reader.first.wait(300)
@@ -78,16 +78,16 @@ def test_an_exception_in_the_engine_thread(faulty: RealServer) -> None:
     faulty.signal(signal.SIGUSR1)
     for reader in (*running, *waiting):
         reader.wait()
-        assert "the engine failed" in reader.told
-        assert "0x7f00" not in reader.told
-        assert "/dev" not in reader.told
-        assert "[DONE]" not in reader.told
+        assert "the engine failed" in reader.received
+        assert "0x7f00" not in reader.received
+        assert "/dev" not in reader.received
+        assert "[DONE]" not in reader.received
     assert [reader.status for reader in running] == [200, 200]
     assert [reader.status for reader in waiting] == [500, 500, 500]
     health = httpx.get(f"{faulty.url}/health", timeout=300)
     assert health.status_code == 503
     assert faulty.wait() == 1
-    assert "injected: a lost device" in "\n".join(faulty.told), "the operator is told what it was"
+    assert "injected: a lost device" in "\n".join(faulty.output), "the log has the cause"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{faulty.url}/health", timeout=300)
 
@@ -106,7 +106,7 @@ def test_sigterm_under_load() -> None:
         assert server.wait() == 0
         for reader in readers:
             reader.wait()
-            assert "[DONE]" in reader.told, (reader.status, reader.error, reader.told[-300:])
+            assert "[DONE]" in reader.received, (reader.status, reader.error, reader.received[-300:])
             assert text_of(reader) == alone
 
 
@@ -116,7 +116,7 @@ def test_sigterm_and_a_request_that_never_ends() -> None:
         assert reader.first.wait(300)
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert "shutting_down" in reader.wait().told or "[DONE]" in reader.told
+        assert "shutting_down" in reader.wait().received or "[DONE]" in reader.received
 
 
 def test_sigterm_while_loading() -> None:
@@ -139,7 +139,7 @@ def test_sigkill_and_restart() -> None:
         assert server.wait() == -signal.SIGKILL
         for reader in readers:
             assert isinstance(reader.wait().error, httpx.TransportError)
-            assert "[DONE]" not in reader.told
+            assert "[DONE]" not in reader.received
     with RealServer(*SMALL, port=server.port) as again:
         assert again.post("/v1/chat/completions", **PARIS).json()["choices"][0]["message"]["content"] == answer
 
@@ -147,9 +147,9 @@ def test_sigkill_and_restart() -> None:
 def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("slipstream: cannot listen on 127.0.0.1:")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("slipstream: cannot listen on 127.0.0.1:")
+    assert printed.count("\n") == 1
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from real_server import RealServer
 
 
 @pytest.mark.parametrize("num_rounds", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_two_hundred_clients_of_whom_a_third_leave(num_rounds: int) -> None:
+def test_two_hundred_clients_with_a_third_that_disconnect(num_rounds: int) -> None:
     with RealServer(*ARGUMENTS) as server:
         seen = asyncio.run(rounds(server, num_rounds))
         status = server.status()

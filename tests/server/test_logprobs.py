@@ -11,18 +11,18 @@ from test_protocols import CHAT, HELLO, stream
 
 from slipstream.engine.contract import TokenLogprobs
 
-SEED, MOST, TOP = 5, 12, 3
+SEED, MAX_TOKENS, TOP = 5, 12, 3
 PROMPT = asked("hello")
 TOKENS = TOKENIZER.encode(PROMPT)
-OUTPUT = continuation(TOKENS, SEED, 97, MOST, (END,))
+OUTPUT = continuation(TOKENS, SEED, 97, MAX_TOKENS, (END,))
 
 
 def raw(token: int) -> bytes:
     return TOKENIZER.token_bytes(token, skip_special=False)
 
 
-def told(top: int, output: tuple[int, ...] = OUTPUT) -> list[TokenLogprobs]:
-    """What the fake model thinks of each token behind the prompt's first."""
+def expected_logprobs(top: int, output: tuple[int, ...] = OUTPUT) -> list[TokenLogprobs]:
+    """The fake model's log-probabilities of each token after the prompt's first."""
     return opinions((*TOKENS, *output), top)
 
 
@@ -31,7 +31,7 @@ def entry(token: int, logprob: float) -> dict[str, Any]:
 
 
 def entries(top: int, output: tuple[int, ...] = OUTPUT) -> list[dict[str, Any]]:
-    own = told(top, output)[len(TOKENS) - 1 :]
+    own = expected_logprobs(top, output)[len(TOKENS) - 1 :]
     return [
         {**entry(token, each.logprob), "top_logprobs": [entry(t, x) for t, x in each.top]}
         for token, each in zip(output, own, strict=True)
@@ -40,7 +40,7 @@ def entries(top: int, output: tuple[int, ...] = OUTPUT) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("top", [None, 0, TOP])
 def test_chat(fake: FakeServer, top: int | None) -> None:
-    body = {"messages": HELLO, "seed": SEED, "max_tokens": MOST, "logprobs": True, "top_logprobs": top}
+    body = {"messages": HELLO, "seed": SEED, "max_tokens": MAX_TOKENS, "logprobs": True, "top_logprobs": top}
     [choice] = fake.post(CHAT, **body).json()["choices"]
     assert choice["logprobs"] == {"content": entries(top or 0), "refusal": None}
     chunks = [each["choices"][0] for each in stream(fake, CHAT, **body) if each["choices"]]
@@ -48,7 +48,7 @@ def test_chat(fake: FakeServer, top: int | None) -> None:
 
 
 def test_the_same_without_speculation(fake: FakeServer) -> None:
-    body = {"messages": HELLO, "seed": SEED, "max_tokens": MOST, "logprobs": True, "top_logprobs": TOP}
+    body = {"messages": HELLO, "seed": SEED, "max_tokens": MAX_TOKENS, "logprobs": True, "top_logprobs": TOP}
     off = fake.post(CHAT, **body, speculative={"enabled": False}).json()
     assert off["choices"][0]["logprobs"]["content"] == entries(TOP)
 
@@ -60,7 +60,7 @@ def test_an_end_token_has_one_too_and_a_stop_string_has_none(fake: FakeServer) -
     [choice] = fake.post(CHAT, **body).json()["choices"]
     assert choice["logprobs"]["content"] == entries(0, output)
     assert choice["logprobs"]["content"][-1]["token"] == "<|end|>"
-    text = said(PROMPT, SEED, MOST)
+    text = said(PROMPT, SEED, MAX_TOKENS)
     [choice] = fake.post(CHAT, **(body | {"seed": SEED}), stop=text[4:7]).json()["choices"]
     assert choice["logprobs"]["content"] == entries(0)[: text.index(text[4:7])]
 
@@ -68,7 +68,7 @@ def test_an_end_token_has_one_too_and_a_stop_string_has_none(fake: FakeServer) -
 def legacy(first: int, top: int) -> dict[str, Any]:
     """From that token of prompt and output on."""
     tokens = [*TOKENS, *OUTPUT]
-    opinion = [None, *told(top)]
+    opinion = [None, *expected_logprobs(top)]
     tops = [
         each and {raw(t).decode(): x for t, x in each.top} | {raw(token).decode(): each.logprob}
         for token, each in zip(tokens, opinion, strict=True)
@@ -84,10 +84,10 @@ def legacy(first: int, top: int) -> dict[str, Any]:
 @pytest.mark.parametrize("prompt", [PROMPT, TOKENS], ids=["text", "tokens"])
 @pytest.mark.parametrize("echo", [False, True])
 def test_completions(fake: FakeServer, echo: bool, prompt: Any) -> None:
-    body = {"prompt": prompt, "seed": SEED, "max_tokens": MOST, "logprobs": 2, "echo": echo}
+    body = {"prompt": prompt, "seed": SEED, "max_tokens": MAX_TOKENS, "logprobs": 2, "echo": echo}
     expected = legacy(0 if echo else len(TOKENS), 2)
     [choice] = fake.post("/v1/completions", **body).json()["choices"]
-    assert choice["text"] == (PROMPT if echo else "") + said(PROMPT, SEED, MOST)
+    assert choice["text"] == (PROMPT if echo else "") + said(PROMPT, SEED, MAX_TOKENS)
     assert choice["logprobs"] == expected
     found = [each["choices"][0] for each in stream(fake, "/v1/completions", **body)]
     assert "".join(each["text"] for each in found) == choice["text"]
@@ -96,17 +96,19 @@ def test_completions(fake: FakeServer, echo: bool, prompt: Any) -> None:
 
 
 def test_echo_alone(fake: FakeServer) -> None:
-    body = {"prompt": PROMPT, "seed": SEED, "max_tokens": MOST, "echo": True, "n": 2}
-    told = fake.post("/v1/completions", **body).json()
-    assert [choice["text"] for choice in told["choices"]] == [PROMPT + said(PROMPT, SEED + i, MOST) for i in range(2)]
-    assert told["choices"][0]["logprobs"] is None
+    body = {"prompt": PROMPT, "seed": SEED, "max_tokens": MAX_TOKENS, "echo": True, "n": 2}
+    response = fake.post("/v1/completions", **body).json()
+    assert [choice["text"] for choice in response["choices"]] == [
+        PROMPT + said(PROMPT, SEED + i, MAX_TOKENS) for i in range(2)
+    ]
+    assert response["choices"][0]["logprobs"] is None
     stopped = fake.post("/v1/completions", **body, stop=["h", "u:"]).json()["choices"][0]["text"]
     assert stopped.startswith(PROMPT), "a stop string is looked for in what was generated"
 
 
 def test_responses(fake: FakeServer) -> None:
     asked_for = {"include": ["message.output_text.logprobs"], "top_logprobs": TOP}
-    body = {"input": "hello", "seed": SEED, "max_output_tokens": MOST, **asked_for}
+    body = {"input": "hello", "seed": SEED, "max_output_tokens": MAX_TOKENS, **asked_for}
     [item] = fake.post("/v1/responses", **body).json()["output"]
     assert item["content"][0]["logprobs"] == entries(TOP)
     found = stream(fake, "/v1/responses", **body)

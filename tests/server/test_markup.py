@@ -1,4 +1,4 @@
-"""Thinking and calls read out of text: what is told depends on the text alone, not on the pieces it came in."""
+"""Thinking and calls read out of text: the parts depend on the text alone, not on the pieces it came in."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.server.markup.calls import CallReader
-from slipstream.server.markup.hermes import HermesForm
-from slipstream.server.markup.qwen_xml import QwenXmlForm
-from slipstream.server.markup.reader import PlainReader, Reader
-from slipstream.server.markup.thinking import ThinkingReader
-from slipstream.server.parts import Call, Part, Text, Thinking, joined
-from slipstream.server.pieces import Piece
+from slipstream.server.text.markup.calls import ToolCallReader
+from slipstream.server.text.markup.hermes import HermesParser
+from slipstream.server.text.markup.qwen_xml import QwenXmlParser
+from slipstream.server.text.markup.reader import PlainReader, Reader
+from slipstream.server.text.markup.thinking import ThinkingReader
+from slipstream.server.text.parts import Call, Part, Text, Thinking, joined
+from slipstream.server.text.pieces import Piece
 
 SCHEMA = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"}, "unit": {"enum": ["C"]}}
 MAKERS: dict[str, Callable[[], Reader]] = {
-    "hermes": lambda: CallReader(HermesForm),
-    "hermes, one call": lambda: CallReader(HermesForm, parallel=False),
-    "xml": lambda: CallReader(lambda: QwenXmlForm({"weather": SCHEMA})),
-    "thinking": lambda: ThinkingReader(PlainReader(), begun=False),
-    "thinking, begun": lambda: ThinkingReader(PlainReader(), begun=True),
-    "thinking, xml": lambda: ThinkingReader(CallReader(lambda: QwenXmlForm({"weather": SCHEMA})), begun=True),
+    "hermes": lambda: ToolCallReader(HermesParser),
+    "hermes, one call": lambda: ToolCallReader(HermesParser, parallel=False),
+    "xml": lambda: ToolCallReader(lambda: QwenXmlParser({"weather": SCHEMA})),
+    "thinking": lambda: ThinkingReader(PlainReader(), started=False),
+    "thinking, started": lambda: ThinkingReader(PlainReader(), started=True),
+    "thinking, xml": lambda: ThinkingReader(ToolCallReader(lambda: QwenXmlParser({"weather": SCHEMA})), started=True),
 }
 
 
 def read(reader: Reader, chunks: Sequence[str]) -> list[Part]:
     """All of it; origins are the number of the chunk."""
-    told: list[Part] = []
+    parts: list[Part] = []
     for number, chunk in enumerate(chunks):
-        told += reader.push([Piece(chunk, number)])
-    return joined([*told, *reader.finish()])
+        parts += reader.push([Piece(chunk, number)])
+    return joined([*parts, *reader.finish()])
 
 
 def plain(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    told: list[tuple[str, ...]] = []
+    found: list[tuple[str, ...]] = []
     for part in parts:
         match part:
             case Text():
-                told.append(("text", part.text))
+                found.append(("text", part.text))
             case Thinking():
-                told.append(("thinking", part.text))
+                found.append(("thinking", part.text))
             case Call(name, arguments):
                 assert name is not None
-                told.append(("call", name, arguments))
-    return told
+                found.append(("call", name, arguments))
+    return found
 
 
-def told(kind: str, text: str) -> list[tuple[str, ...]]:
+def parts_of(kind: str, text: str) -> list[tuple[str, ...]]:
     """Read at once, and character by character: the same."""
     whole = plain(read(MAKERS[kind](), [text] if text else []))
     assert plain(read(MAKERS[kind](), list(text))) == whole
@@ -84,11 +84,11 @@ ARGUMENTS = '{"a": "}</tool_call>\\"", "b": [1, {}]}'
     ],
 )  # fmt: skip
 def test_hermes(text: str, parts: list[tuple[str, ...]]) -> None:
-    assert told("hermes", text) == parts
+    assert parts_of("hermes", text) == parts
 
 
 def test_without_parallel_calls_the_first_one_is_the_last() -> None:
-    assert told("hermes, one call", f"hm {CALL}\n{CALL} more") == [("text", "hm"), ("call", "f", ARGUMENTS)]
+    assert parts_of("hermes, one call", f"hm {CALL}\n{CALL} more") == [("text", "hm"), ("call", "f", ARGUMENTS)]
     reader = MAKERS["hermes, one call"]()
     reader.push([Piece(CALL[:-1], 0)])
     assert not reader.done
@@ -120,7 +120,7 @@ def xml(name: str = "weather", **values: str) -> str:
     ],
 )  # fmt: skip
 def test_qwen_xml(text: str, parts: list[tuple[str, ...]]) -> None:
-    assert told("xml", text) == parts
+    assert parts_of("xml", text) == parts
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_qwen_xml(text: str, parts: list[tuple[str, ...]]) -> None:
         ("thinking", " plain <think>x</think>", [("text", " plain <think>x</think>")]),
         ("thinking", "<think>a</think>b<think>c</think>", [("thinking", "a"), ("text", "b<think>c</think>")]),
         ("thinking", "<thi", [("text", "<thi")]),
-        ("thinking, begun", "\nso </thin</think>42", [("thinking", "so </thin"), ("text", "42")]),
-        ("thinking, begun", "never ends\n", [("thinking", "never ends\n")]),
+        ("thinking, started", "\nso </thin</think>42", [("thinking", "so </thin"), ("text", "42")]),
+        ("thinking, started", "never ends\n", [("thinking", "never ends\n")]),
         ("thinking, xml", f"a {xml()} b</think>\n{xml()}", [("thinking", f"a {xml()} b"), ("call", "weather", "{}")]),
     ],
 )  # fmt: skip
 def test_thinking(kind: str, text: str, parts: list[tuple[str, ...]]) -> None:
-    assert told(kind, text) == parts
+    assert parts_of(kind, text) == parts
 
 
 def test_pieces_keep_their_origin() -> None:
@@ -162,16 +162,16 @@ def cut_text(draw: st.DrawFn) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=400, deadline=None)
 @given(cut_text())
-def test_any_cutting_tells_the_same(kind: str, given_text: tuple[str, list[str]]) -> None:
+def test_any_splitting_gives_the_same_parts(kind: str, given_text: tuple[str, list[str]]) -> None:
     text, chunks = given_text
-    assert plain(read(MAKERS[kind](), chunks)) == told(kind, text)
+    assert plain(read(MAKERS[kind](), chunks)) == parts_of(kind, text)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["city", "note"]), st.text(max_size=20)), st.data())
 def test_string_values_come_through_as_they_are(values: dict[str, str], data: Any) -> None:
     values = {key: value for key, value in values.items() if "</parameter>" not in value}
-    reader = CallReader(lambda: QwenXmlForm({"f": {key: {"type": "string"} for key in values}}))
+    reader = ToolCallReader(lambda: QwenXmlParser({"f": {key: {"type": "string"} for key in values}}))
     text = xml("f", **values)
     size = data.draw(st.integers(1, 7))
     [call] = read(reader, [text[i : i + size] for i in range(0, len(text), size)])
@@ -180,8 +180,8 @@ def test_string_values_come_through_as_they_are(values: dict[str, str], data: An
 
 
 def test_nothing_is_held_that_is_decided() -> None:
-    """Each piece tells what it makes certain, at once."""
-    reader = CallReader(HermesForm)
+    """Each push returns at once all that is certain."""
+    reader = ToolCallReader(HermesParser)
     pushed = [plain(joined(reader.push([Piece(text, 0)]))) for text in ("a", " ", "b <", "c", "\n")]
     assert pushed == [[("text", "a")], [], [("text", " b")], [("text", " <c")], []]
     steps = ["<tool_call>", '{"name": "f", ', '"arguments": {"x"', ": 1", "}}", "</tool_call>"]

@@ -1,4 +1,4 @@
-"""Our histogram tells what the library's own would."""
+"""Our histogram exports the same lines as the library's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Theirs
 from prometheus_client.exposition import generate_latest
 
-from slipstream.server.metrics import Histogram
+from slipstream.server.service.metrics import Histogram
 
 BOUNDS = (0.1, 0.5, 2.5)
 SEEN = [(0.05, 1), (0.1, 3), (0.3, 2), (9.0, 4)]  # seconds, how often
@@ -16,7 +16,7 @@ def lines(registry: CollectorRegistry) -> list[str]:
     return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
 
 
-def test_it_tells_what_the_librarys_tells() -> None:
+def test_it_exports_what_the_librarys_exports() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     own, other = Histogram("x_seconds", "Some.", BOUNDS), Theirs("x_seconds", "Some.", buckets=BOUNDS, registry=theirs)
     ours.register(own)

@@ -7,7 +7,7 @@ from typing import Any
 
 from real_server import RealServer
 
-ASKED = {"messages": [{"role": "user", "content": "Tell me about the history of Rome."}], "max_tokens": 120}
+ASKED = {"messages": [{"role": "user", "content": "Describe the history of Rome."}], "max_tokens": 120}
 
 
 def ask(server: RealServer, enabled: bool, seed: int) -> dict[str, Any]:
@@ -15,8 +15,8 @@ def ask(server: RealServer, enabled: bool, seed: int) -> dict[str, Any]:
     return dict(server.post("/v1/chat/completions", **body).json())
 
 
-def text(told: dict[str, Any]) -> str:
-    return str(told["choices"][0]["message"]["content"])
+def text(response: dict[str, Any]) -> str:
+    return str(response["choices"][0]["message"]["content"])
 
 
 def counters(server: RealServer) -> dict[str, int]:

@@ -6,9 +6,9 @@ from fake_server import TOKENIZER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.server.output import OutputText
-from slipstream.server.pieces import Score, text_of
-from slipstream.server.stops import StopFinder
+from slipstream.server.text.output import OutputText
+from slipstream.server.text.pieces import Score, text_of
+from slipstream.server.text.stops import StopFinder
 
 TEXT = st.text("ab<\n", max_size=40)
 STOPS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=4)
@@ -36,26 +36,26 @@ def chunked(draw: st.DrawFn) -> list[str]:
 
 @given(chunked(), STOPS)
 def test_stop_strings_do_not_depend_on_the_pieces(chunks: list[str], stops: list[str]) -> None:
-    finder, told = StopFinder(stops), ""
+    finder, emitted = StopFinder(stops), ""
     for chunk in chunks:
-        told += finder.push(chunk)
+        emitted += finder.push(chunk)
         if finder.matched is not None:
             break
     else:
-        told += finder.finish()
-    assert (told, finder.matched) == cut("".join(chunks), stops)
+        emitted += finder.finish()
+    assert (emitted, finder.matched) == cut("".join(chunks), stops)
 
 
 @given(chunked(), STOPS)
-def test_nothing_is_told_that_may_be_taken_back(chunks: list[str], stops: list[str]) -> None:
-    finder, seen, told = StopFinder(stops), "", ""
+def test_emitted_text_is_never_taken_back(chunks: list[str], stops: list[str]) -> None:
+    finder, seen, emitted = StopFinder(stops), "", ""
     for chunk in chunks:
         seen += chunk
-        told += finder.push(chunk)
-        assert cut(seen, stops)[0].startswith(told)
+        emitted += finder.push(chunk)
+        assert cut(seen, stops)[0].startswith(emitted)
         if finder.matched is not None:
             return
-        held = len(seen) - len(told)
+        held = len(seen) - len(emitted)
         assert held < max(map(len, stops), default=1)
 
 

@@ -1,4 +1,4 @@
-"""Jobs made ready: what the template's own words decide, and what grammars and budgets then allow, token by token."""
+"""Requests prepared for the engine: what the chat template decides, and what grammars and budgets allow, by token."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import Matcher, matcher_for
 from slipstream.sampling.masks import allows
 from slipstream.server.errors import ApiError
-from slipstream.server.job import Job
-from slipstream.server.markup.dialect import Thought
-from slipstream.server.parts import Call, joined
-from slipstream.server.pieces import Piece
-from slipstream.server.prepare import Preparation, Prepared
-from slipstream.server.prompts import ChatPrompt, TextPrompt
-from slipstream.server.structured import Look
-from slipstream.server.tools import Tool, ToolUse
+from slipstream.server.service.generation_request import GenerationRequest
+from slipstream.server.service.prepare import Preparation, Prepared
+from slipstream.server.service.prompts import ChatPrompt, TextPrompt
+from slipstream.server.text.markup.chat_format import ThinkingState
+from slipstream.server.text.parts import Call, joined
+from slipstream.server.text.pieces import Piece
+from slipstream.server.text.response_format import ResponseFormat
+from slipstream.server.text.tools import Tool, ToolUse
 
 SCHEMA = {
     "type": "object",
@@ -47,11 +47,11 @@ def preparations() -> Iterator[dict[str, Preparation]]:
         each.close()
 
 
-def ready(preparation: Preparation, variables: dict[str, Any] | None = None, **job: Any) -> Prepared:
-    job.setdefault("params", SamplingParams())
-    asked = Job(ChatPrompt(USER, variables or {}), **job)
-    prepared = preparation.prepare(asked)
-    return preparation.constrain(asked, prepared) if preparation.constrains(asked, prepared) else prepared
+def ready(preparation: Preparation, variables: dict[str, Any] | None = None, **fields: Any) -> Prepared:
+    fields.setdefault("params", SamplingParams())
+    request = GenerationRequest(ChatPrompt(USER, variables or {}), **fields)
+    prepared = preparation.prepare(request)
+    return preparation.constrain(prepared) if prepared.needs_constraint else prepared
 
 
 def text_of(prepared: Prepared, template: str) -> str:
@@ -83,26 +83,26 @@ def only_end(matcher: Matcher) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("template", "variables", "thought"),
+    ("template", "variables", "state"),
     [
-        (TEMPLATE, {}, Thought.NONE),
-        (HERMES, {}, Thought.FREE),
-        (HERMES, {"enable_thinking": False}, Thought.NONE),
-        (QWEN_XML, {}, Thought.BEGUN),
-        (QWEN_XML, {"enable_thinking": False}, Thought.NONE),
+        (TEMPLATE, {}, ThinkingState.OFF),
+        (HERMES, {}, ThinkingState.OPTIONAL),
+        (HERMES, {"enable_thinking": False}, ThinkingState.OFF),
+        (QWEN_XML, {}, ThinkingState.STARTED),
+        (QWEN_XML, {"enable_thinking": False}, ThinkingState.OFF),
     ],
 )
-def test_where_thinking_stands(
-    preparations: dict[str, Preparation], template: str, variables: dict[str, Any], thought: Thought
+def test_the_thinking_state_of_a_prompt(
+    preparations: dict[str, Preparation], template: str, variables: dict[str, Any], state: ThinkingState
 ) -> None:
-    assert ready(preparations[template], variables).thought is thought
+    assert ready(preparations[template], variables).thinking_state is state
 
 
-def test_what_counts_from_the_end_of_thinking_begins_it(preparations: dict[str, Preparation]) -> None:
-    plain, begun = (ready(preparations[HERMES], **more) for more in ({}, {"thinking_budget": 5}))
-    assert text_of(begun, HERMES) == text_of(plain, HERMES) + "<think>\n"
-    assert begun.thought is Thought.BEGUN
-    quiet = ready(preparations[HERMES], {"enable_thinking": False}, look=Look(Regex("a+"), "x"))
+def test_a_budget_or_a_format_starts_optional_thinking(preparations: dict[str, Preparation]) -> None:
+    plain, started = (ready(preparations[HERMES], **more) for more in ({}, {"thinking_budget": 5}))
+    assert text_of(started, HERMES) == text_of(plain, HERMES) + "<think>\n"
+    assert started.thinking_state is ThinkingState.STARTED
+    quiet = ready(preparations[HERMES], {"enable_thinking": False}, response_format=ResponseFormat(Regex("a+"), "x"))
     assert text_of(quiet, HERMES).endswith("</think>\n\n")
     assert follows(walk(quiet), "aaa")
 
@@ -122,8 +122,8 @@ def test_a_budget_ends_thinking(preparations: dict[str, Preparation]) -> None:
     assert follows(matcher, "\n</think>\n\nanything")
 
 
-def test_a_look_holds_behind_the_thinking(preparations: dict[str, Preparation]) -> None:
-    prepared = ready(preparations[QWEN_XML], thinking_budget=5, look=Look(Regex("[0-9]{2}"), "x"))
+def test_a_response_format_applies_after_the_thinking(preparations: dict[str, Preparation]) -> None:
+    prepared = ready(preparations[QWEN_XML], thinking_budget=5, response_format=ResponseFormat(Regex("[0-9]{2}"), "x"))
     matcher = walk(prepared)
     assert not may_end(matcher)
     assert follows(matcher, "abcde\n</think>")
@@ -155,18 +155,18 @@ def test_required_calls(preparations: dict[str, Preparation], template: str) -> 
 
 
 @pytest.mark.parametrize("template", CALLS)
-def test_a_call_or_an_answer_of_a_look(preparations: dict[str, Preparation], template: str) -> None:
-    look = Look(JsonSchema({"type": "boolean"}), "x")
+def test_a_call_or_an_answer_of_a_format(preparations: dict[str, Preparation], template: str) -> None:
+    response_format = ResponseFormat(JsonSchema({"type": "boolean"}), "x")
     quiet = {"enable_thinking": False}
     for text in ("true", CALLS[template]("time")):
-        matcher = walk(ready(preparations[template], quiet, look=look, tools=ToolUse((TIME,))))
+        matcher = walk(ready(preparations[template], quiet, response_format=response_format, tools=ToolUse((TIME,))))
         assert follows(matcher, text)
         assert may_end(matcher)
     with pytest.raises(ApiError, match="not supported"):
-        ready(preparations[template], quiet, look=Look(Regex("a"), "x"), tools=ToolUse((TIME,)))
+        ready(preparations[template], quiet, response_format=ResponseFormat(Regex("a"), "x"), tools=ToolUse((TIME,)))
 
 
-def test_a_template_without_tools_is_told_of_them(preparations: dict[str, Preparation]) -> None:
+def test_a_template_without_tools_gets_them_in_the_system_message(preparations: dict[str, Preparation]) -> None:
     turns = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hi"},
@@ -174,8 +174,8 @@ def test_a_template_without_tools_is_told_of_them(preparations: dict[str, Prepar
             {"id": "1", "type": "function", "function": {"name": "time", "arguments": {"zone": "x"}}}]},
         {"role": "tool", "content": "noon", "tool_call_id": "1"},
     ]  # fmt: skip
-    job = Job(ChatPrompt(turns), SamplingParams(), tools=ToolUse((TIME,)))
-    text = text_of(preparations[TEMPLATE].prepare(job), TEMPLATE)
+    request = GenerationRequest(ChatPrompt(turns), SamplingParams(), tools=ToolUse((TIME,)))
+    text = text_of(preparations[TEMPLATE].prepare(request), TEMPLATE)
     assert text.startswith("s:Be brief.\n\nYou can call these functions")
     assert '"name":"time"' in text
     assert 'a:<tool_call>\n{"name":"time","arguments":{"zone":"x"}}\n</tool_call>\n' in text
@@ -183,7 +183,7 @@ def test_a_template_without_tools_is_told_of_them(preparations: dict[str, Prepar
 
 
 @pytest.mark.parametrize("template", ["{{ tools }}[TOOL_CALLS]", "{{ tools }}<tool_call>name <arg_key>key</arg_key>"])
-def test_a_form_of_calls_that_nobody_here_reads(template: str) -> None:
+def test_an_unknown_call_format_is_refused(template: str) -> None:
     preparation = Preparation(make_tokenizer(template))
     with pytest.raises(ApiError, match="a form that this server cannot read"):
         ready(preparation, tools=ToolUse((TIME,)))
@@ -191,8 +191,8 @@ def test_a_form_of_calls_that_nobody_here_reads(template: str) -> None:
     preparation.close()
 
 
-def test_bad_words_stand_at_the_beginning_and_behind_a_space(preparations: dict[str, Preparation]) -> None:
-    job = Job(TextPrompt("hi"), SamplingParams(), bad_words=("no", "no", "<think>"))
-    runs = preparations[TEMPLATE].prepare(job).params.bad_words
+def test_bad_words_stand_at_the_beginning_and_after_a_space(preparations: dict[str, Preparation]) -> None:
+    request = GenerationRequest(TextPrompt("hi"), SamplingParams(), bad_words=("no", "no", "<think>"))
+    runs = preparations[TEMPLATE].prepare(request).params.bad_words
     texts = [make_tokenizer("", MARKERS).decode(run, skip_special=False) for run in runs]
     assert texts == ["no", " no", "<think>", " <think>"]

@@ -56,14 +56,14 @@ def test_streamed_and_whole_are_the_same_text(fake: FakeServer, path: str) -> No
 
 @pytest.mark.parametrize("path", PATHS)
 def test_timings_count_every_token(fake: FakeServer, path: str) -> None:
-    told = fake.post(path, **PATHS[path], seed=5).json()
-    timings = told["timings"]
+    response = fake.post(path, **PATHS[path], seed=5).json()
+    timings = response["timings"]
     assert timings["predicted_n"] == 12
     assert timings["prompt_n"] == len(asked("hello"))
     assert timings["draft_n"] == sum(timings["drafted_per_position"]) > 0
     assert timings["draft_n_accepted"] == sum(timings["accepted_per_position"]) > 0
     assert timings["speculation"] == "fixed: depth 2"
-    usage = told["usage"]
+    usage = response["usage"]
     assert usage.get("completion_tokens", usage.get("output_tokens")) == 12
     off = fake.post(path, **PATHS[path], seed=5, speculative={"enabled": False}).json()
     assert whole_text(path, off) == ANSWER
@@ -95,10 +95,10 @@ def test_usage_is_streamed_on_demand(fake: FakeServer) -> None:
 def test_an_end_token_ends_and_counts(fake: FakeServer) -> None:
     seed = next(seed for seed in range(1000) if len(said(asked("hello"), seed, 60)) < 20)
     text = said(asked("hello"), seed, 60)
-    told = fake.post(CHAT, messages=HELLO, max_tokens=60, seed=seed).json()
-    assert told["choices"][0]["message"]["content"] == text
-    assert told["choices"][0]["finish_reason"] == "stop"
-    assert told["usage"]["completion_tokens"] == len(text) + 1
+    response = fake.post(CHAT, messages=HELLO, max_tokens=60, seed=seed).json()
+    assert response["choices"][0]["message"]["content"] == text
+    assert response["choices"][0]["finish_reason"] == "stop"
+    assert response["usage"]["completion_tokens"] == len(text) + 1
     assert fake.post("/v1/messages", messages=HELLO, max_tokens=60, seed=seed).json()["stop_reason"] == "end_turn"
     on = fake.post(CHAT, messages=HELLO, max_tokens=60, seed=seed, ignore_eos=True).json()
     assert on["usage"]["completion_tokens"] == 60
@@ -116,9 +116,9 @@ def test_stop_strings(fake: FakeServer, streaming: bool) -> None:
         assert streamed_text(CHAT, found) == before
         usage, reason = found[-1]["usage"], found[-2]["choices"][0]["finish_reason"]
     else:
-        told = fake.post(CHAT, **body, stop=stop).json()
-        assert told["choices"][0]["message"]["content"] == before
-        usage, reason = told["usage"], told["choices"][0]["finish_reason"]
+        response = fake.post(CHAT, **body, stop=stop).json()
+        assert response["choices"][0]["message"]["content"] == before
+        usage, reason = response["usage"], response["choices"][0]["finish_reason"]
     assert reason == "stop"
     assert usage["completion_tokens"] == len(before) + 3
     assert fake.finished("abort") == aborted
@@ -248,7 +248,7 @@ def test_the_order_of_a_response_s_events(fake: FakeServer) -> None:
     assert found[-1]["response"]["usage"]["output_tokens"] == 3
 
 
-def test_a_prompt_that_is_too_long_is_told_both_numbers(fake: FakeServer) -> None:
+def test_the_error_for_a_long_prompt_has_both_numbers(fake: FakeServer) -> None:
     for path, body in (("/v1/completions", {"prompt": "x" * 500}), ("/v1/messages", {
         "messages": [{"role": "user", "content": "x" * 497}], "max_tokens": 1})):  # fmt: skip
         response = fake.post(path, **body)
@@ -257,12 +257,12 @@ def test_a_prompt_that_is_too_long_is_told_both_numbers(fake: FakeServer) -> Non
 
 
 def test_tokens_there_and_back(fake: FakeServer) -> None:
-    told = fake.post("/tokenize", prompt="hello").json()
-    assert told == {"tokens": TOKENIZER.encode("hello"), "count": 5, "max_model_len": 128}
-    assert fake.post("/tokenize", content="hello").json() == told
+    response = fake.post("/tokenize", prompt="hello").json()
+    assert response == {"tokens": TOKENIZER.encode("hello"), "count": 5, "max_model_len": 128}
+    assert fake.post("/tokenize", content="hello").json() == response
     assert fake.post("/tokenize", messages=HELLO).json()["tokens"] == TOKENIZER.encode(asked("hello"))
     assert fake.post("/tokenize").status_code == 400
-    assert fake.post("/detokenize", tokens=told["tokens"]).json() == {"prompt": "hello", "content": "hello"}
+    assert fake.post("/detokenize", tokens=response["tokens"]).json() == {"prompt": "hello", "content": "hello"}
     counted = fake.post("/v1/messages/count_tokens", messages=HELLO, system="be brief").json()
     assert counted == {"input_tokens": len("s:be brief\nu:hello\n")}
 
@@ -285,7 +285,7 @@ def test_nothing_at_a_path_and_wrong_methods(fake: FakeServer) -> None:
     assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
 
 
-def test_status_and_metrics_tell_the_same_numbers(fake: FakeServer) -> None:
+def test_status_and_metrics_have_the_same_numbers(fake: FakeServer) -> None:
     fake.post(CHAT, messages=HELLO, max_tokens=20)
     status, lines = fake.get("/v1/status").json(), fake.get("/metrics").text.splitlines()
     metrics = {key: float(value) for key, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}

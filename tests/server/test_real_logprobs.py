@@ -47,9 +47,9 @@ def test_echoed_tokens_are_scored_as_if_they_were_generated(real: RealServer) ->
     )
     assert echoed["text"].startswith(prompt + written["text"])
     count = len(written["logprobs"]["tokens"])
-    told = {key: values[-1 - count : -1] for key, values in echoed["logprobs"].items()}
-    assert told["tokens"] == written["logprobs"]["tokens"]
-    assert told["token_logprobs"] == pytest.approx(written["logprobs"]["token_logprobs"], abs=1e-4)
+    scored = {key: values[-1 - count : -1] for key, values in echoed["logprobs"].items()}
+    assert scored["tokens"] == written["logprobs"]["tokens"]
+    assert scored["token_logprobs"] == pytest.approx(written["logprobs"]["token_logprobs"], abs=1e-4)
     assert echoed["logprobs"]["token_logprobs"][0] is None
-    best = [max(top.values()) for top in told["top_logprobs"]]
-    assert told["token_logprobs"] == pytest.approx(best, abs=1e-4), "greedy takes the likeliest"
+    best = [max(top.values()) for top in scored["top_logprobs"]]
+    assert scored["token_logprobs"] == pytest.approx(best, abs=1e-4), "greedy takes the likeliest"

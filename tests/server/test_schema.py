@@ -16,9 +16,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from slipstream.config import EngineConfig
-from slipstream.server.app import document, posted
-from slipstream.server.service import Service
-from slipstream.server.settings import ServerConfig
+from slipstream.server.http.app import document, post_routes
+from slipstream.server.service.service import Service
+from slipstream.server.service.settings import ServerConfig
 
 CHECKS = [
     not_a_server_error,
@@ -30,7 +30,7 @@ CHECKS = [
 ]
 
 
-DOCUMENT = document(posted(Service(ServerConfig(), EngineConfig())))
+DOCUMENT = document(post_routes(Service(ServerConfig(), EngineConfig())))
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 

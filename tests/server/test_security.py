@@ -10,7 +10,7 @@ import pytest
 from fake_server import FakeServer
 
 from slipstream.errors import ConfigError
-from slipstream.server.settings import ServerConfig
+from slipstream.server.service.settings import ServerConfig
 
 KEY = "a-secret-key"
 PATHS = ["/", "/page/index.html", "/v1/models", "/v1/status", "/metrics", "/ready", "/openapi.json", "/nowhere"]

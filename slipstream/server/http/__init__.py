@@ -1,0 +1,1 @@
+"""Paths, sockets, security, and how the process starts and shuts down."""

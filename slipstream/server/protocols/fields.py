@@ -1,0 +1,136 @@
+"""Fields that several protocols share, with their bounds.
+
+A known field that is not supported is listed with its neutral value only (`OnlyFalse`, an empty list), so that the
+schema says so too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from slipstream.config import EngineConfig
+from slipstream.errors import ParamsError
+from slipstream.grammar import Spec
+from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams
+from slipstream.sampling.params import MAX_TOP_LOGPROBS
+from slipstream.server.errors import ApiError
+from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.structured import StructuredOutputs
+
+MAX_TOKENS = 1 << 31
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 512
+MAX_BAD_WORDS = 256
+
+ShortText = Annotated[str, Field(max_length=512)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
+
+
+def _only_false(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("only_false", "may only be false here, true is not supported")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type": "boolean", "const": False})]
+OnlyOne = Annotated[int, Field(ge=1, le=1)]
+NoList = Annotated[list[Any], Field(max_length=0)]
+NoDict = Annotated[dict[str, Any], Field(max_length=0)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+BadWords = Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS)]
+Metadata = dict[str, Any]
+
+
+class Speculative(Body):
+    """Speculative decoding of this request; absent fields keep the server's settings."""
+
+    enabled: bool | None = None
+    depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
+    p_min: Unit | None = None
+
+    def setting(self, engine: EngineConfig) -> DraftSetting | None:
+        if self.enabled is False:
+            return "off"
+        if self.depth is not None:
+            if self.depth > engine.max_depth:
+                raise ApiError(
+                    400,
+                    f"speculative.depth is {self.depth}, this server drafts at most {engine.max_depth} deep",
+                    param="speculative.depth",
+                )
+            return self.depth
+        return "adaptive" if self.enabled and engine.draft in ("off", 0) else None
+
+
+class SamplingFields(Body):
+    """The fields about sampling and drafting that every generating request has."""
+
+    model: ShortText | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    min_p: Unit | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    seed: Seed | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    bad_words: BadWords | None = None
+    structured_outputs: StructuredOutputs | None = None
+    speculative: Speculative | None = None
+
+    def sampling(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> SamplingParams:
+        """``more``: parameters that only some protocols have. None means absent."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos", "min_tokens")
+        given = {name: getattr(self, name) for name in names} | more
+        spec = self.speculative or Speculative()
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                draft=spec.setting(engine),
+                p_min=spec.p_min,
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        except ParamsError as error:
+            raise ApiError(400, str(error), param=str(error).split()[0]) from error
+
+    def structured(self) -> dict[str, Spec | None]:
+        return {} if self.structured_outputs is None else self.structured_outputs.specs("structured_outputs")
+
+
+def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:
+    if stops is None:
+        return ()
+    return (stops,) if isinstance(stops, str) else tuple(dict.fromkeys(stops))
+
+
+class TextPart(Body):
+    """A text part of a message. Other kinds (images, audio, files) are refused by their type."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: NoList | None = None
+    logprobs: NoList | None = None
+    cache_control: dict[str, Any] | None = None  # ignored: about billing
+    citations: NoList | None = None
+
+
+def text_of(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,17 @@
+"""The protocols that generate: request, translation and writer of each."""
+
+from __future__ import annotations
+
+from slipstream.server.protocols.anthropic import MessagesRequest, messages_generation_request
+from slipstream.server.protocols.anthropic_writer import MessagesWriter
+from slipstream.server.protocols.api_protocol import ApiProtocol
+from slipstream.server.protocols.chat import ChatRequest, chat_generation_request
+from slipstream.server.protocols.chat_writer import ChatWriter
+from slipstream.server.protocols.completions import CompletionRequest, CompletionWriter, completion_generation_request
+from slipstream.server.protocols.responses import ResponsesRequest, responses_generation_request
+from slipstream.server.protocols.responses_writer import ResponsesWriter
+
+CHAT = ApiProtocol(ChatRequest, chat_generation_request, ChatWriter)
+COMPLETIONS = ApiProtocol(CompletionRequest, completion_generation_request, CompletionWriter)
+RESPONSES = ApiProtocol(ResponsesRequest, responses_generation_request, ResponsesWriter)
+MESSAGES = ApiProtocol(MessagesRequest, messages_generation_request, MessagesWriter)

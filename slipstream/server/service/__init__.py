@@ -1,0 +1,1 @@
+"""Everything between the protocols and the engine: admission, preparation, running generations, status, metrics."""

@@ -1,0 +1,56 @@
+"""One running generation request: its choices, streamed as deltas or complete. The same for every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.engine.async_engine import first_ready
+from slipstream.server.service.choice import ChoiceDelta, ChoiceStream, FinishedChoice
+from slipstream.server.service.timings import Finish, total
+from slipstream.server.text.parts import Part, joined
+
+
+class Generation:
+    def __init__(self, choices: Sequence[ChoiceStream], num_prompt: int) -> None:
+        self.num_prompt = num_prompt
+        self._choices = choices
+        self._open = list(choices)
+
+    @property
+    def total(self) -> Finish | None:
+        """The sum over all choices, once all are finished."""
+        if self._open:
+            return None
+        return total([choice.finish for choice in self._choices if choice.finish is not None])
+
+    async def next(self) -> list[ChoiceDelta]:
+        """Waits for new deltas; returns none if `nudge` was called. The last delta of a choice has a finish."""
+        while True:
+            await first_ready([choice.stream for choice in self._open])
+            if not any(choice.stream.has_events for choice in self._open):
+                return []
+            deltas = [delta for choice in self._open if (delta := choice.take()) is not None]
+            self._open = [choice for choice in self._open if choice.finish is None]
+            if deltas:
+                return deltas
+
+    async def whole(self) -> list[FinishedChoice]:
+        """Waits for all choices to finish."""
+        parts: list[list[Part]] = [[] for _ in self._choices]
+        while self._open:
+            for delta in await self.next():
+                parts[delta.index] += delta.parts
+        return [
+            FinishedChoice(joined(each), choice.finish)
+            for each, choice in zip(parts, self._choices)
+            if choice.finish is not None
+        ]
+
+    def nudge(self) -> None:
+        for choice in self._open:
+            choice.stream.nudge()
+
+    def abort(self) -> None:
+        """The reader of this generation then gets the error `shutting_down`."""
+        for choice in self._open:
+            choice.stream.end("abort")

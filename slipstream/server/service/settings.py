@@ -1,0 +1,53 @@
+"""The server's options: frozen, validated once."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from slipstream.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    api_key: str | None = None
+    allowed_hosts: tuple[str, ...] = ()  # host names clients may use, besides localhost and IP addresses
+    names: tuple[str, ...] = ()  # further names of the model
+    queue_limit: int = 256  # requests that may wait, besides those that run
+    max_body: int = 4 << 20  # bytes
+    max_json_depth: int = 64  # schemas nest
+    body_seconds: float = 30.0  # for the body of a request to arrive
+    keep_alive_seconds: float = 10.0  # of silence in a stream before a keep-alive
+    drain_seconds: float = 30.0  # that running requests get after SIGTERM
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        for name, low, high in (
+            ("queue_limit", 0, 1 << 20),
+            ("max_body", 1 << 10, 1 << 30),
+            ("max_json_depth", 4, 512),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} must be from {low} to {high}, not {getattr(self, name)}")
+        for name in ("body_seconds", "keep_alive_seconds", "drain_seconds"):
+            if not 0.0 < getattr(self, name) <= 86400.0:
+                raise ConfigError(f"{name} must be more than 0 and at most a day, not {getattr(self, name)}")
+        self._check_key()
+
+    def _check_key(self) -> None:
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            raise ConfigError("the API key must be printable ASCII and not empty")
+        if self.api_key is None and not is_loopback(self.host):
+            raise ConfigError(f"{self.host} can be reached from other machines: that needs an API key (--api-key)")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

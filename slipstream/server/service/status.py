@@ -1,0 +1,161 @@
+"""`/v1/status`, for the page's panel; /metrics reads it too. A read-only view of the engine.
+
+Speeds are averages over the last seconds, from samples that the server takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slipstream import __version__
+from slipstream.config import EngineConfig
+from slipstream.engine.contract import RunnerInfo
+from slipstream.engine.engine import Engine
+from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
+from slipstream.host import resident_bytes
+
+State = Literal["loading", "ready", "draining", "failed"]
+SAMPLE_SECONDS = 0.5
+NUM_SAMPLES = 9  # so speeds are averages over four seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The constant properties of the served model."""
+
+    name: str
+    architecture: str
+    format: str
+    runner: str
+    weight_bytes: int  # head included
+    kv_token_bytes: int
+    state_bytes: int
+
+
+class StatusMonitor:
+    def __init__(self, queue_limit: int) -> None:
+        self.state: State = "loading"
+        self.started = time.monotonic()
+        self._queue_limit = queue_limit
+        self._engine: Engine | None = None
+        self._facts: ModelFacts | None = None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=NUM_SAMPLES)
+
+    def loaded(self, engine: Engine, facts: ModelFacts) -> None:
+        self._engine, self._facts = engine, facts
+
+    def snapshot(self) -> StatsSnapshot:
+        return StatsSnapshot() if self._engine is None else self._engine.snapshot()
+
+    def sample(self) -> None:
+        """Called every SAMPLE_SECONDS."""
+        self._samples.append((time.monotonic(), self.snapshot().num_output_tokens))
+
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = {
+            "version": __version__,
+            "state": self.state,
+            "uptime_s": round(time.monotonic() - self.started, 1),
+        }
+        if self._engine is not None and self._facts is not None:
+            seen, info = self._engine.snapshot(), self._engine.info
+            report["model"] = _model(self._facts, info)
+            report["device"] = {"runner": self._facts.runner, "note": info.note}
+            report["speculation"] = _speculation(seen, info, self._engine.config)
+            report["load"] = self._load(seen, self._engine.config)
+            report["streams"] = _streams(self._engine.streams())
+            report["memory"] = self.memory()
+        return report
+
+    def memory(self) -> dict[str, int]:
+        facts, seen = self._facts, self.snapshot()
+        total = seen.num_used_blocks + seen.num_free_blocks
+        block_size = 0 if self._engine is None or facts is None else self._engine.info.block_size
+        return {
+            "kv_blocks_total": total,
+            "kv_blocks_used": seen.num_used_blocks,
+            "block_size": block_size,
+            "kv_bytes": 0 if facts is None else total * block_size * facts.kv_token_bytes,
+            "weight_bytes": 0 if facts is None else facts.weight_bytes,
+            "state_bytes": 0 if facts is None else facts.state_bytes,
+            "rss_bytes": resident_bytes(),
+        }
+
+    def _load(self, seen: StatsSnapshot, config: EngineConfig) -> dict[str, Any]:
+        return {
+            "running": seen.num_running,
+            "waiting": seen.num_waiting,
+            "max_streams": config.max_streams,
+            "queue_limit": self._queue_limit,
+            "tokens_per_second": self._speed(),
+            "generated_tokens": seen.num_output_tokens,
+            "prompt_tokens": seen.num_prompt_tokens,
+            "steps": seen.num_steps,
+            "requests": {reason: seen.finished.get(reason, 0) for reason in ("stop", "length", "abort", "error")},
+        }
+
+    def _speed(self) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        (began, before), (now, after) = self._samples[0], self._samples[-1]
+        return round((after - before) / (now - began), 1)
+
+
+def _model(facts: ModelFacts, info: RunnerInfo) -> dict[str, Any]:
+    return {
+        "id": facts.name,
+        "architecture": facts.architecture,
+        "format": facts.format,
+        "context": info.max_context,
+        "vocab": info.vocab_size,
+    }
+
+
+def _speculation(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) -> dict[str, Any]:
+    max_depth = min(info.max_depth, config.max_depth)
+    return {
+        "available": max_depth > 0,
+        "why_not": None if max_depth else info.why_no_draft or "the configuration allows no depth above 0",
+        "policy": str(config.draft),
+        "depth": seen.last_depth,
+        "reason": seen.depth_reason,
+        "max_depth": max_depth,
+        "drafts": seen.num_drafts,
+        "draft_tokens": seen.num_draft_tokens,
+        "accepted_tokens": seen.num_accepted_tokens,
+        "accepted_per_position": _padded(seen.accepted_per_position, max_depth),
+        "drafted_per_position": _padded(seen.drafted_per_position, max_depth),
+        "mean_accepted_length": round(seen.mean_accepted_length, 3),
+        "plain_row_steps": seen.num_plain_steps,
+    }
+
+
+def _padded(counts: Sequence[int], length: int) -> list[int]:
+    return [*counts, *[0] * (length - len(counts))]
+
+
+def _streams(streams: Sequence[StreamSnapshot]) -> list[dict[str, Any]]:
+    now = time.monotonic()
+    return [
+        {
+            "id": each.id,
+            "state": "prefill" if each.first_token_at is None else "decode",
+            "prompt_tokens": each.prompt_tokens,
+            "generated": each.output_tokens,
+            "tokens_per_second": _stream_speed(each, now),
+            "depth": each.depth,
+            "draft_tokens": each.draft_tokens,
+            "accepted_tokens": each.accepted_tokens,
+        }
+        for each in streams
+    ]
+
+
+def _stream_speed(stream: StreamSnapshot, now: float) -> float:
+    if stream.first_token_at is None or now <= stream.first_token_at:
+        return 0.0
+    return round((stream.output_tokens - 1) / (now - stream.first_token_at), 1)

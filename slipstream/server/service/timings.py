@@ -1,0 +1,76 @@
+"""How a choice finished, its usage, its speed and its draft counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Literal
+
+from slipstream.engine.stats import RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    reason: Literal["stop", "length", "tool_calls", "error"]
+    stop: str | None  # the stop string that ended it, if any
+    num_prompt: int
+    num_output: int  # tokens up to the end; the engine may have sampled a few more after a stop string
+    stats: RequestStats
+    num_thinking: int = 0  # tokens, included in num_output
+    error: str = ""  # for reason "error"
+
+    def timings(self) -> dict[str, Any]:
+        """With the field names of llama.cpp's server. ``predicted_ms`` begins at the first token."""
+        stats = self.stats
+        queue = stats.queue_seconds or 0.0
+        first = stats.total_seconds if stats.first_token_seconds is None else stats.first_token_seconds
+        reading, writing = first - queue, stats.total_seconds - first
+        return {
+            "queue_ms": _ms(queue),
+            "prompt_n": self.num_prompt,
+            "prompt_ms": _ms(reading),
+            "prompt_per_second": _rate(self.num_prompt, reading),
+            "predicted_n": self.num_output,
+            "predicted_ms": _ms(writing),
+            "predicted_per_second": _rate(stats.output_tokens - 1, writing),
+            "draft_n": stats.draft_tokens,
+            "draft_n_accepted": stats.accepted_tokens,
+            "drafted_per_position": list(stats.drafted_per_position),
+            "accepted_per_position": list(stats.accepted_per_position),
+            "speculation": stats.why_no_draft or stats.depth_reason,
+        }
+
+
+def total(finishes: Sequence[Finish]) -> Finish:
+    """The sum over the choices of one prompt: tokens and drafts added, time from the first start to the last end."""
+    first, stats = finishes[0], [finish.stats for finish in finishes]
+    if len(finishes) == 1:
+        return first
+    merged = replace(
+        stats[0],
+        output_tokens=sum(each.output_tokens for each in stats),
+        draft_tokens=sum(each.draft_tokens for each in stats),
+        accepted_tokens=sum(each.accepted_tokens for each in stats),
+        drafted_per_position=_added(each.drafted_per_position for each in stats),
+        accepted_per_position=_added(each.accepted_per_position for each in stats),
+        queue_seconds=min((each.queue_seconds for each in stats if each.queue_seconds is not None), default=None),
+        first_token_seconds=min(
+            (s.first_token_seconds for s in stats if s.first_token_seconds is not None), default=None
+        ),
+        total_seconds=max(each.total_seconds for each in stats),
+    )
+    num_output, num_thinking = sum(f.num_output for f in finishes), sum(f.num_thinking for f in finishes)
+    return replace(first, num_output=num_output, num_thinking=num_thinking, stats=merged)
+
+
+def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(each) for each in zip_longest(*counts, fillvalue=0))
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)
+
+
+def _rate(num_tokens: int, seconds: float) -> float:
+    return round(num_tokens / seconds, 2) if seconds > 0.0 and num_tokens > 0 else 0.0

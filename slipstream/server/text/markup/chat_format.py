@@ -1,0 +1,80 @@
+"""How one model marks thinking and tool calls, derived from the text of its chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from slipstream.load import Tokenizer
+from slipstream.server.errors import ApiError
+from slipstream.server.text.markup import thinking
+from slipstream.server.text.markup.call_grammar import HermesGrammar, QwenXmlGrammar, call_grammar
+from slipstream.server.text.markup.calls import BEGIN, ToolCallReader
+from slipstream.server.text.markup.hermes import HermesParser
+from slipstream.server.text.markup.qwen_xml import FUNCTION, QwenXmlParser
+from slipstream.server.text.markup.reader import PlainReader, Reader
+from slipstream.server.text.markup.thinking import ThinkingReader
+from slipstream.server.text.markup.tool_prompt import with_tools
+from slipstream.server.text.response_format import ResponseFormat
+from slipstream.server.text.tools import ToolUse
+
+
+class ThinkingState(Enum):
+    """The state of an answer's thinking at the end of the prompt."""
+
+    OFF = "the model does not think, or thinking is disabled"
+    OPTIONAL = "the model decides whether to think"
+    STARTED = "the prompt ends inside the thinking"
+
+
+class ChatFormat:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        text = tokenizer.template_text
+        self._tokenizer = tokenizer
+        self.thinks = thinking.END in text
+        self._has_thinking_switch = "enable_thinking" in text
+        self._knows_tools = re.search(r"\btools\b", text) is not None
+        self._xml = FUNCTION in text
+        hermes = BEGIN in text and re.search(r'"arguments\\?"', text) is not None
+        self._reads_calls = self._xml or hermes or not self._knows_tools
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
+        if not tools.tools and self._knows_tools:
+            return self._tokenizer.render_chat(messages, **variables)
+        if not self._reads_calls:
+            raise ApiError(400, "tools: this model writes calls in a form that this server cannot read", param="tools")
+        if not self._knows_tools:
+            return self._tokenizer.render_chat(with_tools(messages, tools.tools), **variables)
+        functions = [tool.for_template() for tool in tools.tools]
+        return self._tokenizer.render_chat(messages, tools=functions, **variables)
+
+    def thinking_state(self, prompt: str) -> ThinkingState:
+        end = prompt.rstrip()
+        if not self.thinks or end.endswith(thinking.END):
+            return ThinkingState.OFF
+        return ThinkingState.STARTED if end.endswith(thinking.BEGIN) else ThinkingState.OPTIONAL
+
+    def start_thinking(self, prompt: str) -> str:
+        """The prompt with the thinking started, where it is optional: grammars and budgets must see its end."""
+        optional = self.thinking_state(prompt) is ThinkingState.OPTIONAL
+        return f"{prompt}{thinking.BEGIN}\n" if optional and self._has_thinking_switch else prompt
+
+    def reader(self, thinking_state: ThinkingState, tools: ToolUse) -> Reader:
+        inner: Reader = PlainReader()
+        if tools.tools:
+            properties = {tool.name: tool.properties for tool in tools.tools}
+            make_parser = (lambda: QwenXmlParser(properties)) if self._xml else HermesParser
+            inner = ToolCallReader(make_parser, tools.parallel)
+        if not self.thinks or thinking_state is ThinkingState.OFF:
+            return inner
+        return ThinkingReader(inner, started=thinking_state is ThinkingState.STARTED)
+
+    def enforced_format(self, tools: ToolUse, text_format: ResponseFormat | None) -> ResponseFormat | None:
+        """The format that a grammar must enforce: a tool call, a text of ``text_format``, or either."""
+        if tools.required or (tools.tools and text_format is not None):
+            grammar = QwenXmlGrammar() if self._xml else HermesGrammar()
+            spec = call_grammar(grammar, tools, None if text_format is None else text_format.spec)
+            return ResponseFormat(spec, "tools")
+        return text_format
