@@ -10,11 +10,12 @@ from typing import Literal
 
 from slipstream.errors import HeadError, LoadError
 from slipstream.load.hf.folder import HfCheckpoint
-from slipstream.load.safetensors import SafetensorsFile, TensorStore, open_folder
+from slipstream.load.hf.safetensors import SafetensorsFile, TensorStore, open_folder
 from slipstream.load.shapes import Shapes, layer_shapes, mismatch, mlp_shapes, separate_experts
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 
+NO_HEAD = "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
 LAYER = "mtp.layers.0."
 ExpertLayout = Literal["none", "fused", "separate"]
 
@@ -32,11 +33,20 @@ def find_head(checkpoint: Checkpoint, mtp_path: Path | None) -> tuple[Checkpoint
         if mtp_path is not None:
             return open_head(mtp_path, checkpoint.spec), ""
         if not any(name.startswith("mtp.") for name in checkpoint.names()):
-            return None, "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
+            return None, NO_HEAD
         check_head(checkpoint, checkpoint.spec)
     except LoadError as error:
         return None, f"no MTP head: {error}"
     return checkpoint, ""
+
+
+def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
+    """As find_head, but the shapes are not checked: for a runner that knows more architectures than we do."""
+    if mtp_path is not None:
+        return HfCheckpoint(str(mtp_path), checkpoint.spec, _open_store(mtp_path)), ""
+    if any("mtp." in name for name in checkpoint.names()):
+        return checkpoint, ""
+    return None, NO_HEAD
 
 
 def check_head(head: Checkpoint, spec: ModelSpec) -> None:

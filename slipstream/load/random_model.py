@@ -17,8 +17,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from slipstream.errors import LoadError, MissingTensor
-from slipstream.load import OpenedModel
 from slipstream.load.head import head_shapes
+from slipstream.load.opened import OpenedModel
 from slipstream.load.shapes import Shapes, trunk_shapes
 from slipstream.load.spec import GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tokenizer.chat_template import ChatTemplate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from slipstream.load.spec import ModelSpec
 
 FP8 = "F8_E4M3"
 FP8_GROUP = 128  # columns, and in a file rows, that share a scale
+
+# How the elements of a plain type lie in an array.
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    FP8: np.dtype("u1"),  # its scales are a tensor of their own
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import numpy as np
 from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.gguf.header import GgufHeader, GgufTensor, read_header
 from slipstream.load.gguf.spec import canonical_names, spec_from_gguf
-from slipstream.load.safetensors import NUMPY_TYPES, release_pages
+from slipstream.load.mapped_file import release_pages
 from slipstream.load.shapes import check_trunk
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
 
 class GgufCheckpoint:

@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.safetensors import map_file
+from slipstream.load.mapped_file import map_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -8,8 +8,8 @@ import re
 import numpy as np
 
 from slipstream.errors import CorruptFile, UnknownModel
+from slipstream.load.fields import Fields
 from slipstream.load.gguf.header import GgufHeader
-from slipstream.load.hf.fields import Fields
 from slipstream.load.spec import Family, ModelSpec, RopeSpec, all_full_attention
 
 ARCHITECTURES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.hf.fields import Fields
+from slipstream.load.fields import Fields
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import VISIBLE_SPACE
 from slipstream.load.tokenizer.tokenizer import Tokenizer

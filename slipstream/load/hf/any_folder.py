@@ -8,31 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.errors import LoadError
+from slipstream.load.fields import Fields
 from slipstream.load.hf.config import FAMILIES, eos_tokens
-from slipstream.load.hf.fields import Fields
 from slipstream.load.hf.folder import HfCheckpoint
+from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.safetensors import SafetensorsFile, open_folder
 from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
-from slipstream.load.tensor import Checkpoint
-
-NO_HEAD = "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
 
 
 def open_any(folder: Path, name: str = "") -> HfCheckpoint:
     if not folder.is_dir():
         raise LoadError(f"{folder} is not a folder.")
     return HfCheckpoint(str(folder), _rough_spec(folder, name or folder.resolve().name), open_folder(folder))
-
-
-def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
-    """Where a head's tensors are, or why there are none. Whether they fit is the runner's question."""
-    if mtp_path is not None:
-        store = open_folder(mtp_path) if mtp_path.is_dir() else SafetensorsFile(mtp_path)
-        return HfCheckpoint(str(mtp_path), checkpoint.spec, store), ""
-    if any("mtp." in name for name in checkpoint.names()):
-        return checkpoint, ""
-    return None, NO_HEAD
 
 
 def _rough_spec(folder: Path, name: str) -> ModelSpec:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.hf.fields import Fields
+from slipstream.load.fields import Fields
 from slipstream.load.spec import Family, GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec, all_full_attention
 from slipstream.load.tensor import FP8_GROUP
 

@@ -15,8 +15,8 @@ import numpy as np
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.dequantize import dequantize
 from slipstream.load.hf.config import spec_from_config
+from slipstream.load.hf.safetensors import Entry, TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.safetensors import Entry, TensorStore, open_folder
 from slipstream.load.shapes import check_trunk
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor

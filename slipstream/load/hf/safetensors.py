@@ -1,15 +1,13 @@
-"""Memory-mapped safetensors: one file, or the shards an index names. Names are those of the file.
+"""Memory-mapped safetensors: one file, or the shards of an index. Names are those of the file.
 
-Every offset is checked against the file's size when it is opened; no tensor is read before it is asked for.
-Knows no model: which names matter is the caller's affair.
+Every offset is checked against the file's size when it is opened; a tensor is read when it is asked for.
+Knows no model.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import struct
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +17,11 @@ import numpy as np
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.json_file import parse_json, read_json
-from slipstream.load.tensor import FP8, RawTensor
+from slipstream.load.mapped_file import map_file, release_pages
+from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-
-NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    FP8: np.dtype("u1"),  # its scale is a tensor of its own, under a name this file does not know
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +139,6 @@ def open_folder(folder: Path) -> TensorStore:
     if found:
         raise LoadError(f"{folder} has {len(found)} safetensors files but no {INDEX_NAME} that says what they hold.")
     raise LoadError(f"{folder} has no safetensors weights: expected {SINGLE_NAME} or {INDEX_NAME}.")
-
-
-def map_file(path: Path) -> np.ndarray:
-    """The file's bytes as a read-only uint8 array, mapped and not read."""
-    try:
-        size = path.stat().st_size
-        if size == 0:
-            raise CorruptFile(f"{path} is empty.")
-        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    except FileNotFoundError:
-        raise LoadError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def release_pages(data: np.ndarray) -> None:
-    """Pages of a mapped file count as ours while they are mapped in; what is needed again is read again."""
-    owner: object = data
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if sys.platform == "linux" and isinstance(owner, mmap.mmap):
-        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_header(path: Path, data: np.ndarray) -> dict[str, Entry]:

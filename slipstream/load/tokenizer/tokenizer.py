@@ -1,6 +1,6 @@
 """Text <-> token ids, and chat messages -> token ids, over one `tokenizers` object.
 
-Does not know where the vocabulary came from: hf_tokenizer.py and gguf_vocab.py build these.
+Does not know the file of the vocabulary: hf/tokenizer.py and gguf/vocab.py build these.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tokenizer:
 
     @property
     def template_text(self) -> str:
-        """All of the chat template as it is written: it tells what the model was taught to write."""
+        """The whole source of the chat template: it shows the markup that the model was trained to write."""
         return "\n".join(self._template.sources.values())
 
     def encode(self, text: str, add_special: bool = False, allow_special: bool = True) -> list[int]:
