@@ -1,4 +1,4 @@
-"""Typed reading of one level of a model's description (config.json or GGUF metadata). Knows no model family."""
+"""Typed reading of one level of a model's description (config.json or GGUF metadata). Knows no model architecture."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _hybrid_layers(num_layers: int) -> tuple[LayerKind, ...]:
 
 
 _QWEN35_27B = ModelSpec(
-    family="qwen3_5",
+    architecture="qwen3_5",
     hidden_size=5120,
     num_layers=64,
     num_heads=24,
@@ -66,7 +66,7 @@ _QWEN35_4B = replace(
 )
 _QWEN35_35B_A3B = replace(
     _QWEN35_4B,
-    family="qwen3_5_moe",
+    architecture="qwen3_5_moe",
     hidden_size=2048,
     num_layers=40,
     num_kv_heads=2,
@@ -88,7 +88,7 @@ _QWEN35_2B = replace(
 _QWEN35_08B = replace(_QWEN35_2B, hidden_size=1024, intermediate_size=3584)
 _SMALL_MOE = replace(  # no model that anyone released: experts that fit into a small machine
     _QWEN35_08B,
-    family="qwen3_5_moe",
+    architecture="qwen3_5_moe",
     num_layers=16,
     intermediate_size=0,
     layer_kinds=_hybrid_layers(16),
@@ -110,7 +110,7 @@ _TINY = replace(
 )
 _TINY_MOE = replace(
     _TINY,
-    family="qwen3_5_moe",
+    architecture="qwen3_5_moe",
     intermediate_size=0,
     moe=MoeSpec(num_experts=8, num_active=2, expert_size=32, shared_size=32),
 )
@@ -147,7 +147,7 @@ class RandomCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._shapes:
-            raise MissingTensor(f"a model of {self.spec.family} shape has no tensor {name!r}.")
+            raise MissingTensor(f"a model of {self.spec.architecture} shape has no tensor {name!r}.")
         return self._shapes[name]
 
     def dtype(self, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]  # other: its runner knows better
+Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]  # other: its runner knows better
 LayerKind = Literal["full_attention", "linear_attention"]
 
 
@@ -26,7 +26,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class GdnSpec:
-    """Gated DeltaNet: the recurrent layers of the hybrid families."""
+    """Gated DeltaNet: the recurrent layers of the hybrid architectures."""
 
     num_k_heads: int
     num_v_heads: int
@@ -49,13 +49,13 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    family: Family
+    architecture: Architecture
     hidden_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int  # dense MLP; 0 for MoE families
+    intermediate_size: int  # dense MLP; 0 for MoE architectures
     vocab_size: int
     max_context: int
     norm_eps: float

@@ -88,7 +88,7 @@ def test_byte_characters_are_those_of_the_library():
 
 
 def train(cutting_name: str) -> tokenizers.Tokenizer:
-    """A small byte-level tokenizer, cut as the families' own tokenizer.json files say."""
+    """A small byte-level tokenizer, cut as the architectures' own tokenizer.json files say."""
     patterns = {
         "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

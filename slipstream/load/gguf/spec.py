@@ -10,9 +10,9 @@ import numpy as np
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.fields import Fields
 from slipstream.load.gguf.header import GgufHeader
-from slipstream.load.spec import Family, ModelSpec, RopeSpec, all_full_attention
+from slipstream.load.spec import Architecture, ModelSpec, RopeSpec, all_full_attention
 
-ARCHITECTURES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 ROPE_FREQS = "rope_freqs.weight"
 
 TOP_NAMES = {
@@ -61,7 +61,7 @@ def canonical_names(header: GgufHeader) -> dict[str, str]:
 
 def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     every = Fields(header.metadata, str(header.path))
-    family = _family(every)
+    architecture = _architecture(every)
     arch = _architecture_fields(every)
     _refuse_unsupported(every, arch)
     heads, hidden = arch.size("attention.head_count"), arch.size("embedding_length")
@@ -70,7 +70,7 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
         raise CorruptFile(f"{header.path}: {heads} heads, {kv_heads} key-value heads and width {hidden} do not fit.")
     head_dim = arch.size("attention.key_length", hidden // heads)
     return ModelSpec(
-        family=family,
+        architecture=architecture,
         hidden_size=hidden,
         num_layers=arch.layers("block_count"),
         num_heads=heads,
@@ -85,18 +85,18 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
         layer_kinds=all_full_attention(arch.layers("block_count")),
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         o_bias="blk.0.attn_output.bias" in header.tensors,
-        qk_norm=family == "qwen3",
+        qk_norm=architecture == "qwen3",
         eos_token_ids=_eos(every),
         name=every.text("general.name", header.path.stem),
     )
 
 
-def _family(every: Fields) -> Family:
-    architecture = every.text("general.architecture")
-    if architecture not in ARCHITECTURES:
+def _architecture(every: Fields) -> Architecture:
+    name = every.text("general.architecture")
+    if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnknownModel(f"{every.where}: GGUF architecture {architecture!r} is not one of {known}.")
-    return ARCHITECTURES[architecture]
+        raise UnknownModel(f"{every.where}: GGUF architecture {name!r} is not one of {known}.")
+    return ARCHITECTURES[name]
 
 
 def _architecture_fields(every: Fields) -> Fields:

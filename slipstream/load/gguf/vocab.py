@@ -24,7 +24,7 @@ PREFIX = "tokenizer.ggml."
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a family cuts text before merging. `pattern` None: GPT-2's own."""
+    """How a architecture cuts text before merging. `pattern` None: GPT-2's own."""
 
     pattern: str | None = None
     single_digits: bool = False

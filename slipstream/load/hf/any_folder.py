@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slipstream.errors import LoadError
 from slipstream.load.fields import Fields
-from slipstream.load.hf.config import FAMILIES, eos_tokens
+from slipstream.load.hf.config import ARCHITECTURES, eos_tokens
 from slipstream.load.hf.folder import HfCheckpoint
 from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
@@ -32,7 +32,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
     num_layers = text.layers("num_hidden_layers")
     head_dim = text.size("head_dim", max(1, hidden // heads))
     return ModelSpec(
-        family=FAMILIES.get(outer.text("model_type"), "other"),
+        architecture=ARCHITECTURES.get(outer.text("model_type"), "other"),
         hidden_size=hidden,
         num_layers=num_layers,
         num_heads=heads,

@@ -14,25 +14,25 @@ import mlx.core as mx
 
 from slipstream.errors import HeadError
 from slipstream.load import Checkpoint
-from slipstream.load.spec import Family
+from slipstream.load.spec import Architecture
 from slipstream.runners.mlx.models import has_fp8_scales, head_name, quantise_like
 from slipstream.runners.mlx.mtp import MtpHead
 
 Tensors = dict[str, mx.array]
-PLUS_ONE: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe")
+PLUS_ONE: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")
 
 
-def load_head(checkpoint: Checkpoint, family: Family, args: Any, dtype: mx.Dtype) -> MtpHead:
+def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dtype: mx.Dtype) -> MtpHead:
     """``args``: mlx-lm's, of the trunk. Raises HeadError when it is not a head of this model."""
-    if family == "other":
+    if architecture == "other":
         raise HeadError(f"{checkpoint.path} has mtp.* tensors, but of an architecture whose head we do not know.")
     stored = _read(Path(checkpoint.path))
     if has_fp8_scales(stored):
         raise HeadError(f"{checkpoint.path} has its MTP head in FP8, which only the torch runner reads.")
     weights = _joined_experts(stored)
-    if family in PLUS_ONE and not _folded(weights):
+    if architecture in PLUS_ONE and not _folded(weights):
         weights = {name: weight + 1.0 if _is_norm(name) else weight for name, weight in weights.items()}
-    head = MtpHead(family, args)
+    head = MtpHead(architecture, args)
     quantise_like(head, weights)
     try:
         head.load_weights(list(weights.items()))

@@ -1,7 +1,7 @@
 """From an opened checkpoint to an mlx-lm model with its weights, lazily: nothing is read before it is evaluated.
 
 A folder is loaded by mlx-lm itself, whatever its architecture and quantisation, without the head that it would trip
-over. A GGUF becomes the model class of its family with the weights as they are packed.
+over. A GGUF becomes the model class of its architecture with the weights as they are packed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def head_name(name: str) -> str | None:
 
 
 def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
-    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[model.spec.family]
+    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[model.spec.architecture]
     loaded = arch.Model(arch.ModelArgs.from_dict(_config(model.spec)))
     weights = dict(parameters(model.checkpoint, dtype or mx.float16))
     if model.spec.tied:
@@ -143,7 +143,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "original_max_position_embeddings": rope.llama3_original_context,
     }
     return {
-        "model_type": spec.family,
+        "model_type": spec.architecture,
         "hidden_size": spec.hidden_size,
         "num_hidden_layers": spec.num_layers,
         "intermediate_size": spec.intermediate_size,

@@ -1,4 +1,4 @@
-"""Puts a runner together: device and format, memory, weights, caches, head. The only file that knows every family."""
+"""Puts a runner together: device, format, memory, weights, caches, head. The only file with every architecture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
-from slipstream.load.spec import Family, ModelSpec
+from slipstream.load.spec import Architecture, ModelSpec
 from slipstream.runners.torch.caches import GdnCache, GdnRings, LayerCache, PagedKv
 from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
@@ -25,7 +25,7 @@ from slipstream.runners.torch.weights import Weights
 Progress = Callable[[int], None]  # called with the bytes just read
 LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerCache], DecoderLayer]
 
-_FAMILIES: dict[Family, LoadLayer] = {
+_ARCHITECTURES: dict[Architecture, LoadLayer] = {
     "llama": llama.load_layer,
     "qwen2": llama.load_layer,
     "qwen3": llama.load_layer,
@@ -130,7 +130,7 @@ class _Loader:
 
     def _decoder(self) -> Decoder:
         weights = open_weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
-        load_layer = _FAMILIES[self.spec.family]
+        load_layer = _ARCHITECTURES[self.spec.architecture]
         kv = iter(self.kv.layers)
         gdn: Iterator[LayerCache] = iter(self.gdn.layers if self.gdn else ())
         layers = []
@@ -143,7 +143,9 @@ class _Loader:
         """The draft head and its output matrix."""
         assert self.model.head is not None
         weights = open_weights(self.model.head, self.ops, self.placement.head_form, self.progress)
-        layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
+        layer = _ARCHITECTURES[self.spec.architecture](
+            weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1]
+        )
         head = load_head(weights, self.spec, self.placement.stack([layer]))
         return head, decoder.output.for_drafts(self.placement.draft_vocab)
 

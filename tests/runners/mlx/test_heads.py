@@ -25,7 +25,7 @@ from slipstream.runners.mlx.trunk import OpenTrunk
 def head_of(folder: Path, mtp: Path | None = None) -> MtpHead:
     opened = open_model(str(folder), str(mtp) if mtp else None, any_architecture=True)
     assert opened.head is not None
-    return load_head(opened.head, opened.spec.family, OpenTrunk(load_lazily(opened, "auto")).args, mx.float32)
+    return load_head(opened.head, opened.spec.architecture, OpenTrunk(load_lazily(opened, "auto")).args, mx.float32)
 
 
 def norms(head: MtpHead) -> dict[str, list[float]]:
