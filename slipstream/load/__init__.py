@@ -16,7 +16,7 @@ from slipstream.load.hf.any_folder import open_any
 from slipstream.load.hf.folder import open_hf
 from slipstream.load.hf.hub import fetch_folder, is_hub_id
 from slipstream.load.opened import OpenedModel, open_tokenizer
-from slipstream.load.spec import GdnSpec, ModelSpec, MoeSpec, RopeSpec
+from slipstream.load.spec import GdnSpec, HeadSpec, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tensor import Checkpoint, RawTensor
 from slipstream.load.tokenizer.detokenizer import StreamingDetokenizer
 from slipstream.load.tokenizer.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ from slipstream.load.tokenizer.tokenizer import Tokenizer
 __all__ = [
     "Checkpoint",
     "GdnSpec",
+    "HeadSpec",
     "ModelSpec",
     "MoeSpec",
     "OpenedModel",

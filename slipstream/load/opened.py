@@ -30,10 +30,16 @@ class OpenedModel:
     @property
     def num_bytes(self) -> int:
         """In the files: target model and head."""
-        trunk = sum(self.checkpoint.num_bytes(name) for name in self.checkpoint.names() if not _of_head(name))
-        if self.head is None:
-            return trunk
-        return trunk + sum(self.head.num_bytes(name) for name in self.head.names() if _of_head(name))
+        in_head, target, head = self.spec.head.owns, self.checkpoint, self.head
+        target_bytes = sum(target.num_bytes(name) for name in target.names() if not in_head(name))
+        if head is None:
+            return target_bytes
+        return target_bytes + sum(head.num_bytes(name) for name in head.names() if in_head(name))
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values, those of the head included where there is one."""
+        return self.spec.num_attention_layers + (self.spec.head.num_kv_layers if self.head is not None else 0)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -47,7 +53,3 @@ def open_tokenizer(path: Path, eos_token_ids: tuple[int, ...] = ()) -> Tokenizer
     if path.is_dir():
         return tokenizer_from_folder(path, eos_token_ids)
     return tokenizer_from_gguf(read_header(path).metadata, str(path), eos_token_ids)
-
-
-def _of_head(name: str) -> bool:
-    return name.startswith("mtp.")

@@ -20,7 +20,7 @@ from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.head import head_shapes
 from slipstream.load.opened import OpenedModel
 from slipstream.load.shapes import Shapes, trunk_shapes
-from slipstream.load.spec import GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
+from slipstream.load.spec import GdnSpec, HeadSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import BYTE_OF
 from slipstream.load.tokenizer.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ _QWEN35_27B = ModelSpec(
     gated_attention=True,
     norm_plus_one=True,
     gdn=GdnSpec(num_k_heads=16, num_v_heads=48, k_dim=128, v_dim=128, conv_kernel=4),
-    num_mtp_layers=1,
+    head=HeadSpec(num_declared_layers=1),
 )
 _QWEN35_4B = replace(
     _QWEN35_27B,

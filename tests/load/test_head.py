@@ -10,9 +10,9 @@ import pytest
 from slipstream.errors import HeadError
 from slipstream.load.default_model import default_head_path
 from slipstream.load.gguf.file import open_gguf
-from slipstream.load.head import expert_layout, find_head, head_shapes, open_head
+from slipstream.load.head import expert_layout, find_any_head, find_head, head_shapes, open_head
 from slipstream.load.hf.folder import open_hf
-from slipstream.load.spec import ModelSpec, MoeSpec
+from slipstream.load.spec import HeadSpec, ModelSpec, MoeSpec
 
 
 def head_tensors(spec: ModelSpec, layout="none"):
@@ -82,6 +82,24 @@ def test_no_head(trunk):
     head, reason = find_head(trunk, None)
     assert head is None
     assert reason == "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
+
+
+def test_a_head_that_the_configuration_announces_is_missed_by_name(trunk):
+    trunk.spec = replace(trunk.spec, head=HeadSpec(num_declared_layers=1))
+    for find in (find_head, find_any_head):
+        head, reason = find(trunk, None)
+        assert head is None
+        announced = "config.json announces 1 MTP layer(s), but the checkpoint has no mtp.* tensors"
+        assert reason == f"no MTP head: {announced}; give one with --mtp"
+
+
+def test_names_and_cache_of_a_head():
+    head = HeadSpec()
+    assert head.input_norms == ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    assert (head.fc, head.layers, head.norm) == ("mtp.fc", ("mtp.layers.0",), "mtp.norm")
+    assert head.num_kv_layers == 1
+    assert head.owns("mtp.fc.weight")
+    assert not head.owns("model.norm.weight")
 
 
 def test_grafted_head(tmp_path, build, trunk):

@@ -127,7 +127,7 @@ def test_multimodal_folder(tmp_path, saved):
     assert "mtp.norm.weight" in checkpoint
     assert not any("visual" in name or "language_model" in name for name in checkpoint.names())
     assert checkpoint.spec.tied
-    assert checkpoint.spec.num_mtp_layers == 1
+    assert checkpoint.spec.head.num_declared_layers == 1
     assert checkpoint.spec.eos_token_ids == (7, 8)
     assert checkpoint.get("model.norm.weight").name == "model.norm.weight"
 

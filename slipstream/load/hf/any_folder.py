@@ -13,7 +13,7 @@ from slipstream.load.hf.config import ARCHITECTURES, eos_tokens
 from slipstream.load.hf.folder import HfCheckpoint
 from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
+from slipstream.load.spec import HeadSpec, ModelSpec, RopeSpec, all_full_attention
 
 
 def open_any(folder: Path, name: str = "") -> HfCheckpoint:
@@ -23,7 +23,7 @@ def open_any(folder: Path, name: str = "") -> HfCheckpoint:
 
 
 def _rough_spec(folder: Path, name: str) -> ModelSpec:
-    """Exact in what the engine and the tokenizer read: vocabulary, context, end tokens."""
+    """Exact in what the engine and the tokenizer read: vocabulary, context, end tokens, MTP layers."""
     config = folder / "config.json"
     outer = Fields(read_json(config), str(config))
     generation = Fields(read_json_if_there(folder / "generation_config.json"), str(config))
@@ -45,6 +45,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
         rope=RopeSpec(text.number("rope_theta", 10000.0), head_dim),
         tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
         layer_kinds=all_full_attention(num_layers),
+        head=HeadSpec(text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(generation, outer, text),
         name=name,
     )

@@ -10,7 +10,16 @@ from typing import Any
 
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.fields import Fields
-from slipstream.load.spec import Architecture, GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec, all_full_attention
+from slipstream.load.spec import (
+    Architecture,
+    GdnSpec,
+    HeadSpec,
+    LayerKind,
+    ModelSpec,
+    MoeSpec,
+    RopeSpec,
+    all_full_attention,
+)
 from slipstream.load.tensor import FP8_GROUP
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -59,7 +68,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         norm_plus_one=hybrid,
         gdn=_gdn(text) if hybrid else None,
         moe=_moe(text) if architecture == "qwen3_5_moe" else None,
-        num_mtp_layers=text.count("mtp_num_hidden_layers", 0),
+        head=HeadSpec(text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
         fp8=any(level.raw("quantization_config") is not None for level in (outer, text)),
         name=name,

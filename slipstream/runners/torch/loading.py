@@ -80,7 +80,7 @@ class _Loader:
         self.max_depth = engine.max_depth if model.head is not None else 0
         # Drafts may be fed up to max_depth positions past the last one that counts.
         self.rotary = rotary_table(self.spec.rope, memory.max_context + self.max_depth, self.ops.device)
-        num_kv = self.spec.num_attention_layers + (1 if model.head is not None else 0)
+        num_kv = model.num_kv_layers
         self.kv = PagedKv(self.spec, num_kv, memory.num_blocks, memory.block_size, self.ops.device, self.ops.dtype)
         self.gdn = self._gdn()
         self.blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
@@ -143,9 +143,8 @@ class _Loader:
         """The draft head and its output matrix."""
         assert self.model.head is not None
         weights = open_weights(self.model.head, self.ops, self.placement.head_form, self.progress)
-        layer = _ARCHITECTURES[self.spec.architecture](
-            weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1]
-        )
+        load_layer, [name] = _ARCHITECTURES[self.spec.architecture], self.spec.head.layers
+        layer = load_layer(weights, name, self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, self.placement.stack([layer]))
         return head, decoder.output.for_drafts(self.placement.draft_vocab)
 
