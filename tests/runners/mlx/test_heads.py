@@ -60,13 +60,7 @@ def test_a_packed_head_keeps_its_bits(tmp_path: Path, kind: str) -> None:
 def test_separate_experts_are_joined(tmp_path: Path) -> None:
     model = tiny.build("qwen3_5_moe")
     raw = tiny.save(model, tmp_path / "raw", head=True)
-    tensors = tiny.head_tensors(model)
-    both, down = (tensors.pop(f"mtp.layers.0.mlp.experts.{name}") for name in ("gate_up_proj", "down_proj"))
-    for i, (gate_up, each_down) in enumerate(zip(both, down, strict=True)):
-        gate, up = gate_up.chunk(2)
-        for name, weight in {"gate_proj": gate, "up_proj": up, "down_proj": each_down}.items():
-            tensors[f"mtp.layers.0.mlp.experts.{i}.{name}.weight"] = weight.contiguous()
-    save_file(tensors, tmp_path / "head.safetensors")
+    save_file(tiny.experts_apart(tiny.head_tensors(model)), tmp_path / "head.safetensors")
     fused, separate = (dict(tree_flatten(head_of(raw, m).parameters())) for m in (None, tmp_path / "head.safetensors"))
     assert fused.keys() == separate.keys()
     assert all(mx.array_equal(fused[name], separate[name]) for name in fused)
