@@ -46,7 +46,7 @@ DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 def open_model(model: str | None = None, mtp: str | None = None, *, any_architecture: bool = False) -> OpenedModel:
     """`model`: None for the default one, a folder, a .gguf file, or a hub id. `mtp`: a head in a file of its own.
-    `any_architecture`: the runner knows what to make of a folder, also if we do not."""
+    `any_architecture`: the runner loads folders by itself, also of architectures that we do not know."""
     name, path = _resolve(model)
     if any_architecture and path.is_dir():
         folder = open_any(path, name)

@@ -1,6 +1,6 @@
 """The MTP head: finds its tensors, in the model's own checkpoint or in a file of its own, and checks that they fit.
 
-Owns the sentence that says why there is no head. Does not know how a head is run.
+Owns the reason for a missing head, one sentence. Does not know how a head is run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_head(checkpoint: Checkpoint, mtp_path: Path | None) -> tuple[Checkpoint
 
 
 def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
-    """As find_head, but the shapes are not checked: for a runner that knows more architectures than we do."""
+    """As find_head, but the shapes are not checked: for a runner with loaders of its own."""
     if mtp_path is not None:
         return HfCheckpoint(str(mtp_path), checkpoint.spec, _open_store(mtp_path)), ""
     head = checkpoint.spec.head

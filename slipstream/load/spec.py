@@ -1,11 +1,12 @@
-"""The shape of a model, whatever file described it. Parsed once, frozen, read by runners and by the memory plan."""
+"""The shape of a model, whatever its file format. Parsed once, frozen, read by runners and by the memory plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]  # other: its runner knows better
+# "other": loaded by the runner itself, its ModelSpec is exact only in part.
+Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]
 LayerKind = Literal["full_attention", "linear_attention"]
 HeadInput = Literal["embedding", "hidden"]
 

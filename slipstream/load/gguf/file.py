@@ -15,7 +15,7 @@ from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.gguf.header import GgufHeader, GgufTensor, read_header
 from slipstream.load.gguf.spec import file_tensors, spec_from_gguf
 from slipstream.load.mapped_file import release_pages
-from slipstream.load.shapes import check_trunk
+from slipstream.load.shapes import check_model
 from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
 
@@ -60,7 +60,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     if not path.is_file():
         raise LoadError(f"{path} is not a file.")
     checkpoint = GgufCheckpoint(read_header(path))
-    check_trunk(checkpoint)
+    check_model(checkpoint)
     return checkpoint
 
 

@@ -1,6 +1,6 @@
-"""A Hugging Face or MLX folder of any architecture and quantisation, for a runner that knows more of them than we do.
+"""A Hugging Face or MLX folder of any architecture and quantisation, for a runner with loaders of its own.
 
-Reads what the engine needs from config.json and the tensors' names from their headers; judges nothing else.
+Reads the engine's fields of config.json and the names of the tensors; checks nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def open_any(folder: Path, name: str = "") -> HfCheckpoint:
 
 
 def _rough_spec(folder: Path, name: str) -> ModelSpec:
-    """Exact in what the engine and the tokenizer read: vocabulary, context, end tokens, MTP layers."""
+    """Exact in the fields that the engine and the tokenizer read: vocabulary, context, end tokens, MTP layers."""
     config = folder / "config.json"
     outer = Fields(read_json(config), str(config))
     generation = Fields(read_json_if_there(folder / "generation_config.json"), str(config))
@@ -45,7 +45,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
         rope=RopeSpec(text.number("rope_theta", 10000.0), head_dim),
         tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
         layer_kinds=all_full_attention(num_layers),
-        head=HeadSpec(text.count("mtp_num_hidden_layers", 0)),
+        head=HeadSpec(num_declared_layers=text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(generation, outer, text),
         name=name,
     )

@@ -1,4 +1,4 @@
-"""config.json -> ModelSpec, for every architecture we have. Refuses, by name, what we would compute wrongly.
+"""config.json -> ModelSpec, for every supported architecture. Refuses, by name, models that we would compute wrongly.
 
 Knows nothing of weights. Defaults are those the architectures' own configurations fall back to.
 """
@@ -68,7 +68,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         norm_plus_one=hybrid,
         gdn=_gdn(text) if hybrid else None,
         moe=_moe(text) if architecture == "qwen3_5_moe" else None,
-        head=HeadSpec(text.count("mtp_num_hidden_layers", 0)),
+        head=HeadSpec(num_declared_layers=text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
         fp8=any(level.raw("quantization_config") is not None for level in (outer, text)),
         name=name,
@@ -97,13 +97,13 @@ def _refuse_unsupported(outer: Fields, text: Fields, architecture: Architecture)
 
 
 def _refuse_other_quantisation(found: Fields) -> None:
-    """Weights in FP8 blocks are all we read. `activation_scheme` does not matter, static or dynamic: we round weights
-    only, so activations are closer to those of the model before it was quantised. `modules_to_not_convert` does not
-    matter either: each tensor says itself what it is stored as."""
-    told = {key: found.raw(key) for key in ("quant_method", "fmt", "weight_block_size")}
-    if told | {"fmt": told["fmt"] or "e4m3"} == SUPPORTED_QUANTISATION:
+    """Weights in FP8 blocks are all we read. `activation_scheme`, static or dynamic, does not matter: activations stay
+    unquantised, closer to those of the original model. `modules_to_not_convert` does not
+    matter either: each tensor has its own stored type."""
+    declared = {key: found.raw(key) for key in ("quant_method", "fmt", "weight_block_size")}
+    if declared | {"fmt": declared["fmt"] or "e4m3"} == SUPPORTED_QUANTISATION:
         return
-    names = ", ".join(f"{key} {value!r}" for key, value in told.items() if value is not None)
+    names = ", ".join(f"{key} {value!r}" for key, value in declared.items() if value is not None)
     raise UnknownModel(
         f"{found.where} ({names or 'without a quant_method'}) is not supported: use the model in FP8 (e4m3) with "
         f"blocks of {FP8_GROUP} x {FP8_GROUP}, in BF16, or as a GGUF."

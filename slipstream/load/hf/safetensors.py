@@ -91,30 +91,30 @@ class SafetensorsShards:
 
     def __init__(self, index: Path) -> None:
         self.path = index.parent
-        self._home: dict[str, SafetensorsFile] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}
         wanted = _read_index(index)
         for shard in sorted(set(wanted.values())):
             self._add(_open_shard(index, shard), shard, wanted)
         for name, shard in wanted.items():
-            if name not in self._home:
+            if name not in self._file_of:
                 raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it.")
 
     def _add(self, file: SafetensorsFile, shard: str, wanted: dict[str, str]) -> None:
         for name in file:
-            if name in self._home or wanted.get(name, shard) != shard:
+            if name in self._file_of or wanted.get(name, shard) != shard:
                 raise CorruptFile(f"{file.path} holds tensor {name!r}, which belongs to another shard of the index.")
-            self._home[name] = file
+            self._file_of[name] = file
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._home)
+        return iter(self._file_of)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._home
+        return name in self._file_of
 
     def _file(self, name: str) -> SafetensorsFile:
-        if name not in self._home:
+        if name not in self._file_of:
             raise MissingTensor(f"{self.path} has no tensor {name!r}.")
-        return self._home[name]
+        return self._file_of[name]
 
     def entry(self, name: str) -> Entry:
         return self._file(name).entry(name)
@@ -123,7 +123,7 @@ class SafetensorsShards:
         return self._file(name).get(name)
 
     def release(self) -> None:
-        for file in set(self._home.values()):
+        for file in set(self._file_of.values()):
             file.release()
 
 

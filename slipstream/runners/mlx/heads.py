@@ -22,7 +22,7 @@ PLUS_ONE: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")
 
 
 def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dtype: mx.Dtype) -> MtpHead:
-    """``args``: mlx-lm's, of the trunk. Raises HeadError when it is not a head of this model."""
+    """``args``: mlx-lm's, of the target model. Raises HeadError when it is not a head of this model."""
     if architecture == "other":
         raise HeadError(f"{checkpoint.path} has an MTP head, but heads of this architecture are not supported.")
     assert not checkpoint.spec.head.own_output

@@ -60,7 +60,7 @@ def _from_folder(model: OpenedModel) -> Any:
 
 
 def _changes(folder: Path) -> dict[str, Any]:
-    """Newer spellings in config.json that not every model class of mlx-lm reads."""
+    """Newer keys of config.json, under the names that every model class of mlx-lm reads."""
     config = load_config(folder)
     changes: dict[str, Any] = {}
     kind = config["model_type"]

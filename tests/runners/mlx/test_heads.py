@@ -75,11 +75,11 @@ def test_a_head_of_another_model_is_refused_and_the_model_runs(tmp_path: Path) -
 
 
 def test_a_head_in_fp8_is_a_reason(tmp_path: Path) -> None:
-    """The trunk runs; it says why it does not draft."""
+    """The target model runs; it says why it does not draft."""
     folder = tiny_fp8.save(tiny_fp8.build("qwen3_5"), tmp_path)
-    trunk = {name: weight for name, weight in tiny_fp8.floats(folder).items() if not name.startswith("mtp.")}
+    target = {name: weight for name, weight in tiny_fp8.floats(folder).items() if not name.startswith("mtp.")}
     head = {name: weight for name, weight in load_file(folder / "model.safetensors").items() if name.startswith("mtp.")}
-    save_file(trunk | head, folder / "model.safetensors", {"format": "pt"})
+    save_file(target | head, folder / "model.safetensors", {"format": "pt"})
     info = open_mlx(folder).info
     assert info.max_depth == 0
     assert info.why_no_draft.endswith("has its MTP head in FP8, which only the torch runner reads.")
