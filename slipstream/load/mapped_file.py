@@ -25,7 +25,7 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def release_pages(data: np.ndarray) -> None:
-    """Pages of a mapped file count as ours while they are mapped in; what is needed again is read again."""
+    """Takes the pages of a mapped file out of this process's memory; they are read again when needed."""
     owner: object = data
     while isinstance(owner, np.ndarray):
         owner = owner.base

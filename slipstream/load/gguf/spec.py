@@ -118,7 +118,7 @@ def _rope_from_freqs(header: GgufHeader, theta: float, rotary_dim: int) -> RopeS
 
 
 def llama3_divisors(rope: RopeSpec) -> np.ndarray:
-    """What Llama 3.1's rescaling divides each rotary frequency by."""
+    """The divisor of each rotary frequency in Llama 3.1's rescaling."""
     assert rope.llama3_factor is not None
     # [rotary_dim / 2]
     frequency = rope.theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
@@ -136,5 +136,5 @@ def _eos(every: Fields) -> tuple[int, ...]:
 
 
 def _short_float(value: float) -> float:
-    """Metadata is float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal is what was meant."""
+    """Metadata is float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal is meant."""
     return float(str(np.float32(value)))

@@ -7,7 +7,8 @@ not know. A GGUF becomes the model class of its architecture with the weights as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
 
 
 def _from_folder(model: OpenedModel) -> Any:
-    folder, classes = model.path, _without_head(model.spec.head)
+    folder, classes = model.path, partial(_without_head, model.spec.head)
     try:
         return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=classes)[0]
     except (ValueError, FileNotFoundError) as error:
@@ -84,26 +85,22 @@ def _interval(config: dict[str, Any]) -> dict[str, Any]:
     return {"text_config": text | named} if "text_config" in config else named
 
 
-def _without_head(head: HeadSpec) -> Callable[[dict[str, Any]], tuple[type, type]]:
-    """From config.json to the model's classes, made to leave the tensors of the head alone: heads.py loads them."""
+def _without_head(head: HeadSpec, config: dict[str, Any]) -> tuple[type, type]:
+    """The model's classes, changed to stack experts and to leave the head's tensors alone: heads.py loads them."""
+    model_class, args_class = get_classes(config)
 
-    def classes(config: dict[str, Any]) -> tuple[type, type]:
-        model_class, args_class = get_classes(config)
+    class Target(model_class):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: Tensors) -> Tensors:
+            kept = {name: weight for name, weight in weights.items() if name_in_head(name, head) is None}
+            made: Tensors = super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
+            if has_fp8_scales(made):
+                raise ValueError(
+                    "its matrices are in FP8, which mlx-lm does not read for this architecture; use the model in BF16 "
+                    "or converted to MLX, or take --runner torch."
+                )
+            return stack_experts(made)
 
-        class Target(model_class):  # type: ignore[misc, valid-type]
-            def sanitize(self, weights: Tensors) -> Tensors:
-                kept = {name: weight for name, weight in weights.items() if name_in_head(name, head) is None}
-                made: Tensors = super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
-                if has_fp8_scales(made):
-                    raise ValueError(
-                        "its matrices are in FP8, which mlx-lm does not read for this architecture; use the model in "
-                        "BF16 or converted to MLX, or take --runner torch."
-                    )
-                return stack_experts(made)
-
-        return Target, args_class
-
-    return classes
+    return Target, args_class
 
 
 def has_fp8_scales(names: Iterable[str]) -> bool:
