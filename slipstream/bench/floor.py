@@ -56,8 +56,8 @@ def floor_of(model: OpenedModel, placement: Placement, plan: MemoryPlan) -> Floo
     spec, trunk = model.spec, model.checkpoint
     table = EMBEDDING if spec.tied else OUTPUT
     skipped = OUTPUT if spec.tied else EMBEDDING
-    names = [name for name in trunk.names() if not name.startswith("mtp.") and name != skipped]
-    head = [name for name in model.head.names() if name.startswith("mtp.")] if model.head else []
+    names = [name for name in trunk.names() if not spec.head.owns(name) and name != skipped]
+    head = [name for name in model.head.names() if spec.head.owns(name)] if model.head else []
     dense, experts = _split(trunk, names, placement.form)
     head_dense, head_experts = _split(model.head or trunk, head, placement.head_form)
     return Floor(

@@ -41,7 +41,7 @@ def _streams(memory: MemoryPlan) -> dict[int, int]:
 
 def _print(model: OpenedModel, memory: MemoryPlan, note: str) -> None:
     head = "with its MTP head" if model.head is not None else f"without drafting: {model.head_reason}"
-    print(f"{model.name} ({model.spec.family}), {head}\n{note}\n")
+    print(f"{model.name} ({model.spec.architecture}), {head}\n{note}\n")
     for label, num_bytes in _lines(memory):
         print(f"  {label:<34}{size(num_bytes):>10}")
     print(f"\nfits at once, of {memory.num_slots} streams and {memory.pool_tokens} tokens in all:")

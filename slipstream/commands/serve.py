@@ -50,7 +50,7 @@ class Loading:
         engine = make_engine(model, options.engine_config, options.runner_config, options.runner, self.bar, on_death)
         facts = ModelFacts(
             name=model.name,
-            architecture=model.spec.family,
+            architecture=model.spec.architecture,
             format=_format(model),
             runner=choose_runner(options.runner),
             weight_bytes=memory.weights + memory.head if memory else model.num_bytes,

@@ -1,4 +1,4 @@
-"""Structured output: what the text has to be, compiled into constraints by llguidance.
+"""Structured output: formats of the text, compiled into constraints by llguidance.
 
 GrammarCompiler(tokenizer).compile(JsonSchema({...})) -> a Constraint for SamplingParams
 """

@@ -1,4 +1,4 @@
-"""A Source into a grammar text that llguidance compiles, a trial of it, and where its fault lies."""
+"""A Source -> a grammar text for llguidance, tried once; or the reason against it and its position in the schema."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from slipstream.grammar.specs import Source, children
 from slipstream.grammar.vocabulary import LIMITS
 
-# Models that lose their thread repeat white space for ever; no indentation needs more.
+# Models that go astray repeat white space for ever; no indentation needs more.
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
 TOO_COMPLEX = "too complex"
 TRIAL_TOKENS = 32
-TRIAL_SECONDS = 0.64  # of computing, for the masks of so many tokens: thousands of times what most need
+TRIAL_SECONDS = 0.64  # processor time for the masks of these tokens: thousands of times the usual
 
 
 class Unusable(Exception):
-    """Why a grammar cannot be used, and the steps to the place in a schema."""
+    """The reason against a grammar, and the path to the fault in a schema."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ def _from_schema(schema: Any, lenient: bool = False) -> str:
 def _from_gbnf(text: str) -> str:
     try:
         return gbnf_to_lark(text)
-    except Exception as error:  # the converter raises bare ones, and what its recursion meets
+    except Exception as error:  # the converter raises bare ones, and RecursionError
         raise Unusable(str(error) or type(error).__name__) from error
 
 
@@ -76,14 +76,14 @@ def build(tokenizer: llguidance.LLTokenizer, source: Source) -> str:
 
 
 def _try(matcher: llguidance.LLMatcher, vocab_size: int) -> None:
-    """Walk along random allowed tokens: a grammar whose masks are too much work shows it early."""
+    """Walk along random allowed tokens: a grammar with slow masks is found early."""
     chance = random.Random(0)
     began = time.process_time()
     for i in range(TRIAL_TOKENS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little") & ((1 << vocab_size - 1) - 1)  # without END
         if matcher.is_error():
-            told = _plain(matcher.get_error())
-            raise Unusable(told if i or told.startswith(TOO_COMPLEX) else "no text fits it")
+            reason = _plain(matcher.get_error())
+            raise Unusable(reason if i or reason.startswith(TOO_COMPLEX) else "no text fits it")
         if time.process_time() - began > TRIAL_SECONDS:
             raise Unusable(f"{TOO_COMPLEX}: what may follow takes too long to compute")
         if not mask:
@@ -94,7 +94,7 @@ def _try(matcher: llguidance.LLMatcher, vocab_size: int) -> None:
 
 
 def _fault_path(tokenizer: llguidance.LLTokenizer, source: Source, message: str) -> str:
-    """Steps into the smallest part of the schema that alone fails in the same way."""
+    """The path to the smallest part of the schema that fails with the same message."""
     node: Any = json.loads(source.text)
     shared = {key: node[key] for key in ("$defs", "definitions") if isinstance(node, dict) and key in node}
     path = ""
@@ -120,6 +120,6 @@ def _fails(tokenizer: llguidance.LLTokenizer, node: Any, shared: dict[str, Any],
 
 
 def _plain(message: str) -> str:
-    """llguidance's message without its traces; where it met a limit, with what that means for the grammar."""
-    told = message.partition("<non-verbose/>")[0].partition("<backtrace>")[0].strip()
-    return f"{TOO_COMPLEX}: {told}" if "too many" in told else told
+    """llguidance's message without its traces; a limit that was met means: too complex."""
+    short = message.partition("<non-verbose/>")[0].partition("<backtrace>")[0].strip()
+    return f"{TOO_COMPLEX}: {short}" if "too many" in short else short

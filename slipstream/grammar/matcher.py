@@ -1,4 +1,4 @@
-"""llguidance behind our Constraint: a compiled grammar, and matchers that walk streams through it."""
+"""Constraints on llguidance: a compiled grammar, and a matcher for each stream."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import llguidance
 from slipstream.errors import ConstraintFault
 from slipstream.sampling.masks import is_empty, num_bytes, only
 
-# What a stream's masks may take of the engine's time: hundreds of times what most need, so that only a grammar made to
-# be slow runs out of it. It grows with the output.
+# The engine's time for the masks of a stream: hundreds of times the usual, so that only a grammar made to be slow runs
+# out of it. It grows with the output.
 FIRST_SECONDS = 0.4
 TOKEN_SECONDS = 0.002
 
@@ -23,7 +23,7 @@ class Grammar:
 
     prototype: llguidance.LLMatcher
     vocab_size: int  # the tokenizer's; the next token is the end of output
-    eos_token_ids: tuple[int, ...]  # what a complete text allows where the stream has no end tokens of its own
+    eos_token_ids: tuple[int, ...]  # allowed after a complete text, where the stream has no end tokens of its own
 
     def start(self, vocab_size: int, end_tokens: Collection[int]) -> GrammarMatcher:
         return GrammarMatcher(self, vocab_size, frozenset(end_tokens) or frozenset(self.eos_token_ids))
@@ -64,7 +64,7 @@ class GrammarMatcher:
             found.append(self._mask(()))
             for i, draft in enumerate(drafts):
                 if draft in self._ends:
-                    found += [self._end_mask] * (len(drafts) - i)  # nothing behind it matters
+                    found += [self._end_mask] * (len(drafts) - i)  # tokens after the end do not matter
                     return
                 if not self._inner.try_consume_tokens([draft]):
                     return
@@ -96,9 +96,11 @@ class GrammarMatcher:
         return mask
 
     def advance(self, tokens: Sequence[int]) -> None:
-        behind = tuple(tokens)
+        committed = tuple(tokens)
         self._masks = {
-            drafts[len(behind) :]: mask for drafts, mask in self._masks.items() if drafts[: len(behind)] == behind
+            drafts[len(committed) :]: mask
+            for drafts, mask in self._masks.items()
+            if drafts[: len(committed)] == committed
         }
         for token in tokens:
             if self._over or self._fault:

@@ -1,6 +1,6 @@
-"""What a client may ask its output to be, and the bounds within which we try to compile it.
+"""The formats that a client may demand of its output, and the bounds of what we compile.
 
-A spec becomes a Source: a kind and one text. Bounds are checked here, before anything reads the text any further.
+A spec becomes a Source: a kind and one text. Bounds are checked here, before the text is parsed.
 """
 
 from __future__ import annotations
@@ -129,13 +129,13 @@ def _check_alternatives(count: int, where: str) -> None:
 
 
 def _check_repeats(pattern: str, where: str) -> None:
-    most = max((int(number) for pair in _COUNTS.findall(pattern) for number in pair if number), default=0)
-    if most > MAX_REPEATS:
-        raise GrammarError(f"{where}: repeats something {most} times, at most {MAX_REPEATS} are compiled")
+    largest = max((int(number) for pair in _COUNTS.findall(pattern) for number in pair if number), default=0)
+    if largest > MAX_REPEATS:
+        raise GrammarError(f"{where}: repeats something {largest} times, at most {MAX_REPEATS} are compiled")
 
 
 def _check_schema(schema: object, where: str) -> None:
-    """Depth, alternatives, patterns; without recursion, and naming the place."""
+    """Depth, alternatives, patterns; without recursion; an error names the path."""
     num_alternatives = 0
     left = [(schema, where, 1)]
     while left:
@@ -151,7 +151,7 @@ def _check_schema(schema: object, where: str) -> None:
 
 
 def children(node: object) -> Iterator[tuple[str, object]]:
-    """What lies inside a piece of JSON, and the step to it as error messages write it."""
+    """The objects and lists inside a piece of JSON, each with the step to it as error messages write it."""
     if isinstance(node, Mapping):
         yield from ((f".{key}", child) for key, child in node.items() if isinstance(child, (Mapping, list)))
     elif isinstance(node, list):

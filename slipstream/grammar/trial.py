@@ -1,6 +1,6 @@
-"""Our end of the process that tries grammars: one at a time, each within its time, or the process is ended.
+"""Our end of the process that tries grammars: one at a time, each within its time, or the process is killed.
 
-llguidance can spend minutes inside one call, and a grammar can exhaust memory or a stack; all of that happens there.
+llguidance can spend minutes inside one call, and a grammar can exhaust memory or a stack: there, not here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TrialFailed(Exception):
     """The process was ended, or ended itself; the next trial starts a new one."""
 
 
-class Trials:
+class TrialProcess:
     """Not for two threads at once."""
 
     def __init__(self, tokens: Sequence[bytes], special: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class Trials:
         if self._process is None:
             self._start()
         self.seconds = seconds
-        answer = self._ask({"source": list(source), "seconds": seconds}, seconds)
+        answer = self._request({"source": list(source), "seconds": seconds}, seconds)
         self.seconds = answer["took"]
         return answer
 
@@ -56,7 +56,7 @@ class Trials:
             [sys.executable, "-P", "-m", "slipstream.grammar.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what a dying process says helps nobody
+            stderr=subprocess.DEVNULL,  # a killed process has nothing useful to say
             text=True,
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
@@ -64,11 +64,11 @@ class Trials:
         )
         self._end = weakref.finalize(self, _end, self._process)
         try:
-            self._ask(self._first, START_SECONDS)
+            self._request(self._first, START_SECONDS)
         except TrialFailed:
             raise GrammarsUnavailable("the process that tries grammars does not start") from None
 
-    def _ask(self, question: Any, seconds: float) -> dict[str, Any]:
+    def _request(self, request: Any, seconds: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -76,7 +76,7 @@ class Trials:
         alarm.daemon = True
         alarm.start()
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
         except OSError:
@@ -95,11 +95,11 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(OSError):  # what was not written yet has nobody to read it
+            with suppress(OSError):  # unwritten data has no reader any more
                 pipe.close()
 
 
 def _import_path() -> list[str]:
-    """Ours, so that the process finds what we found; nothing from the folder it happens to be started in."""
+    """Ours, so that the process imports the same modules; nothing from its working folder."""
     own = str(Path(slipstream.__file__).parents[1])
     return [own, *(str(Path(entry).resolve()) for entry in sys.path if entry)]

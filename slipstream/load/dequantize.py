@@ -1,4 +1,4 @@
-"""Any RawTensor as float32. The arithmetic of GGUF blocks is the gguf package's; this file only feeds it."""
+"""Any RawTensor as float32. GGUF blocks are dequantised by the gguf package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
 
 
 def _e4m3_values() -> np.ndarray:
-    """What each byte stands for: a sign, 4 bits of exponent, 3 of mantissa; no infinities. float32 [256]"""
+    """The value of each byte: a sign, 4 bits of exponent, 3 of mantissa; no infinities. float32 [256]"""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))

@@ -1,6 +1,6 @@
 """The MTP head: finds its tensors, in the model's own checkpoint or in a file of its own, and checks that they fit.
 
-Owns the sentence that says why there is no head. Does not know how a head is run.
+Owns the reason for a missing head, one sentence. Does not know how a head is run.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from typing import Literal
 
 from slipstream.errors import HeadError, LoadError
 from slipstream.load.hf.folder import HfCheckpoint
-from slipstream.load.safetensors import SafetensorsFile, TensorStore, open_folder
+from slipstream.load.hf.safetensors import SafetensorsFile, TensorStore, open_folder
 from slipstream.load.shapes import Shapes, layer_shapes, mismatch, mlp_shapes, separate_experts
-from slipstream.load.spec import ModelSpec
+from slipstream.load.spec import HeadSpec, ModelSpec
 from slipstream.load.tensor import Checkpoint
 
-LAYER = "mtp.layers.0."
 ExpertLayout = Literal["none", "fused", "separate"]
 
 
@@ -31,12 +30,29 @@ def find_head(checkpoint: Checkpoint, mtp_path: Path | None) -> tuple[Checkpoint
     try:
         if mtp_path is not None:
             return open_head(mtp_path, checkpoint.spec), ""
-        if not any(name.startswith("mtp.") for name in checkpoint.names()):
-            return None, "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
+        if not any(checkpoint.spec.head.owns(name) for name in checkpoint.names()):
+            return None, _why_absent(checkpoint.spec.head)
         check_head(checkpoint, checkpoint.spec)
     except LoadError as error:
         return None, f"no MTP head: {error}"
     return checkpoint, ""
+
+
+def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
+    """As find_head, but the shapes are not checked: for a runner with loaders of its own."""
+    if mtp_path is not None:
+        return HfCheckpoint(str(mtp_path), checkpoint.spec, _open_store(mtp_path)), ""
+    head = checkpoint.spec.head
+    if any(head.prefix in name for name in checkpoint.names()):
+        return checkpoint, ""
+    return None, _why_absent(head)
+
+
+def _why_absent(head: HeadSpec) -> str:
+    missing = f"the checkpoint has no {head.prefix}* tensors"
+    if head.num_declared_layers:
+        missing = f"config.json announces {head.num_declared_layers} MTP layer(s), but {missing}"
+    return f"no MTP head: {missing}; give one with --mtp"
 
 
 def check_head(head: Checkpoint, spec: ModelSpec) -> None:
@@ -47,17 +63,19 @@ def check_head(head: Checkpoint, spec: ModelSpec) -> None:
 
 def head_shapes(spec: ModelSpec, layout: ExpertLayout) -> Shapes:
     """fc first: when a head belongs to another model, its shape says so best."""
-    hidden = spec.hidden_size
-    shapes: Shapes = {"mtp.fc.weight": (hidden, 2 * hidden)}
-    shapes |= {f"mtp.{norm}.weight": (hidden,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
-    shapes |= layer_shapes(spec, LAYER, full_attention=True)
-    return shapes | mlp_shapes(spec, LAYER + "mlp.", layout == "separate")
+    head, hidden = spec.head, spec.hidden_size
+    shapes: Shapes = {f"{head.fc}.weight": (hidden, len(head.inputs) * hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in (*head.input_norms, head.norm)}
+    for layer in head.layers:
+        shapes |= layer_shapes(spec, f"{layer}.", head.layer_kind == "full_attention")
+        shapes |= mlp_shapes(spec, f"{layer}.mlp.", layout == "separate")
+    return shapes
 
 
 def expert_layout(head: Checkpoint, spec: ModelSpec) -> ExpertLayout:
     if spec.moe is None:
         return "none"
-    return "separate" if separate_experts(head, LAYER) else "fused"
+    return "separate" if separate_experts(head, f"{spec.head.layers[0]}.") else "fused"
 
 
 def _open_store(path: Path) -> TensorStore:

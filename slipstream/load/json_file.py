@@ -1,4 +1,4 @@
-"""JSON files on disk: read an object, or say in one sentence what is wrong with the file. Knows no model format."""
+"""JSON files on disk: an object, or an error that names the file. Knows no model format."""
 
 from __future__ import annotations
 

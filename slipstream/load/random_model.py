@@ -1,7 +1,7 @@
-"""Models that are shapes only: the spec of a real model and the promise of random weights. No file is behind them.
+"""Models without files: the spec of a real model with random weights.
 
-For benchmarks and memory plans. The tensors have names, shapes and types as in a real checkpoint; a runner makes
-them where it needs them. Text is bytes, one token each: ids from 256 on stand for nothing.
+For benchmarks and memory plans. The tensors have names, shapes and types as in a real checkpoint; the runner generates
+their values. Text is bytes, one token each; ids from 256 on decode to nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from slipstream.errors import LoadError, MissingTensor
-from slipstream.load import OpenedModel
 from slipstream.load.head import head_shapes
-from slipstream.load.shapes import Shapes, trunk_shapes
-from slipstream.load.spec import GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
+from slipstream.load.opened import OpenedModel
+from slipstream.load.shapes import Shapes, model_shapes
+from slipstream.load.spec import GdnSpec, HeadSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import BYTE_OF
 from slipstream.load.tokenizer.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def _hybrid_layers(num_layers: int) -> tuple[LayerKind, ...]:
 
 
 _QWEN35_27B = ModelSpec(
-    family="qwen3_5",
+    architecture="qwen3_5",
     hidden_size=5120,
     num_layers=64,
     num_heads=24,
@@ -52,7 +52,7 @@ _QWEN35_27B = ModelSpec(
     gated_attention=True,
     norm_plus_one=True,
     gdn=GdnSpec(num_k_heads=16, num_v_heads=48, k_dim=128, v_dim=128, conv_kernel=4),
-    num_mtp_layers=1,
+    head=HeadSpec(num_declared_layers=1),
 )
 _QWEN35_4B = replace(
     _QWEN35_27B,
@@ -66,7 +66,7 @@ _QWEN35_4B = replace(
 )
 _QWEN35_35B_A3B = replace(
     _QWEN35_4B,
-    family="qwen3_5_moe",
+    architecture="qwen3_5_moe",
     hidden_size=2048,
     num_layers=40,
     num_kv_heads=2,
@@ -86,9 +86,9 @@ _QWEN35_2B = replace(
     gdn=GdnSpec(num_k_heads=16, num_v_heads=16, k_dim=128, v_dim=128, conv_kernel=4),
 )
 _QWEN35_08B = replace(_QWEN35_2B, hidden_size=1024, intermediate_size=3584)
-_SMALL_MOE = replace(  # no model that anyone released: experts that fit into a small machine
+_SMALL_MOE = replace(  # not a released model: experts that fit into a small machine
     _QWEN35_08B,
-    family="qwen3_5_moe",
+    architecture="qwen3_5_moe",
     num_layers=16,
     intermediate_size=0,
     layer_kinds=_hybrid_layers(16),
@@ -110,7 +110,7 @@ _TINY = replace(
 )
 _TINY_MOE = replace(
     _TINY,
-    family="qwen3_5_moe",
+    architecture="qwen3_5_moe",
     intermediate_size=0,
     moe=MoeSpec(num_experts=8, num_active=2, expert_size=32, shared_size=32),
 )
@@ -128,13 +128,13 @@ RANDOM_SHAPES: dict[str, ModelSpec] = {
 
 
 class RandomCheckpoint:
-    """Names, shapes and types. There is nothing to read: whoever loads it makes the tensors up."""
+    """Names, shapes and types. The runner that loads it generates the tensors."""
 
     path = "random weights"
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._shapes: Shapes = trunk_shapes(spec) | head_shapes(spec, "fused" if spec.moe else "none")
+        self._shapes: Shapes = model_shapes(spec) | head_shapes(spec, "fused" if spec.moe else "none")
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()
@@ -147,7 +147,7 @@ class RandomCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._shapes:
-            raise MissingTensor(f"a model of {self.spec.family} shape has no tensor {name!r}.")
+            raise MissingTensor(f"a model of {self.spec.architecture} shape has no tensor {name!r}.")
         return self._shapes[name]
 
     def dtype(self, name: str) -> str:
@@ -167,12 +167,12 @@ class RandomModel(OpenedModel):
 
 
 def open_random(shape: str, vocab: int | None = None) -> OpenedModel:
-    """The shape's trunk and MTP head, its vocabulary cut to ``vocab``. LoadError for what we do not have."""
+    """Target model and MTP head of a shape, its vocabulary limited to ``vocab``. LoadError for an unknown shape."""
     if shape not in RANDOM_SHAPES:
         raise LoadError(f"{shape!r} is not one of the shapes {', '.join(RANDOM_SHAPES)}.")
     spec = replace(RANDOM_SHAPES[shape], name=shape)
     if vocab is not None and not len(BYTE_OF) <= vocab <= spec.vocab_size:
-        raise LoadError(f"{shape} has a vocabulary of {spec.vocab_size}: it cannot be cut to {vocab}.")
+        raise LoadError(f"{shape} has a vocabulary of {spec.vocab_size}: it cannot be limited to {vocab}.")
     return random_model(replace(spec, vocab_size=vocab or spec.vocab_size))
 
 

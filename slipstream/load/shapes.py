@@ -1,4 +1,4 @@
-"""Which tensors a model of a given spec must have, and their shapes. Pure arithmetic over ModelSpec, no files."""
+"""The tensors that a model of a given spec must have, and their shapes. Pure arithmetic over ModelSpec, no files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from slipstream.load.tensor import Checkpoint
 Shapes = dict[str, tuple[int, ...]]
 
 
-def check_trunk(checkpoint: Checkpoint) -> None:
+def check_model(checkpoint: Checkpoint) -> None:
     """Raises MissingTensor for the first tensor of the model that is absent or has the wrong shape."""
-    wanted = trunk_shapes(checkpoint.spec, lambda prefix: separate_experts(checkpoint, prefix))
+    wanted = model_shapes(checkpoint.spec, lambda prefix: separate_experts(checkpoint, prefix))
     for name, shape in wanted.items():
         if wrong := mismatch(checkpoint, name, shape):
             raise MissingTensor(f"{checkpoint.path}: {wrong}.")
 
 
-def trunk_shapes(spec: ModelSpec, separate: Callable[[str], bool] = lambda prefix: False) -> Shapes:
-    """Every tensor but the head's. `separate`: whether the layer of that prefix stores each expert by itself."""
+def model_shapes(spec: ModelSpec, separate: Callable[[str], bool] = lambda prefix: False) -> Shapes:
+    """Every tensor but the head's. `separate`: whether the layer of that prefix stores its experts apart."""
     shapes = top_shapes(spec)
     for layer, kind in enumerate(spec.layer_kinds):
         prefix = f"model.layers.{layer}."
@@ -30,7 +30,7 @@ def trunk_shapes(spec: ModelSpec, separate: Callable[[str], bool] = lambda prefi
 
 
 def mismatch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str:
-    """What is wrong with a tensor, as a clause; empty if nothing is."""
+    """The fault of a tensor, as a clause; empty if it has none."""
     if name not in checkpoint:
         return f"tensor {name!r} is missing"
     found = checkpoint.shape(name)
@@ -38,7 +38,7 @@ def mismatch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str:
 
 
 def separate_experts(checkpoint: Checkpoint, prefix: str) -> bool:
-    """Whether a layer stores each expert by itself instead of all of them in one tensor."""
+    """Whether a layer stores its experts apart instead of all of them in one tensor."""
     return f"{prefix}mlp.experts.0.gate_proj.weight" in checkpoint
 
 

@@ -1,12 +1,14 @@
-"""The shape of a model, whatever file described it. Parsed once, frozen, read by runners and by the memory plan."""
+"""The shape of a model, whatever its file format. Parsed once, frozen, read by runners and by the memory plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Family = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]  # other: its runner knows better
+# "other": loaded by the runner itself, its ModelSpec is exact only in part.
+Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]
 LayerKind = Literal["full_attention", "linear_attention"]
+HeadInput = Literal["embedding", "hidden"]
 
 
 def all_full_attention(num_layers: int) -> tuple[LayerKind, ...]:
@@ -26,7 +28,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class GdnSpec:
-    """Gated DeltaNet: the recurrent layers of the hybrid families."""
+    """Gated DeltaNet: the recurrent layers of the hybrid architectures."""
 
     num_k_heads: int
     num_v_heads: int
@@ -48,14 +50,56 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """The MTP head of a model: wiring, layers with a cache, names of its tensors.
+
+    norm each input -> fc over both -> a decoder layer with the target model's attention shape and MLP -> norm -> output
+    matrix. One wiring so far, Qwen3.5's. A checkpoint may lack the tensors of its head: OpenedModel.head_reason.
+    """
+
+    num_declared_layers: int = 0  # that the configuration announces
+    num_modules: int = 1  # one module drafts at every depth
+    inputs: tuple[HeadInput, ...] = ("embedding", "hidden")  # in the order of fc's columns
+    layer_kind: LayerKind = "full_attention"
+    own_output: bool = False  # False: the target model's output matrix
+    prefix: str = "mtp."
+
+    @property
+    def num_kv_layers(self) -> int:
+        return self.num_modules if self.layer_kind == "full_attention" else 0
+
+    @property
+    def fc(self) -> str:
+        return f"{self.prefix}fc"
+
+    @property
+    def input_norms(self) -> tuple[str, ...]:
+        """One for each of `inputs`."""
+        return tuple(f"{self.prefix}pre_fc_norm_{name}" for name in self.inputs)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """One for each module."""
+        return tuple(f"{self.prefix}layers.{i}" for i in range(self.num_modules))
+
+    @property
+    def norm(self) -> str:
+        return f"{self.prefix}norm"
+
+    def owns(self, name: str) -> bool:
+        """Whether a canonical tensor name belongs to the head."""
+        return name.startswith(self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    family: Family
+    architecture: Architecture
     hidden_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int  # dense MLP; 0 for MoE families
+    intermediate_size: int  # dense MLP; 0 for MoE architectures
     vocab_size: int
     max_context: int
     norm_eps: float
@@ -69,7 +113,7 @@ class ModelSpec:
     norm_plus_one: bool = False  # RMSNorm applies 1 + w (GDN's gated norm excepted)
     gdn: GdnSpec | None = None
     moe: MoeSpec | None = None
-    num_mtp_layers: int = 0  # as the config claims; whether the tensors exist is another question
+    head: HeadSpec = HeadSpec()  # the MTP head that fits this model, if there is one
     eos_token_ids: tuple[int, ...] = ()
     fp8: bool = False  # most matrices are stored in FP8
     name: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from slipstream.load.spec import ModelSpec
 
 FP8 = "F8_E4M3"
 FP8_GROUP = 128  # columns, and in a file rows, that share a scale
+
+# How the elements of a plain type lie in an array.
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    FP8: np.dtype("u1"),  # its scales are a tensor of their own
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class RawTensor:
     shape: tuple[int, ...]  # logical shape, rows first
     # Plain types: the elements, as uint16 for BF16, uint8 for F8_E4M3. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
-    # F8_E4M3: what each group of columns is multiplied by, float32 [*rows, ceil(columns / FP8_GROUP)]; else None.
+    # F8_E4M3: the scale of each group of columns, float32 [*rows, ceil(columns / FP8_GROUP)]; else None.
     scale: np.ndarray | None = None
 
     def rows(self, which: slice | np.ndarray) -> RawTensor:
@@ -48,15 +56,15 @@ class Checkpoint(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """What `get(name).shape` would be, without touching the data."""
+        """`get(name).shape`, without touching the data."""
         ...
 
     def dtype(self, name: str) -> str:
-        """What `get(name).dtype` would be."""
+        """`get(name).dtype`, without touching the data."""
         ...
 
     def num_bytes(self, name: str) -> int: ...
 
     def release(self) -> None:
-        """Gives the memory of what was read back to the system; arrays from `get` stay usable."""
+        """Gives the memory of tensors already read back to the system; arrays from `get` stay usable."""
         ...

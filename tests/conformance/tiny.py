@@ -134,3 +134,18 @@ def save(model: PreTrainedModel, folder: Path, *, head: bool = False) -> Path:
             del grafted["lm_head.weight"]
         save_file({**grafted, **head_tensors(model)}, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def experts_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors with each expert under a name of its own, as some checkpoints have them."""
+    apart: dict[str, torch.Tensor] = {}
+    for name, weight in tensors.items():
+        stem, _, stack = name.partition(".experts.")
+        if not stack:
+            apart[name] = weight
+            continue
+        names = ("gate_proj", "up_proj") if stack == "gate_up_proj" else ("down_proj",)
+        for expert, matrix in enumerate(weight):
+            for part, piece in zip(names, matrix.chunk(len(names)), strict=True):
+                apart[f"{stem}.experts.{expert}.{part}.weight"] = piece.contiguous()
+    return apart

@@ -68,7 +68,7 @@ def save(
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     stored: dict[str, Tensor] = {}
-    for name, weight in (tensors if stacked else _one_by_one(tensors)).items():
+    for name, weight in (tensors if stacked else tiny.experts_apart(tensors)).items():
         stored |= _stored(name, weight, scales)
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     return folder
@@ -95,20 +95,6 @@ def save_floats(folder: Path, target: Path) -> Path:
     (target / "config.json").write_text(json.dumps(config))
     save_file(floats(folder), target / "model.safetensors", {"format": "pt"})
     return target
-
-
-def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    apart: dict[str, Tensor] = {}
-    for name, weight in tensors.items():
-        stem, _, stack = name.partition(".experts.")
-        if not stack:
-            apart[name] = weight
-            continue
-        names = ("gate_proj", "up_proj") if stack == "gate_up_proj" else ("down_proj",)
-        for expert, matrix in enumerate(weight):
-            for part, piece in zip(names, matrix.chunk(len(names)), strict=True):
-                apart[f"{stem}.experts.{expert}.{part}.weight"] = piece
-    return apart
 
 
 def _stored(name: str, weight: Tensor, scales: torch.dtype) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What cannot be compiled: said with its place, within bounds, at nobody else's cost."""
+"""What cannot be compiled: refused with its path, within bounds, at nobody else's cost."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ HOSTILE = {
 
 
 @pytest.fixture
-def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits behind a long trial: that is tested below."""
-    monkeypatch.setattr(compiler_module, "REST", 0.0)
+def without_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause after a long trial: that is tested below."""
+    monkeypatch.setattr(compiler_module, "PAUSE_FACTOR", 0.0)
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("without_pause")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_specs_are_refused(default_tokenizer: Tokenizer, name: str) -> None:
     compiler = GrammarCompiler(default_tokenizer, seconds=5.0)
@@ -124,10 +124,10 @@ def test_what_holds_its_worker_is_ended_and_holds_nobody_else(
     compiler.close()
 
 
-def test_compiled_grammars_are_kept_up_to_a_number(
+def test_compiled_grammars_are_cached_up_to_a_number(
     default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = GrammarCompiler(default_tokenizer, num_kept=2)
+    compiler = GrammarCompiler(default_tokenizer, max_cached=2)
     made: list[str] = []
     real = compiler_module.compiled
     monkeypatch.setattr(compiler_module, "compiled", lambda tokens, text: made.append(text) or real(tokens, text))
@@ -156,10 +156,10 @@ def test_a_process_that_does_not_start_is_nobodys_grammar(
     mine.close()
 
 
-def test_a_long_trial_is_followed_by_a_rest(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is known already does not wait; who is new does; and closing waits for nobody's rest."""
+def test_a_long_trial_is_followed_by_a_pause(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached spec does not wait, a new one does; closing ends the pause."""
     monkeypatch.setattr("slipstream.grammar.compiler.LONG_SECONDS", 0.0)
-    monkeypatch.setattr("slipstream.grammar.compiler.REST", 1e6)
+    monkeypatch.setattr("slipstream.grammar.compiler.PAUSE_FACTOR", 1e6)
     compiler = GrammarCompiler(default_tokenizer)
     ready = compiler.compile(Choice(["a", "b"]))
     waiting = threading.Thread(target=lambda: compiler.compile(Choice(["c", "d"])))

@@ -47,12 +47,12 @@ def allowed(mask: bytes | None, vocab_size: int) -> list[int]:
     return np.flatnonzero(bits).tolist()
 
 
-def write(constraint: Constraint, tokenizer: Tokenizer, seed: int, most: int = 400) -> str | None:
+def write(constraint: Constraint, tokenizer: Tokenizer, seed: int, max_tokens: int = 400) -> str | None:
     """A random text under the constraint, None if it had to be broken off. Ends as soon as it may, often enough."""
     ends = tokenizer.eos_token_ids
     vocab_size = tokenizer.vocab_size + 5  # models often have more rows than their tokenizer has tokens
     matcher, chance, output = constraint.start(vocab_size, ends), random.Random(seed), []
-    for _ in range(most):
+    for _ in range(max_tokens):
         [mask] = matcher.masks([])
         choices = allowed(mask, vocab_size)
         assert choices
@@ -112,14 +112,14 @@ def test_masks_behind_drafts_are_those_of_a_matcher_that_went_there(
     chance, output, matcher = random.Random(1), [], constraint.start(size, ends)
     for _ in range(12):
         drafts = _drafts(constraint.start(size, ends), output, chance, size)
-        told = matcher.masks(drafts)
-        for i, mask in enumerate(told):
+        masks = matcher.masks(drafts)
+        for i, mask in enumerate(masks):
             there = constraint.start(size, ends)
             there.advance([*output, *drafts[:i]])
             assert there.masks([]) == [mask]
             if i < len(drafts) and not allows(mask, drafts[i]):
-                break  # what stands behind it does not matter
-        committed = drafts[: chance.randrange(len(told))]
+                break  # tokens after the end do not matter
+        committed = drafts[: chance.randrange(len(masks))]
         matcher.advance(committed)
         output += committed
 
@@ -142,7 +142,7 @@ def test_after_a_complete_text_only_what_ends_the_stream(compiler: GrammarCompil
         assert [allowed(mask, size) for mask in matcher.masks([token, want[0], 9])[1:]] == [want] * 3
         matcher.advance([token])
         assert allowed(matcher.masks([3])[0], size) == want
-        matcher.advance([want[0], 8, 9])  # what comes behind the end does not matter
+        matcher.advance([want[0], 8, 9])  # tokens after the end do not matter
         assert allowed(matcher.masks([])[0], size) == want
 
 

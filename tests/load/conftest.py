@@ -19,7 +19,7 @@ Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def safetensors_bytes(tensors: Tensors, pad: int = 0, **extra: Any) -> bytes:
-    """`pad` spaces behind the header shift the data, also to odd offsets."""
+    """`pad` spaces after the header shift the data, also to odd offsets."""
     header: dict[str, Any] = dict(extra)
     at = 0
     for name, (dtype, array) in tensors.items():
@@ -32,7 +32,7 @@ def safetensors_bytes(tensors: Tensors, pad: int = 0, **extra: Any) -> bytes:
 def llama_tensors(
     layers: int = 1, hidden: int = 64, inner: int = 96, vocab: int = 40, kv: int = 32
 ) -> dict[str, np.ndarray]:
-    """A llama trunk under its Hugging Face names: head_dim 16, 4 heads, 2 key-value heads."""
+    """A llama model under its Hugging Face names: head_dim 16, 4 heads, 2 key-value heads."""
     rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     for layer in range(layers):

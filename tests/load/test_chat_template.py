@@ -1,4 +1,4 @@
-"""Chat templates: what they may use, and how their failures are told."""
+"""Chat templates: what they may use, and the errors of their failures."""
 
 from __future__ import annotations
 

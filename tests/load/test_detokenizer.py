@@ -21,20 +21,20 @@ def tokenizer(default_gguf):
     return open_tokenizer(default_gguf)
 
 
-def cut(ids: list[int], places: list[int]) -> list[list[int]]:
-    edges = [0, *sorted(place % (len(ids) + 1) for place in places), len(ids)]
+def split(ids: list[int], positions: list[int]) -> list[list[int]]:
+    edges = [0, *sorted(position % (len(ids) + 1) for position in positions), len(ids)]
     return [ids[a:b] for a, b in pairwise(edges)]
 
 
 @settings(max_examples=300)
 @given(
     ids=st.lists(st.one_of(st.integers(0, 49151), st.integers(17, 300), st.integers(0, 20)), max_size=60),
-    places=st.lists(st.integers(0, 100), max_size=20),
+    positions=st.lists(st.integers(0, 100), max_size=20),
     skip=st.booleans(),
 )
-def test_pieces_joined_are_the_whole(tokenizer, ids, places, skip):
+def test_pieces_joined_are_the_whole(tokenizer, ids, positions, skip):
     detokenizer = StreamingDetokenizer(tokenizer, skip_special=skip)
-    text = "".join(detokenizer.push(piece) for piece in cut(ids, places)) + detokenizer.finish()
+    text = "".join(detokenizer.push(piece) for piece in split(ids, positions)) + detokenizer.finish()
     assert text == tokenizer.decode(ids, skip_special=skip)
 
 

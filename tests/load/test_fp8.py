@@ -18,7 +18,7 @@ from slipstream.load.dequantize import E4M3_VALUES
 from slipstream.load.head import find_head, open_head
 from slipstream.load.hf.config import spec_from_config
 from slipstream.load.hf.folder import open_hf
-from slipstream.load.safetensors import SafetensorsFile
+from slipstream.load.hf.safetensors import SafetensorsFile
 from slipstream.load.tensor import RawTensor
 
 GATE = "model.layers.0.mlp.gate_proj.weight"

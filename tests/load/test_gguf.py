@@ -118,12 +118,12 @@ def test_qwen_rows_are_left_alone(build, tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
     checkpoint = open_gguf(build.gguf(tmp_path / "x.gguf", tensors, arch="qwen2"))
     np.testing.assert_array_equal(checkpoint.get(name).data, tensors[name])
-    assert checkpoint.spec.family == "qwen2"
+    assert checkpoint.spec.architecture == "qwen2"
 
 
 def test_spec(build, llama_file):
     spec = open_gguf(llama_file).spec
-    assert (spec.family, spec.hidden_size, spec.num_layers, spec.vocab_size) == ("llama", 64, 1, 40)
+    assert (spec.architecture, spec.hidden_size, spec.num_layers, spec.vocab_size) == ("llama", 64, 1, 40)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 2, 16)
     assert (spec.norm_eps, spec.max_context, spec.intermediate_size) == (1e-5, 128, 96)
     assert spec.rope == RopeSpec(theta=10000.0, rotary_dim=16)
@@ -193,6 +193,10 @@ def test_refuses_unknown_architecture_tensor_and_type(build, tmp_path):
     extra = np.ones(64, np.float32)
     with pytest.raises(UnknownModel, match="attn_sinks"):
         open_gguf(build.gguf(tmp_path / "b.gguf", raw={"blk.0.attn_sinks.weight": (extra, "F32")}))
+    with pytest.raises(UnknownModel, match=r"'blk\.0\.attn_q_norm\.weight', which is not part of llama models"):
+        open_gguf(build.gguf(tmp_path / "d.gguf", raw={"blk.0.attn_q_norm.weight": (extra[:16], "F32")}))
+    with pytest.raises(UnknownModel, match=r"ffn_up\.bias"):
+        open_gguf(build.gguf(tmp_path / "e.gguf", raw={"blk.0.ffn_up.bias": (np.ones(96, np.float32), "F32")}))
     with pytest.raises(UnknownModel, match="'x' is of type I32"):
         open_gguf(build.gguf(tmp_path / "c.gguf", raw={"x": (np.ones(4, np.int32), "I32")}))
 

@@ -10,9 +10,9 @@ import pytest
 from slipstream.errors import HeadError
 from slipstream.load.default_model import default_head_path
 from slipstream.load.gguf.file import open_gguf
-from slipstream.load.head import expert_layout, find_head, head_shapes, open_head
+from slipstream.load.head import expert_layout, find_any_head, find_head, head_shapes, open_head
 from slipstream.load.hf.folder import open_hf
-from slipstream.load.spec import ModelSpec, MoeSpec
+from slipstream.load.spec import HeadSpec, ModelSpec, MoeSpec
 
 
 def head_tensors(spec: ModelSpec, layout="none"):
@@ -21,8 +21,8 @@ def head_tensors(spec: ModelSpec, layout="none"):
 
 
 @pytest.fixture
-def trunk(tmp_path, build):
-    return open_hf(build.llama_folder(tmp_path / "trunk"))
+def target(tmp_path, build):
+    return open_hf(build.llama_folder(tmp_path / "target"))
 
 
 @pytest.fixture
@@ -35,57 +35,75 @@ def write(tmp_path, build):
     return write
 
 
-def test_separate_head(trunk, write):
-    tensors = head_tensors(trunk.spec)
+def test_separate_head(target, write):
+    tensors = head_tensors(target.spec)
     assert len(tensors) == 13
-    head, reason = find_head(trunk, write(tensors))
+    head, reason = find_head(target, write(tensors))
     assert reason == ""
     np.testing.assert_array_equal(head.get("mtp.fc.weight").data, tensors["mtp.fc.weight"])
 
 
-def test_every_tensor_is_needed(trunk, write):
-    tensors = head_tensors(trunk.spec)
+def test_every_tensor_is_needed(target, write):
+    tensors = head_tensors(target.spec)
     for name in tensors:
         rest = {other: array for other, array in tensors.items() if other != name}
         with pytest.raises(HeadError, match=f"'{name}' is missing"):
-            open_head(write(rest), trunk.spec)
+            open_head(write(rest), target.spec)
 
 
-def test_every_shape_is_checked(trunk, write):
-    tensors = head_tensors(trunk.spec)
+def test_every_shape_is_checked(target, write):
+    tensors = head_tensors(target.spec)
     for name, array in tensors.items():
         with pytest.raises(HeadError, match=f"{name} is "):
-            open_head(write(tensors | {name: array[:-1]}), trunk.spec)
+            open_head(write(tensors | {name: array[:-1]}), target.spec)
 
 
-def test_head_of_another_model(trunk, write):
-    other = replace(trunk.spec, hidden_size=48)
+def test_head_of_another_model(target, write):
+    other = replace(target.spec, hidden_size=48)
     path = write(head_tensors(other))
     with pytest.raises(HeadError, match=r"fc\.weight is \[48, 96\], this model needs \[64, 128\]"):
-        open_head(path, trunk.spec)
-    head, reason = find_head(trunk, path)
+        open_head(path, target.spec)
+    head, reason = find_head(target, path)
     assert head is None
     assert reason.startswith("no MTP head: ")
     assert "[48, 96]" in reason
 
 
-def test_damaged_head_is_a_reason(trunk, tmp_path):
+def test_damaged_head_is_a_reason(target, tmp_path):
     (tmp_path / "head.safetensors").write_bytes(b"garbage")
-    head, reason = find_head(trunk, tmp_path / "head.safetensors")
+    head, reason = find_head(target, tmp_path / "head.safetensors")
     assert head is None
     assert "too short" in reason
     with pytest.raises(HeadError, match="does not exist"):
-        open_head(tmp_path / "nowhere.safetensors", trunk.spec)
+        open_head(tmp_path / "nowhere.safetensors", target.spec)
 
 
-def test_no_head(trunk):
-    head, reason = find_head(trunk, None)
+def test_no_head(target):
+    head, reason = find_head(target, None)
     assert head is None
     assert reason == "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
 
 
-def test_grafted_head(tmp_path, build, trunk):
-    tensors = head_tensors(trunk.spec)
+def test_a_head_that_the_configuration_announces_is_missed_by_name(target):
+    target.spec = replace(target.spec, head=HeadSpec(num_declared_layers=1))
+    for find in (find_head, find_any_head):
+        head, reason = find(target, None)
+        assert head is None
+        announced = "config.json announces 1 MTP layer(s), but the checkpoint has no mtp.* tensors"
+        assert reason == f"no MTP head: {announced}; give one with --mtp"
+
+
+def test_names_and_cache_of_a_head():
+    head = HeadSpec()
+    assert head.input_norms == ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    assert (head.fc, head.layers, head.norm) == ("mtp.fc", ("mtp.layers.0",), "mtp.norm")
+    assert head.num_kv_layers == 1
+    assert head.owns("mtp.fc.weight")
+    assert not head.owns("model.norm.weight")
+
+
+def test_grafted_head(tmp_path, build, target):
+    tensors = head_tensors(target.spec)
     grafted = open_hf(build.llama_folder(tmp_path / "grafted", extra=tensors))
     assert find_head(grafted, None) == (grafted, "")
     del tensors["mtp.norm.weight"]
@@ -95,8 +113,8 @@ def test_grafted_head(tmp_path, build, trunk):
     assert "'mtp.norm.weight' is missing" in reason
 
 
-def test_gated_head_has_norms_and_twice_the_queries(trunk):
-    gated = replace(trunk.spec, gated_attention=True, qk_norm=True)
+def test_gated_head_has_norms_and_twice_the_queries(target):
+    gated = replace(target.spec, gated_attention=True, qk_norm=True)
     shapes = head_shapes(gated, "none")
     assert shapes["mtp.layers.0.self_attn.q_proj.weight"] == (128, 64)
     assert shapes["mtp.layers.0.self_attn.o_proj.weight"] == (64, 64)
@@ -104,8 +122,8 @@ def test_gated_head_has_norms_and_twice_the_queries(trunk):
 
 
 @pytest.mark.parametrize("layout", ["fused", "separate"])
-def test_experts_in_both_layouts(trunk, write, layout):
-    spec = replace(trunk.spec, moe=MoeSpec(num_experts=3, num_active=2, expert_size=8, shared_size=12))
+def test_experts_in_both_layouts(target, write, layout):
+    spec = replace(target.spec, moe=MoeSpec(num_experts=3, num_active=2, expert_size=8, shared_size=12))
     tensors = head_tensors(spec, layout)
     head = open_head(write(tensors), spec)
     assert expert_layout(head, spec) == layout

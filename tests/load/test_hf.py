@@ -1,4 +1,4 @@
-"""Hugging Face folders: tiny models saved by transformers, every family, and the configurations we refuse."""
+"""Hugging Face folders: tiny models saved by transformers, every architecture, and the configurations we refuse."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_experts_saved_one_by_one(saved):
 def test_spec_agrees_with_transformers(saved, kind):
     folder, model = saved[kind]
     spec, config = open_hf(folder).spec, model.config
-    assert spec.family == ("llama" if kind == "mistral" else kind)
+    assert spec.architecture == ("llama" if kind == "mistral" else kind)
     assert spec.name == folder.name
     assert (spec.hidden_size, spec.num_layers, spec.vocab_size) == (32, 4, 64)
     assert (spec.num_heads, spec.num_kv_heads) == (4, 2)
@@ -127,7 +127,7 @@ def test_multimodal_folder(tmp_path, saved):
     assert "mtp.norm.weight" in checkpoint
     assert not any("visual" in name or "language_model" in name for name in checkpoint.names())
     assert checkpoint.spec.tied
-    assert checkpoint.spec.num_mtp_layers == 1
+    assert checkpoint.spec.head.num_declared_layers == 1
     assert checkpoint.spec.eos_token_ids == (7, 8)
     assert checkpoint.get("model.norm.weight").name == "model.norm.weight"
 

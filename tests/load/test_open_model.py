@@ -46,13 +46,13 @@ def test_folder(tmp_path, build):
 
 
 def test_head_in_its_own_file(tmp_path, build, default_gguf):
-    trunk = str(build.gguf(tmp_path / "x.gguf"))
-    opened = open_model(trunk, str(slipstream.load.default_head_path()))
+    target = str(build.gguf(tmp_path / "x.gguf"))
+    opened = open_model(target, str(slipstream.load.default_head_path()))
     assert opened.head is None
     assert "fc.weight is [576, 1152], this model needs [64, 128]" in opened.head_reason
     assert open_model(str(default_gguf), str(slipstream.load.default_head_path())).head is not None
     with pytest.raises(LoadError, match="given as the MTP head"):
-        open_model(trunk, str(tmp_path / "nowhere.safetensors"))
+        open_model(target, str(tmp_path / "nowhere.safetensors"))
 
 
 @pytest.mark.parametrize(

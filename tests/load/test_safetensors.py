@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, SlipstreamError, UnknownModel
 from slipstream.load.dequantize import dequantize
-from slipstream.load.safetensors import SafetensorsFile, SafetensorsShards, open_folder
+from slipstream.load.hf.safetensors import SafetensorsFile, SafetensorsShards, open_folder
 
 
 def test_reads_what_the_reference_library_wrote(tmp_path):

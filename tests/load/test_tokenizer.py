@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from slipstream.errors import CorruptFile, LoadError, RequestError, UnknownModel
 from slipstream.load import open_tokenizer
-from slipstream.load.gguf.vocab import CUTTINGS, tokenizer_from_gguf
+from slipstream.load.gguf.vocab import PRE_TOKENIZERS, tokenizer_from_gguf
 from slipstream.load.tokenizer.token_bytes import byte_characters
 
 TEXTS = [
@@ -88,7 +88,7 @@ def test_byte_characters_are_those_of_the_library():
 
 
 def train(cutting_name: str) -> tokenizers.Tokenizer:
-    """A small byte-level tokenizer, cut as the families' own tokenizer.json files say."""
+    """A small byte-level tokenizer, with the pre-tokenizers of the models' own tokenizer.json files."""
     patterns = {
         "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -152,9 +152,9 @@ def test_llama3_takes_a_word_that_is_a_token_whole():
 
 
 def test_cuttings_differ():
-    """Each pre-tokenizer name must matter: these texts are cut differently by all five."""
+    """Each pre-tokenizer name must matter: these texts are split differently by all five."""
     names = ["gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35"]
-    assert len({CUTTINGS[name] for name in names}) == 5
+    assert len({PRE_TOKENIZERS[name] for name in names}) == 5
 
 
 def test_bos_is_added_when_the_file_says_so():

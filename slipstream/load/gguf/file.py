@@ -1,7 +1,7 @@
 """A GGUF file as a Checkpoint: canonical names, plain types as arrays, block types as raw rows of bytes.
 
-Llama files store the rows of q and k interleaved for their rotary kernel; here they come back half-split, as
-Hugging Face has them. Dequantising is not done here.
+Rows come back in Hugging Face's order: architectures.py knows which tensors the converter changed. Dequantising is not
+done here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.gguf.header import GgufHeader, GgufTensor, read_header
-from slipstream.load.gguf.spec import canonical_names, spec_from_gguf
-from slipstream.load.safetensors import NUMPY_TYPES, release_pages
-from slipstream.load.shapes import check_trunk
-from slipstream.load.tensor import RawTensor
+from slipstream.load.gguf.spec import file_tensors, spec_from_gguf
+from slipstream.load.mapped_file import release_pages
+from slipstream.load.shapes import check_model
+from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
 
 class GgufCheckpoint:
@@ -25,8 +25,7 @@ class GgufCheckpoint:
         self.spec = spec_from_gguf(header)
         self.metadata = header.metadata
         self._header = header
-        self._in_file = canonical_names(header)
-        self._interleaved = header.metadata["general.architecture"] == "llama"
+        self._in_file = file_tensors(header)
 
     def names(self) -> Iterable[str]:
         return self._in_file.keys()
@@ -36,9 +35,7 @@ class GgufCheckpoint:
 
     def get(self, name: str) -> RawTensor:
         tensor = self._find(name)
-        data = _array(self._header, tensor)
-        if heads := self._interleaved_heads(name):
-            data = half_split_rows(data, heads)
+        data = self._in_file[name].transform(_array(self._header, tensor), self.spec)
         return RawTensor(name, tensor.dtype, tensor.shape, data)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -53,34 +50,18 @@ class GgufCheckpoint:
     def release(self) -> None:
         release_pages(self._header.data)
 
-    def _interleaved_heads(self, name: str) -> int:
-        """How many heads' rows are interleaved in this tensor; 0 if none."""
-        if not self._interleaved:
-            return 0
-        part = name.rpartition(".")[0]
-        if part.endswith(".q_proj"):
-            return self.spec.num_heads
-        return self.spec.num_kv_heads if part.endswith(".k_proj") else 0
-
     def _find(self, name: str) -> GgufTensor:
         if name not in self._in_file:
             raise MissingTensor(f"{self.path} has no tensor {name!r}.")
-        return self._header.tensors[self._in_file[name]]
+        return self._header.tensors[self._in_file[name].name]
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
     if not path.is_file():
         raise LoadError(f"{path} is not a file.")
     checkpoint = GgufCheckpoint(read_header(path))
-    check_trunk(checkpoint)
+    check_model(checkpoint)
     return checkpoint
-
-
-def half_split_rows(data: np.ndarray, heads: int) -> np.ndarray:
-    """Rows (pair, half) of each head -> rows (half, pair). Works on raw blocks too: a row is never cut."""
-    # [heads, head_dim / 2, 2, anything behind the rows]
-    pairs = data.reshape(heads, -1, 2, *data.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(data.shape)
 
 
 def _array(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.safetensors import map_file
+from slipstream.load.mapped_file import map_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -119,7 +119,7 @@ def read_header(path: Path) -> GgufHeader:
     infos = [_read_info(cursor) for _ in range(num_tensors)]
     alignment = _alignment(path, metadata)
     base = -(-cursor.at // alignment) * alignment
-    return GgufHeader(path, metadata, _place_tensors(path, infos, base, len(data)), data)
+    return GgufHeader(path, metadata, _locate_tensors(path, infos, base, len(data)), data)
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
@@ -148,18 +148,18 @@ def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.u32(), cursor.u64()
 
 
-def _place_tensors(
+def _locate_tensors(
     path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, size: int
 ) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
     for name, shape, kind, offset in infos:
         if name in tensors:
             raise CorruptFile(f"{path} has the tensor {name!r} twice.")
-        tensors[name] = _place(path, name, shape, kind, base + offset, size)
+        tensors[name] = _locate(path, name, shape, kind, base + offset, size)
     return tensors
 
 
-def _place(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, size: int) -> GgufTensor:
+def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, size: int) -> GgufTensor:
     if kind not in TENSOR_TYPES:
         known = ", ".join(TENSOR_TYPES.values())
         raise UnknownModel(f"{path}: tensor {name!r} is of type {_type_name(kind)}, only {known} can be read.")

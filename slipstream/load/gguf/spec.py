@@ -1,67 +1,34 @@
-"""GGUF metadata -> ModelSpec, and GGUF tensor names -> canonical ones. Touches no tensor data but rope_freqs."""
+"""GGUF metadata -> ModelSpec, and the tensors by canonical name. Reads the data of no tensor but rope_freqs."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 
 from slipstream.errors import CorruptFile, UnknownModel
+from slipstream.load.fields import Fields
+from slipstream.load.gguf.architectures import ARCHITECTURES, FileTensor, GgufArchitecture
 from slipstream.load.gguf.header import GgufHeader
-from slipstream.load.hf.fields import Fields
-from slipstream.load.spec import Family, ModelSpec, RopeSpec, all_full_attention
+from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
 
-ARCHITECTURES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-ROPE_FREQS = "rope_freqs.weight"
-
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+ROPE_FREQS = "rope_freqs.weight"  # read here: it becomes a part of the spec
 
 
-def canonical_name(name: str) -> str | None:
-    """None for a name we do not know."""
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    match = LAYER_PATTERN.fullmatch(name)
-    if match is None or match[2] not in LAYER_NAMES:
-        return None
-    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
-
-
-def canonical_names(header: GgufHeader) -> dict[str, str]:
-    """Canonical -> in the file. A tensor we do not know means a model we would compute wrongly."""
-    names: dict[str, str] = {}
-    for name in header.tensors:
-        if name == ROPE_FREQS:
-            continue
-        canonical = canonical_name(name)
-        if canonical is None:
-            raise UnknownModel(f"{header.path} holds the tensor {name!r}, which no supported GGUF architecture has.")
-        names[canonical] = name
-    return names
+def file_tensors(header: GgufHeader) -> dict[str, FileTensor]:
+    """By canonical name. A tensor that the architecture does not have means a model we would compute wrongly."""
+    architecture = _architecture(Fields(header.metadata, str(header.path)))
+    found, unknown = architecture.find(name for name in header.tensors if name != ROPE_FREQS)
+    if unknown:
+        raise UnknownModel(
+            f"{header.path} holds the tensor {unknown[0]!r}, which is not part of {architecture.name} models."
+        )
+    return found
 
 
 def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     every = Fields(header.metadata, str(header.path))
-    family = _family(every)
+    architecture = _architecture(every)
     arch = _architecture_fields(every)
     _refuse_unsupported(every, arch)
     heads, hidden = arch.size("attention.head_count"), arch.size("embedding_length")
@@ -70,7 +37,7 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
         raise CorruptFile(f"{header.path}: {heads} heads, {kv_heads} key-value heads and width {hidden} do not fit.")
     head_dim = arch.size("attention.key_length", hidden // heads)
     return ModelSpec(
-        family=family,
+        architecture=architecture.name,
         hidden_size=hidden,
         num_layers=arch.layers("block_count"),
         num_heads=heads,
@@ -85,18 +52,18 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
         layer_kinds=all_full_attention(arch.layers("block_count")),
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         o_bias="blk.0.attn_output.bias" in header.tensors,
-        qk_norm=family == "qwen3",
+        qk_norm=architecture.qk_norm,
         eos_token_ids=_eos(every),
         name=every.text("general.name", header.path.stem),
     )
 
 
-def _family(every: Fields) -> Family:
-    architecture = every.text("general.architecture")
-    if architecture not in ARCHITECTURES:
+def _architecture(every: Fields) -> GgufArchitecture:
+    name = every.text("general.architecture")
+    if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnknownModel(f"{every.where}: GGUF architecture {architecture!r} is not one of {known}.")
-    return ARCHITECTURES[architecture]
+        raise UnknownModel(f"{every.where}: GGUF architecture {name!r} is not one of {known}.")
+    return ARCHITECTURES[name]
 
 
 def _architecture_fields(every: Fields) -> Fields:
@@ -151,7 +118,7 @@ def _rope_from_freqs(header: GgufHeader, theta: float, rotary_dim: int) -> RopeS
 
 
 def llama3_divisors(rope: RopeSpec) -> np.ndarray:
-    """What Llama 3.1's rescaling divides each rotary frequency by."""
+    """The divisor of each rotary frequency in Llama 3.1's rescaling."""
     assert rope.llama3_factor is not None
     # [rotary_dim / 2]
     frequency = rope.theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
@@ -169,5 +136,5 @@ def _eos(every: Fields) -> tuple[int, ...]:
 
 
 def _short_float(value: float) -> float:
-    """Metadata is float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal is what was meant."""
+    """Metadata is float32: 1e-5 comes back as 9.999999747e-06. The shortest decimal is meant."""
     return float(str(np.float32(value)))

@@ -1,6 +1,6 @@
 """The vocabulary in a GGUF's metadata -> Tokenizer: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
 
-How text is cut before merging is not in the file but named by `tokenizer.ggml.pre`; the names we know are below.
+The file only names its pre-tokenizer, in `tokenizer.ggml.pre`; the ones we know are below.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.hf.fields import Fields
+from slipstream.load.fields import Fields
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import VISIBLE_SPACE
 from slipstream.load.tokenizer.tokenizer import Tokenizer
@@ -23,8 +23,8 @@ PREFIX = "tokenizer.ggml."
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
-    """How a family cuts text before merging. `pattern` None: GPT-2's own."""
+class PreTokenizerSpec:
+    """How text is split into words before merging. `pattern` None: GPT-2's own."""
 
     pattern: str | None = None
     single_digits: bool = False
@@ -39,13 +39,13 @@ _SYMBOLS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
 _MARKED_WORDS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|"
 _MARKED_SYMBOLS = r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
 
-GPT2 = Cutting()
-SMOLLM = Cutting(single_digits=True)
-LLAMA3 = Cutting(_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _SYMBOLS + _SPACES, whole_words_first=True)
-QWEN2 = Cutting(_CONTRACTIONS + _WORDS + r"\p{N}" + _SYMBOLS + _SPACES, nfc=True)
-QWEN35 = Cutting(_CONTRACTIONS + _MARKED_WORDS + r"\p{N}" + _MARKED_SYMBOLS + _SPACES, nfc=True)
+GPT2 = PreTokenizerSpec()
+SMOLLM = PreTokenizerSpec(single_digits=True)
+LLAMA3 = PreTokenizerSpec(_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _SYMBOLS + _SPACES, whole_words_first=True)
+QWEN2 = PreTokenizerSpec(_CONTRACTIONS + _WORDS + r"\p{N}" + _SYMBOLS + _SPACES, nfc=True)
+QWEN35 = PreTokenizerSpec(_CONTRACTIONS + _MARKED_WORDS + r"\p{N}" + _MARKED_SYMBOLS + _SPACES, nfc=True)
 
-CUTTINGS = {
+PRE_TOKENIZERS = {
     "gpt-2": GPT2,
     "gpt2": GPT2,
     "smollm": SMOLLM,
@@ -62,7 +62,7 @@ CUTTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """The lists of the metadata, checked."""
 
     where: str
@@ -91,7 +91,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str, eos_token_ids: 
     )
 
 
-def _read_vocabulary(fields: Fields) -> Vocabulary:
+def _read_vocabulary(fields: Fields) -> GgufVocabulary:
     tokens = _list(fields, "tokens", str)
     if fields.raw(PREFIX + "token_type") is None:
         types = [NORMAL] * len(tokens)
@@ -100,7 +100,7 @@ def _read_vocabulary(fields: Fields) -> Vocabulary:
     ids = {token: i for i, token in enumerate(tokens)}
     if len(types) != len(tokens) or not tokens:
         raise CorruptFile(f"{fields.where} has {len(tokens)} tokens but {len(types)} token types.")
-    return Vocabulary(fields.where, tokens, types, ids)
+    return GgufVocabulary(fields.where, tokens, types, ids)
 
 
 def _list(fields: Fields, key: str, kind: type) -> list[Any]:
@@ -110,38 +110,38 @@ def _list(fields: Fields, key: str, kind: type) -> list[Any]:
     return values
 
 
-def _byte_level(fields: Fields, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _byte_level(fields: Fields, vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     name = fields.text(PREFIX + "pre", "gpt-2")
-    if name not in CUTTINGS:
-        raise UnknownModel(f"{fields.where}: pre-tokenizer {name!r} is not one of {', '.join(CUTTINGS)}.")
-    cutting = CUTTINGS[name]
+    if name not in PRE_TOKENIZERS:
+        raise UnknownModel(f"{fields.where}: pre-tokenizer {name!r} is not one of {', '.join(PRE_TOKENIZERS)}.")
+    spec = PRE_TOKENIZERS[name]
     merges = [_merge(merge, vocabulary) for merge in _list(fields, "merges", str)]
-    model = models.BPE(vocabulary.ids, merges, ignore_merges=cutting.whole_words_first)
+    model = models.BPE(vocabulary.ids, merges, ignore_merges=spec.whole_words_first)
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = _pre_tokenizer(cutting)
-    if cutting.nfc:
+    backend.pre_tokenizer = _pre_tokenizer(spec)
+    if spec.nfc:
         backend.normalizer = normalizers.NFC()
     return backend
 
 
-def _merge(merge: str, vocabulary: Vocabulary) -> tuple[str, str]:
+def _merge(merge: str, vocabulary: GgufVocabulary) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not space or not all(part in vocabulary.ids for part in (left, right, left + right)):
         raise CorruptFile(f"{vocabulary.where}: the merge {merge!r} does not join two tokens into a third.")
     return left, right
 
 
-def _pre_tokenizer(cutting: Cutting) -> pre_tokenizers.PreTokenizer:
-    if cutting.pattern is not None:
-        split = pre_tokenizers.Split(Regex(cutting.pattern), "isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def _pre_tokenizer(spec: PreTokenizerSpec) -> pre_tokenizers.PreTokenizer:
+    if spec.pattern is not None:
+        words = pre_tokenizers.Split(Regex(spec.pattern), "isolated")
+        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if not cutting.single_digits:
+    if not spec.single_digits:
         return whole
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
 
 
-def _sentencepiece(fields: Fields, vocabulary: Vocabulary, spaced: bool) -> tokenizers.Tokenizer:
+def _sentencepiece(fields: Fields, vocabulary: GgufVocabulary, spaced: bool) -> tokenizers.Tokenizer:
     scores = _list(fields, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise CorruptFile(f"{fields.where} has {len(vocabulary.tokens)} tokens but {len(scores)} scores.")
@@ -154,19 +154,19 @@ def _sentencepiece(fields: Fields, vocabulary: Vocabulary, spaced: bool) -> toke
     return backend
 
 
-def _merges_from_scores(vocabulary: Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(vocabulary: GgufVocabulary, scores: list[float]) -> list[tuple[str, str]]:
     """SentencePiece joins the pair whose result scores best: every way to make a token, best tokens first."""
     mergeable = {token for token, kind in zip(vocabulary.tokens, vocabulary.types) if kind == NORMAL}
     ranked = sorted(mergeable, key=lambda token: (-scores[vocabulary.ids[token]], vocabulary.ids[token]))
     return [
-        (token[:cut], token[cut:])
+        (token[:split], token[split:])
         for token in ranked
-        for cut in range(1, len(token))
-        if token[:cut] in mergeable and token[cut:] in mergeable
+        for split in range(1, len(token))
+        if token[:split] in mergeable and token[split:] in mergeable
     ]
 
 
-def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
+def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary) -> None:
     """Control tokens are special; user-defined ones are found in text too, but belong to it."""
     named = [(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types) if token]
     special = [token for token, kind in named if kind == CONTROL]
@@ -175,7 +175,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
 
 
-def _add_bos(backend: tokenizers.Tokenizer, fields: Fields, vocabulary: Vocabulary, default: bool) -> None:
+def _add_bos(backend: tokenizers.Tokenizer, fields: Fields, vocabulary: GgufVocabulary, default: bool) -> None:
     bos = _token_id(fields, vocabulary, "bos")
     if bos is None or not fields.flag(PREFIX + "add_bos_token", default):
         return
@@ -184,14 +184,14 @@ def _add_bos(backend: tokenizers.Tokenizer, fields: Fields, vocabulary: Vocabula
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[(token, bos)])
 
 
-def _token_id(fields: Fields, vocabulary: Vocabulary, which: str) -> int | None:
+def _token_id(fields: Fields, vocabulary: GgufVocabulary, which: str) -> int | None:
     ids = fields.token_ids(f"{PREFIX}{which}_token_id")
     if ids and ids[0] >= len(vocabulary.tokens):
         raise CorruptFile(f"{fields.where}: the {which} token is {ids[0]}, beyond the vocabulary.")
     return ids[0] if ids else None
 
 
-def _template(fields: Fields, vocabulary: Vocabulary) -> ChatTemplate:
+def _template(fields: Fields, vocabulary: GgufVocabulary) -> ChatTemplate:
     source = fields.text("tokenizer.chat_template", "")
     ids = {f"{which}_token": _token_id(fields, vocabulary, which) for which in ("bos", "eos")}
     special = {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}

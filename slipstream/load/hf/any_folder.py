@@ -1,6 +1,6 @@
-"""A Hugging Face or MLX folder of any architecture and quantisation, for a runner that knows more of them than we do.
+"""A Hugging Face or MLX folder of any architecture and quantisation, for a runner with loaders of its own.
 
-Reads what the engine needs from config.json and the tensors' names from their headers; judges nothing else.
+Reads the engine's fields of config.json and the names of the tensors; checks nothing else.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.errors import LoadError
-from slipstream.load.hf.config import FAMILIES, eos_tokens
-from slipstream.load.hf.fields import Fields
+from slipstream.load.fields import Fields
+from slipstream.load.hf.config import ARCHITECTURES, eos_tokens
 from slipstream.load.hf.folder import HfCheckpoint
+from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.safetensors import SafetensorsFile, open_folder
-from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
-from slipstream.load.tensor import Checkpoint
-
-NO_HEAD = "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
+from slipstream.load.spec import HeadSpec, ModelSpec, RopeSpec, all_full_attention
 
 
 def open_any(folder: Path, name: str = "") -> HfCheckpoint:
@@ -25,18 +22,8 @@ def open_any(folder: Path, name: str = "") -> HfCheckpoint:
     return HfCheckpoint(str(folder), _rough_spec(folder, name or folder.resolve().name), open_folder(folder))
 
 
-def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
-    """Where a head's tensors are, or why there are none. Whether they fit is the runner's question."""
-    if mtp_path is not None:
-        store = open_folder(mtp_path) if mtp_path.is_dir() else SafetensorsFile(mtp_path)
-        return HfCheckpoint(str(mtp_path), checkpoint.spec, store), ""
-    if any("mtp." in name for name in checkpoint.names()):
-        return checkpoint, ""
-    return None, NO_HEAD
-
-
 def _rough_spec(folder: Path, name: str) -> ModelSpec:
-    """Exact in what the engine and the tokenizer read: vocabulary, context, end tokens."""
+    """Exact in the fields that the engine and the tokenizer read: vocabulary, context, end tokens, MTP layers."""
     config = folder / "config.json"
     outer = Fields(read_json(config), str(config))
     generation = Fields(read_json_if_there(folder / "generation_config.json"), str(config))
@@ -45,7 +32,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
     num_layers = text.layers("num_hidden_layers")
     head_dim = text.size("head_dim", max(1, hidden // heads))
     return ModelSpec(
-        family=FAMILIES.get(outer.text("model_type"), "other"),
+        architecture=ARCHITECTURES.get(outer.text("model_type"), "other"),
         hidden_size=hidden,
         num_layers=num_layers,
         num_heads=heads,
@@ -58,6 +45,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
         rope=RopeSpec(text.number("rope_theta", 10000.0), head_dim),
         tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
         layer_kinds=all_full_attention(num_layers),
+        head=HeadSpec(num_declared_layers=text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(generation, outer, text),
         name=name,
     )

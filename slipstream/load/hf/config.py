@@ -1,6 +1,6 @@
-"""config.json -> ModelSpec, for every family we have. Refuses, by name, what we would compute wrongly.
+"""config.json -> ModelSpec, for every supported architecture. Refuses, by name, models that we would compute wrongly.
 
-Knows nothing of weights. Defaults are those the families' own configurations fall back to.
+Knows nothing of weights. Defaults are those the architectures' own configurations fall back to.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.hf.fields import Fields
-from slipstream.load.spec import Family, GdnSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec, all_full_attention
+from slipstream.load.fields import Fields
+from slipstream.load.spec import (
+    Architecture,
+    GdnSpec,
+    HeadSpec,
+    LayerKind,
+    ModelSpec,
+    MoeSpec,
+    RopeSpec,
+    all_full_attention,
+)
 from slipstream.load.tensor import FP8_GROUP
 
-FAMILIES: dict[str, Family] = {
+ARCHITECTURES: dict[str, Architecture] = {
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
@@ -23,57 +32,57 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": "qwen3_5_moe",
     "qwen3_5_moe_text": "qwen3_5_moe",
 }
-HYBRID: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe")
+HYBRID: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")
 SUPPORTED_QUANTISATION = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [FP8_GROUP, FP8_GROUP]}
-DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "qwen3_5": 256, "qwen3_5_moe": 256}
+DEFAULT_HEAD_DIM: dict[Architecture, int] = {"qwen3": 128, "qwen3_5": 256, "qwen3_5_moe": 256}
 
 
 def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
     """`config` and `generation` are the parsed config.json and generation_config.json; `where` is for messages."""
     outer = Fields(config, where)
     text = outer.level("text_config") if outer.raw("text_config") is not None else outer
-    family = _family(outer)
-    _refuse_unsupported(outer, text, family)
+    architecture = _architecture(outer)
+    _refuse_unsupported(outer, text, architecture)
     heads = text.size("num_attention_heads")
-    head_dim = _head_dim(text, family, heads)
+    head_dim = _head_dim(text, architecture, heads)
     biased = text.flag("attention_bias")
-    hybrid = family in HYBRID
+    hybrid = architecture in HYBRID
     return ModelSpec(
-        family=family,
+        architecture=architecture,
         hidden_size=text.size("hidden_size"),
         num_layers=text.layers("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=_kv_heads(text, heads),
         head_dim=head_dim,
-        intermediate_size=0 if family == "qwen3_5_moe" else text.size("intermediate_size"),
+        intermediate_size=0 if architecture == "qwen3_5_moe" else text.size("intermediate_size"),
         vocab_size=text.size("vocab_size"),
-        max_context=text.size("max_position_embeddings", 2048 if family == "llama" else 32768),
+        max_context=text.size("max_position_embeddings", 2048 if architecture == "llama" else 32768),
         norm_eps=text.number("rms_norm_eps", 1e-6),
         rope=_rope(text, head_dim, 0.25 if hybrid else 1.0),
         tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
         layer_kinds=_layer_kinds(text, hybrid),
-        qkv_bias=biased or family == "qwen2",
-        o_bias=biased and family != "qwen2",
-        qk_norm=hybrid or family == "qwen3",
+        qkv_bias=biased or architecture == "qwen2",
+        o_bias=biased and architecture != "qwen2",
+        qk_norm=hybrid or architecture == "qwen3",
         gated_attention=hybrid,
         norm_plus_one=hybrid,
         gdn=_gdn(text) if hybrid else None,
-        moe=_moe(text) if family == "qwen3_5_moe" else None,
-        num_mtp_layers=text.count("mtp_num_hidden_layers", 0),
+        moe=_moe(text) if architecture == "qwen3_5_moe" else None,
+        head=HeadSpec(num_declared_layers=text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
         fp8=any(level.raw("quantization_config") is not None for level in (outer, text)),
         name=name,
     )
 
 
-def _family(outer: Fields) -> Family:
+def _architecture(outer: Fields) -> Architecture:
     model_type = outer.text("model_type")
-    if model_type not in FAMILIES:
-        raise UnknownModel(f"{outer.where}: model type {model_type!r} is not one of {', '.join(FAMILIES)}.")
-    return FAMILIES[model_type]
+    if model_type not in ARCHITECTURES:
+        raise UnknownModel(f"{outer.where}: model type {model_type!r} is not one of {', '.join(ARCHITECTURES)}.")
+    return ARCHITECTURES[model_type]
 
 
-def _refuse_unsupported(outer: Fields, text: Fields, family: Family) -> None:
+def _refuse_unsupported(outer: Fields, text: Fields, architecture: Architecture) -> None:
     for level in (outer, text):
         if level.raw("quantization_config") is not None:
             _refuse_other_quantisation(level.level("quantization_config"))
@@ -81,20 +90,20 @@ def _refuse_unsupported(outer: Fields, text: Fields, family: Family) -> None:
         raise UnknownModel(f"{outer.where}: the MLP's activation is {act!r}, only 'silu' is supported.")
     if text.flag("mlp_bias"):
         raise UnknownModel(f"{outer.where}: an MLP with biases (mlp_bias) is not supported.")
-    if family in HYBRID and not text.flag("attn_output_gate", True):
-        raise UnknownModel(f"{outer.where}: {family} without the attention's output gate is not supported.")
+    if architecture in HYBRID and not text.flag("attn_output_gate", True):
+        raise UnknownModel(f"{outer.where}: {architecture} without the attention's output gate is not supported.")
     if _uses_window(outer, text):
         raise UnknownModel(f"{outer.where}: the model uses sliding-window attention, which is not supported.")
 
 
 def _refuse_other_quantisation(found: Fields) -> None:
-    """Weights in FP8 blocks are all we read. `activation_scheme` does not matter, static or dynamic: we round weights
-    only, so activations are closer to those of the model before it was quantised. `modules_to_not_convert` does not
-    matter either: each tensor says itself what it is stored as."""
-    told = {key: found.raw(key) for key in ("quant_method", "fmt", "weight_block_size")}
-    if told | {"fmt": told["fmt"] or "e4m3"} == SUPPORTED_QUANTISATION:
+    """Weights in FP8 blocks are all we read. `activation_scheme`, static or dynamic, does not matter: activations stay
+    unquantised, closer to those of the original model. `modules_to_not_convert` does not
+    matter either: each tensor has its own stored type."""
+    declared = {key: found.raw(key) for key in ("quant_method", "fmt", "weight_block_size")}
+    if declared | {"fmt": declared["fmt"] or "e4m3"} == SUPPORTED_QUANTISATION:
         return
-    names = ", ".join(f"{key} {value!r}" for key, value in told.items() if value is not None)
+    names = ", ".join(f"{key} {value!r}" for key, value in declared.items() if value is not None)
     raise UnknownModel(
         f"{found.where} ({names or 'without a quant_method'}) is not supported: use the model in FP8 (e4m3) with "
         f"blocks of {FP8_GROUP} x {FP8_GROUP}, in BF16, or as a GGUF."
@@ -113,10 +122,10 @@ def _uses_window(outer: Fields, text: Fields) -> bool:
     return window is not None and beyond and text.flag("use_sliding_window")
 
 
-def _head_dim(text: Fields, family: Family, heads: int) -> int:
+def _head_dim(text: Fields, architecture: Architecture, heads: int) -> int:
     hidden = text.size("hidden_size")
-    default = DEFAULT_HEAD_DIM.get(family, hidden // heads)
-    if text.raw("head_dim") is None and family not in DEFAULT_HEAD_DIM and hidden % heads:
+    default = DEFAULT_HEAD_DIM.get(architecture, hidden // heads)
+    if text.raw("head_dim") is None and architecture not in DEFAULT_HEAD_DIM and hidden % heads:
         raise CorruptFile(f"{text.where}: hidden_size {hidden} does not divide into {heads} attention heads.")
     return text.size("head_dim", default)
 
@@ -187,7 +196,7 @@ def _layer_kind(
     text: Fields, kind: str, allowed: tuple[str, ...] = ("full_attention", "linear_attention")
 ) -> LayerKind:
     if kind not in allowed:
-        raise UnknownModel(f"{text.where}: layers of type {kind!r} are not supported in this family.")
+        raise UnknownModel(f"{text.where}: layers of type {kind!r} are not supported in this architecture.")
     return "linear_attention" if kind == "linear_attention" else "full_attention"
 
 

@@ -1,7 +1,7 @@
 """A Hugging Face folder as a Checkpoint: config.json for the shape, safetensors for the tensors.
 
 Owns the mapping from the names on disk to the canonical ones; the vision tower of a multimodal folder is hidden.
-Joins an FP8 matrix with its scales, a tensor of their own: how it is stored decides, not what config.json says of it.
+Joins an FP8 matrix with its scales, which are a tensor of their own. The stored types decide, not config.json.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.dequantize import dequantize
 from slipstream.load.hf.config import spec_from_config
+from slipstream.load.hf.safetensors import Entry, TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.safetensors import Entry, TensorStore, open_folder
-from slipstream.load.shapes import check_trunk
+from slipstream.load.shapes import check_model
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
 
@@ -29,7 +29,7 @@ PREFIXES: tuple[tuple[str, str | None], ...] = (
     ("model.visual.", None),
     ("visual.", None),
 )
-SCALE = "_scale_inv"  # behind the name of an FP8 matrix: its scales, which multiply it, whatever the name says
+SCALE = "_scale_inv"  # after the name of an FP8 matrix: its scales. They multiply it, despite the name
 SCALE_TYPES = ("BF16", "F32", "F16")
 
 
@@ -39,8 +39,8 @@ class HfCheckpoint:
         self.spec = spec
         self._store = store
         found = _canonical_names(store)
-        self._on_disk = {name: place for name, place in found.items() if not name.endswith(SCALE)}
-        # Of the tensor with that name.
+        self._on_disk = {name: stored for name, stored in found.items() if not name.endswith(SCALE)}
+        # By the name of the matrix.
         self._scales = {name: found[name + SCALE] for name in self._on_disk if name + SCALE in found}
 
     def names(self) -> Iterable[str]:
@@ -112,7 +112,7 @@ def open_hf(folder: Path, name: str = "") -> HfCheckpoint:
         raise LoadError(f"{folder} is not a folder.")
     spec = read_spec(folder, name)
     checkpoint = HfCheckpoint(str(folder), spec, open_folder(folder))
-    check_trunk(checkpoint)
+    check_model(checkpoint)
     return checkpoint
 
 

@@ -16,8 +16,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_folder(hub_id: str) -> Path:
-    """Downloads what is missing from the hub's own cache; raises DownloadError."""
-    from huggingface_hub import errors, snapshot_download  # takes long: only who asks the hub waits for it
+    """Downloads the files that the hub's local cache lacks; raises DownloadError."""
+    from huggingface_hub import errors, snapshot_download  # slow to import: only where the hub is needed
 
     # The root of the errors of whichever HTTP library the hub client is built on.
     transport_error: type[BaseException] = errors.HfHubHTTPError.__bases__[0]

@@ -1,6 +1,6 @@
 """A model's chat template: messages -> prompt text, in Jinja's sandbox. Knows nothing of token ids.
 
-A template comes with the model and is not trusted; what goes wrong inside it is the request's error, in one sentence.
+A template comes with the model and is not trusted; a failure inside it is an error of the request, in one sentence.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slipstream.errors import RequestError
 
-# What an expression of a template may raise on messages it was not written for.
+# Errors of a template's expressions on messages it was not written for.
 EVALUATION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's text for training; rendering takes it as if it were not there."""
+    """`{% generation %}` marks the assistant's text for training; rendering ignores the tag."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 

@@ -1,6 +1,6 @@
-"""Token ids -> text while they arrive. Holds back the bytes of a character that is not complete yet, nothing else.
+"""Token ids -> text while they arrive. Holds back the bytes of an incomplete character, nothing else.
 
-Work per token does not depend on how many came before.
+Work per token does not depend on the length of the text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class StreamingDetokenizer:
         return self._decoder.decode(self._trim(raw))
 
     def finish(self) -> str:
-        """What an unfinished character leaves behind; the object is then as new."""
+        """The text of an unfinished character. The detokenizer is then ready for another answer."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._at_start = True
         return rest
 
     def _trim(self, raw: bytes) -> bytes:
-        """SentencePiece puts a space before the text: it belongs to the alphabet, not to the answer."""
+        """SentencePiece puts a space before every text; it is not part of the answer."""
         if not raw or not self._at_start:
             return raw
         self._at_start = False

@@ -1,6 +1,6 @@
 """Text <-> token ids, and chat messages -> token ids, over one `tokenizers` object.
 
-Does not know where the vocabulary came from: hf_tokenizer.py and gguf_vocab.py build these.
+Does not know the file of the vocabulary: hf/tokenizer.py and gguf/vocab.py build these.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self.eos_token_ids = eos_token_ids
         self.bos_token_id = bos_token_id
-        self.leading = leading  # what the alphabet puts before a text and decoding takes away again
+        self.leading = leading  # put before every text by the alphabet, removed by decoding
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """A second object that takes special tokens in the text as mere characters."""
+        """A second object that reads special tokens in the text as plain characters."""
         twin = tokenizers.Tokenizer.from_str(self._backend.to_str())
         twin.encode_special_tokens = True
         return twin
@@ -51,11 +51,11 @@ class Tokenizer:
 
     @property
     def template_text(self) -> str:
-        """All of the chat template as it is written: it tells what the model was taught to write."""
+        """The whole source of the chat template: it shows the markup that the model was trained to write."""
         return "\n".join(self._template.sources.values())
 
     def encode(self, text: str, add_special: bool = False, allow_special: bool = True) -> list[int]:
-        """`add_special`: what the model wants around a text, such as BOS. `allow_special`: read <|x|> as a token."""
+        """`add_special`: with BOS, where the model wants it. `allow_special`: read <|x|> as a token."""
         _check_text(text)
         backend = self._backend if allow_special else self._literal
         # As a batch of one: the library then lets other threads run, and leaves out offsets nobody asked for.
@@ -67,7 +67,7 @@ class Tokenizer:
         return raw.removeprefix(self.leading).decode("utf-8", "replace")
 
     def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
-        """What one token adds to the text; nothing for an id the vocabulary does not have."""
+        """The bytes of one token; none for an id outside the vocabulary."""
         if skip_special and self.is_special(token):
             return b""
         if token not in self._bytes:

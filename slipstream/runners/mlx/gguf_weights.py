@@ -1,7 +1,7 @@
 """GGUF tensors as MLX parameters: block types that are affine in groups of 32 are repacked, bit for bit.
 
 Q4_0, Q4_1 and Q8_0 store scale * q (+ minimum); MLX's affine quantisation stores the same three numbers in another
-order. What has no such twin is dequantised.
+order. Other types are dequantised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Packed = tuple[np.ndarray, np.ndarray, np.ndarray]  # uint32 words, float32 scal
 
 
 def parameters(checkpoint: Checkpoint, dtype: mx.Dtype) -> Iterator[tuple[str, mx.array]]:
-    """Of the whole trunk, under mlx-lm's names."""
+    """Of the whole target model, under mlx-lm's names."""
     for name in checkpoint.names():
         yield from _parameter(checkpoint.get(name), dtype)
 

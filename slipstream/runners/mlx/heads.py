@@ -1,7 +1,7 @@
-"""From ``mtp.*`` tensors to an MtpHead: raw or packed, in the model's own checkpoint or in a file of their own.
+"""From a checkpoint's tensors to an MtpHead: raw or packed, in the model's own checkpoint or in a file of their own.
 
-mlx-lm folds the 1 of Qwen3.5's ``1 + w`` norms into the weights of the trunk when it reads a raw checkpoint. A head may
-come from either side of that, so its own numbers decide: stored as ``w`` they lie around 0, folded around 1.
+mlx-lm folds the 1 of Qwen3.5's ``1 + w`` norms into the weights when it reads a raw checkpoint. The norms of a head may
+be stored either way, so their numbers decide: stored as ``w`` they lie around 0, folded around 1.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import mlx.core as mx
 
 from slipstream.errors import HeadError
 from slipstream.load import Checkpoint
-from slipstream.load.spec import Family
-from slipstream.runners.mlx.models import has_fp8_scales, head_name, quantise_like
+from slipstream.load.spec import Architecture, HeadSpec
+from slipstream.runners.mlx.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
 from slipstream.runners.mlx.mtp import MtpHead
 
-Tensors = dict[str, mx.array]
-PLUS_ONE: tuple[Family, ...] = ("qwen3_5", "qwen3_5_moe")
+PLUS_ONE: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")
 
 
-def load_head(checkpoint: Checkpoint, family: Family, args: Any, dtype: mx.Dtype) -> MtpHead:
-    """``args``: mlx-lm's, of the trunk. Raises HeadError when it is not a head of this model."""
-    if family == "other":
-        raise HeadError(f"{checkpoint.path} has mtp.* tensors, but of an architecture whose head we do not know.")
-    stored = _read(Path(checkpoint.path))
+def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dtype: mx.Dtype) -> MtpHead:
+    """``args``: mlx-lm's, of the target model. Raises HeadError when it is not a head of this model."""
+    if architecture == "other":
+        raise HeadError(f"{checkpoint.path} has an MTP head, but heads of this architecture are not supported.")
+    assert not checkpoint.spec.head.own_output
+    stored = _read(Path(checkpoint.path), checkpoint.spec.head)
     if has_fp8_scales(stored):
         raise HeadError(f"{checkpoint.path} has its MTP head in FP8, which only the torch runner reads.")
     weights = _joined_experts(stored)
-    if family in PLUS_ONE and not _folded(weights):
+    if architecture in PLUS_ONE and not _folded(weights):
         weights = {name: weight + 1.0 if _is_norm(name) else weight for name, weight in weights.items()}
-    head = MtpHead(family, args)
+    head = MtpHead(architecture, args)
     quantise_like(head, weights)
     try:
         head.load_weights(list(weights.items()))
@@ -43,11 +43,11 @@ def load_head(checkpoint: Checkpoint, family: Family, args: Any, dtype: mx.Dtype
     return head
 
 
-def _read(path: Path) -> Tensors:
+def _read(path: Path, head: HeadSpec) -> Tensors:
     found: Tensors = {}
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         tensors: Tensors = mx.load(str(file))  # type: ignore[assignment]
-        found |= {own: weight for name, weight in tensors.items() if (own := head_name(name)) is not None}
+        found |= {own: weight for name, weight in tensors.items() if (own := name_in_head(name, head)) is not None}
     return found
 
 
@@ -61,7 +61,7 @@ def _folded(weights: Tensors) -> bool:
 
 
 def _joined_experts(weights: Tensors) -> Tensors:
-    """Experts as mlx-lm's layers hold them: one array for all of them, by projection."""
+    """Experts, fused or apart, as mlx-lm's layers hold them: one array for all of them, by projection."""
     joined = dict(weights)
     mlp = "layers.0.mlp"
     if f"{mlp}.experts.gate_up_proj" in weights:
@@ -69,11 +69,4 @@ def _joined_experts(weights: Tensors) -> Tensors:
         down = joined.pop(f"{mlp}.experts.down_proj")
         for part, weight in {"gate_proj": gate, "up_proj": up, "down_proj": down}.items():
             joined[f"{mlp}.switch_mlp.{part}.weight"] = weight
-    for part in ("gate_proj", "up_proj", "down_proj"):
-        for kind in ("weight", "scales", "biases"):
-            each: list[mx.array] = []
-            while (name := f"{mlp}.experts.{len(each)}.{part}.{kind}") in joined:
-                each.append(joined.pop(name))
-            if each:
-                joined[f"{mlp}.switch_mlp.{part}.{kind}"] = mx.stack(each)
-    return joined
+    return stack_experts(joined)

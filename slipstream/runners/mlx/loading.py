@@ -58,9 +58,9 @@ def _use_device(name: str) -> None:
 class _Loader:
     def __init__(self, model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> None:
         self._opened, self._engine, self._config = model, engine, config
-        self._family = model.spec.family
+        self._architecture = model.spec.architecture
         self._model = load_lazily(model, config.dtype)
-        self._trunk: Trunk = OpaqueTrunk(self._model) if self._family == "other" else OpenTrunk(self._model)
+        self._trunk: Trunk = OpaqueTrunk(self._model) if self._architecture == "other" else OpenTrunk(self._model)
         self._head, self._why_no_draft = self._find_head()
         self._max_depth = engine.max_depth if self._head is not None else 0
         tape_recurrences(self._model)
@@ -86,7 +86,7 @@ class _Loader:
             return None, "max_depth is 0"
         try:
             args = self._trunk.args if isinstance(self._trunk, OpenTrunk) else None
-            return load_head(self._opened.head, self._family, args, _activation_dtype(self._model)), ""
+            return load_head(self._opened.head, self._architecture, args, _activation_dtype(self._model)), ""
         except HeadError as error:
             return None, f"no MTP head: {error}"
 

@@ -1,12 +1,14 @@
 """From an opened checkpoint to an mlx-lm model with its weights, lazily: nothing is read before it is evaluated.
 
-A folder is loaded by mlx-lm itself, whatever its architecture and quantisation, without the head that it would trip
-over. A GGUF becomes the model class of its family with the weights as they are packed.
+A folder is loaded by mlx-lm itself, whatever its architecture and quantisation, without the MTP head, which mlx-lm does
+not know. A GGUF becomes the model class of its architecture with the weights as they are packed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,21 @@ from mlx_lm.utils import infer_quant_config, load_config, load_model
 
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
-from slipstream.load.spec import ModelSpec
+from slipstream.load.spec import HeadSpec, ModelSpec
 from slipstream.runners.mlx.gguf_weights import parameters
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+FIRST_EXPERT = re.compile(
+    r"(?P<mlp>.+\.mlp)\.experts\.0\.(?P<part>(gate_proj|up_proj|down_proj)\.(weight|scales|biases))"
+)
+
+Tensors = dict[str, mx.array]
 
 
 def load_lazily(model: OpenedModel, dtype_name: str) -> Any:
     """``dtype_name``: of everything that is not packed, as in RunnerConfig."""
     dtype = _dtype(model, dtype_name)
-    loaded = _from_folder(model.path) if model.path.is_dir() else _from_gguf(model, dtype)
+    loaded = _from_folder(model) if model.path.is_dir() else _from_gguf(model, dtype)
     if dtype is not None:
         loaded.set_dtype(dtype)
     return loaded
@@ -45,15 +52,16 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
     return DTYPES[name]
 
 
-def _from_folder(folder: Path) -> Any:
+def _from_folder(model: OpenedModel) -> Any:
+    folder, classes = model.path, partial(_without_head, model.spec.head)
     try:
-        return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=_without_head)[0]
+        return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=classes)[0]
     except (ValueError, FileNotFoundError) as error:
         raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {error}") from error
 
 
 def _changes(folder: Path) -> dict[str, Any]:
-    """Newer spellings in config.json that not every model class of mlx-lm reads."""
+    """Newer keys of config.json, under the names that every model class of mlx-lm reads."""
     config = load_config(folder)
     changes: dict[str, Any] = {}
     kind = config["model_type"]
@@ -77,39 +85,54 @@ def _interval(config: dict[str, Any]) -> dict[str, Any]:
     return {"text_config": text | named} if "text_config" in config else named
 
 
-def _without_head(config: dict[str, Any]) -> tuple[type, type]:
-    """The model's classes, told to leave ``mtp.*`` alone: we load it ourselves."""
+def _without_head(head: HeadSpec, config: dict[str, Any]) -> tuple[type, type]:
+    """The model's classes, changed to stack experts and to leave the head's tensors alone: heads.py loads them."""
     model_class, args_class = get_classes(config)
 
-    class Trunk(model_class):  # type: ignore[misc, valid-type]
-        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            kept = {name: weight for name, weight in weights.items() if head_name(name) is None}
-            made: dict[str, mx.array] = super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
+    class Target(model_class):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: Tensors) -> Tensors:
+            kept = {name: weight for name, weight in weights.items() if name_in_head(name, head) is None}
+            made: Tensors = super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
             if has_fp8_scales(made):
                 raise ValueError(
                     "its matrices are in FP8, which mlx-lm does not read for this architecture; use the model in BF16 "
                     "or converted to MLX, or take --runner torch."
                 )
-            return made
+            return stack_experts(made)
 
-    return Trunk, args_class
+    return Target, args_class
 
 
 def has_fp8_scales(names: Iterable[str]) -> bool:
-    """Some architectures of mlx-lm multiply them in as they read; where they are left over, bytes would be weights."""
+    """FP8 scales that mlx-lm has not multiplied in, as it does for some architectures: bytes would become weights."""
     return any(name.endswith("_scale_inv") for name in names)
 
 
-def head_name(name: str) -> str | None:
-    """What a tensor is called within the head; None: it belongs to the trunk."""
-    for prefix in ("", "model.", "language_model.", "model.language_model.", "language_model.model."):
-        if name.startswith(f"{prefix}mtp."):
-            return name.removeprefix(f"{prefix}mtp.")
+def name_in_head(name: str, head: HeadSpec) -> str | None:
+    """The name of a tensor within the head; None: it belongs to the target model."""
+    for wrapper in ("", "model.", "language_model.", "model.language_model.", "language_model.model."):
+        if name.startswith(wrapper + head.prefix):
+            return name.removeprefix(wrapper + head.prefix)
     return None
 
 
+def stack_experts(weights: Tensors) -> Tensors:
+    """Experts stored apart, one tensor each, -> one array for all of them, as mlx-lm's layers hold them.
+
+    mlx-lm's ``sanitize`` does that for some architectures only. Quantized experts are stacked as they are.
+    """
+    stacked = dict(weights)
+    for match in [found for name in weights if (found := FIRST_EXPERT.fullmatch(name))]:
+        mlp, part = match["mlp"], match["part"]
+        each: list[mx.array] = []
+        while (name := f"{mlp}.experts.{len(each)}.{part}") in stacked:
+            each.append(stacked.pop(name))
+        stacked[f"{mlp}.switch_mlp.{part}"] = mx.stack(each)
+    return stacked
+
+
 def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
-    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[model.spec.family]
+    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[model.spec.architecture]
     loaded = arch.Model(arch.ModelArgs.from_dict(_config(model.spec)))
     weights = dict(parameters(model.checkpoint, dtype or mx.float16))
     if model.spec.tied:
@@ -120,7 +143,7 @@ def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
     return loaded
 
 
-def quantise_like(module: nn.Module, weights: dict[str, mx.array]) -> None:
+def quantise_like(module: nn.Module, weights: Tensors) -> None:
     """Makes packed layers of those whose weights are packed, each with its own bits and group size."""
 
     def packed(path: str, layer: nn.Module) -> bool | dict[str, Any]:
@@ -143,7 +166,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "original_max_position_embeddings": rope.llama3_original_context,
     }
     return {
-        "model_type": spec.family,
+        "model_type": spec.architecture,
         "hidden_size": spec.hidden_size,
         "num_hidden_layers": spec.num_layers,
         "intermediate_size": spec.intermediate_size,

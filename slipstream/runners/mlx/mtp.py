@@ -12,12 +12,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import llama, qwen2, qwen3, qwen3_5
 
-from slipstream.load.spec import Family
+from slipstream.load.spec import Architecture
 from slipstream.runners.mlx.caches import KvCache
 
 
-def _decoder_layer(family: Family, args: Any) -> nn.Module:
-    match family:
+def _decoder_layer(architecture: Architecture, args: Any) -> nn.Module:
+    match architecture:
         case "llama":
             return llama.TransformerBlock(args)
         case "qwen2":
@@ -28,17 +28,17 @@ def _decoder_layer(family: Family, args: Any) -> nn.Module:
             # Of the kind that every interval ends with: full attention.
             return qwen3_5.DecoderLayer(args, args.full_attention_interval - 1)
         case _:
-            raise AssertionError(f"{family} has no head that we know")
+            raise AssertionError(f"{architecture} has no head that we know")
 
 
 class MtpHead(nn.Module):
-    def __init__(self, family: Family, args: Any) -> None:
+    def __init__(self, architecture: Architecture, args: Any) -> None:
         super().__init__()
         size, eps = args.hidden_size, args.rms_norm_eps
         self.pre_fc_norm_embedding = nn.RMSNorm(size, eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(size, eps)
         self.fc = nn.Linear(2 * size, size, bias=False)
-        self.layers = [_decoder_layer(family, args)]
+        self.layers = [_decoder_layer(architecture, args)]
         self.norm = nn.RMSNorm(size, eps)
 
     def __call__(self, embedded: mx.array, hidden: mx.array, cache: KvCache) -> mx.array:

@@ -1,4 +1,4 @@
-"""Puts a runner together: device and format, memory, weights, caches, head. The only file that knows every family."""
+"""Puts a runner together: device, format, memory, weights, caches, head. The only file with every architecture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
-from slipstream.load.spec import Family, ModelSpec
+from slipstream.load.spec import Architecture, ModelSpec
 from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.simulate import Simulation, simulation_note
@@ -30,7 +30,7 @@ TorchRunner = HostRunner[Tensor, RaggedBatch]
 Progress = Callable[[int], None]  # called with the bytes just read
 LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerCache], DecoderLayer]
 
-_FAMILIES: dict[Family, LoadLayer] = {
+_ARCHITECTURES: dict[Architecture, LoadLayer] = {
     "llama": llama.load_layer,
     "qwen2": llama.load_layer,
     "qwen3": llama.load_layer,
@@ -79,7 +79,7 @@ class _Loader:
         self.max_depth = engine.max_depth if model.head is not None else 0
         # Drafts may be fed up to max_depth positions past the last one that counts.
         self.rotary = rotary_table(self.spec.rope, memory.max_context + self.max_depth, self.ops.device)
-        num_kv = self.spec.num_attention_layers + (1 if model.head is not None else 0)
+        num_kv = model.num_kv_layers
         self.kv = PagedKv(self.spec, num_kv, memory.num_blocks, memory.block_size, self.ops.device, self.ops.dtype)
         self.gdn = self._gdn()
         self.blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
@@ -130,7 +130,7 @@ class _Loader:
 
     def _decoder(self) -> Decoder:
         weights = open_weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
-        load_layer = _FAMILIES[self.spec.family]
+        load_layer = _ARCHITECTURES[self.spec.architecture]
         kv = iter(self.kv.layers)
         gdn: Iterator[LayerCache] = iter(self.gdn.layers if self.gdn else ())
         layers = []
@@ -143,7 +143,8 @@ class _Loader:
         """The draft head and its output matrix."""
         assert self.model.head is not None
         weights = open_weights(self.model.head, self.ops, self.placement.head_form, self.progress)
-        layer = _FAMILIES[self.spec.family](weights, "mtp.layers.0", self.spec, self.rotary, self.kv.layers[-1])
+        load_layer, [name] = _ARCHITECTURES[self.spec.architecture], self.spec.head.layers
+        layer = load_layer(weights, name, self.spec, self.rotary, self.kv.layers[-1])
         head = load_head(weights, self.spec, self.placement.stack([layer]))
         return head, decoder.output.for_drafts(self.placement.draft_vocab)
 

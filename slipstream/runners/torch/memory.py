@@ -77,11 +77,10 @@ def plan_memory(
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
     item = torch.empty(0, dtype=placement.ops.dtype).element_size()
-    num_kv_layers = spec.num_attention_layers + (1 if head is not None else 0)
-    kv_per_token = num_kv_layers * 2 * spec.num_kv_heads * spec.head_dim * item
+    kv_per_token = model.num_kv_layers * 2 * spec.num_kv_heads * spec.head_dim * item
     state = _state_bytes(spec, max_depth, item, placement.resident)
     fixed = MemoryPlan(
-        weights=_stored_bytes(trunk, (n for n in trunk.names() if not n.startswith("mtp.")), placement.form, spec),
+        weights=_stored_bytes(trunk, (n for n in trunk.names() if not spec.head.owns(n)), placement.form, spec),
         head=0 if head is None else _head_bytes(head, placement, spec),
         kv_per_token=kv_per_token,
         state_per_stream=state,
@@ -107,7 +106,7 @@ def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearForm
 
 
 def _head_bytes(head: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
-    names = (name for name in head.names() if name.startswith("mtp."))
+    names = (name for name in head.names() if spec.head.owns(name))
     rough = placement.head_form.draft_bytes(placement.draft_vocab, (spec.vocab_size, spec.hidden_size))
     return _stored_bytes(head, names, placement.head_form, spec) + rough
 

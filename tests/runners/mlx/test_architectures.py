@@ -1,4 +1,6 @@
-"""Models of mlx-lm that have no head we know: batched through our scheduler, equal to mlx-lm's own single stream."""
+"""Models of mlx-lm whose head we do not know: batched through our scheduler, equal to mlx-lm's own single stream.
+
+And mixtures of experts, whose experts lie in one tensor or apart: the same tokens from both layouts."""
 
 from __future__ import annotations
 
@@ -11,19 +13,22 @@ import pytest
 pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
 
 import mlx.core as mx
+import tiny
 import tiny_fp8
 from harness import Ask, Traffic
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from mlx_lm.utils import _get_classes as get_classes
 from mlx_lm.utils import load_model
-from mlx_tiny import open_mlx
+from mlx_tiny import open_mlx, packed
+from safetensors.torch import load_file, save_file
 
 from slipstream.config import EngineConfig
 from slipstream.errors import UnknownModel
 from slipstream.sampling import SamplingParams
 
 VOCAB = 97
+ENGINE = EngineConfig(max_streams=4, max_step_tokens=24, min_chunk=4, block_size=8)
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -93,11 +98,9 @@ def single_stream(folder: Path, prompt: tuple[int, ...], max_tokens: int) -> lis
     return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=max_tokens)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_tokens_equal_mlx_lms_single_stream(tmp_path: Path, name: str) -> None:
-    folder = save(name, tmp_path)
+def some_requests() -> list[Ask]:
     chance = random.Random(1)
-    asks = [
+    return [
         Ask(
             tuple(chance.randrange(VOCAB) for _ in range(chance.randrange(1, 30))),
             SamplingParams(temperature=0.0, max_tokens=chance.randrange(4, 24), seed=i),
@@ -105,10 +108,15 @@ def test_tokens_equal_mlx_lms_single_stream(tmp_path: Path, name: str) -> None:
         )
         for i in range(6)
     ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_equal_mlx_lms_single_stream(tmp_path: Path, name: str) -> None:
+    folder, asks = save(name, tmp_path), some_requests()
     runner = open_mlx(folder)
     assert runner.info.max_depth == 0
     assert "no MTP head" in runner.info.why_no_draft
-    outputs = Traffic(runner, EngineConfig(max_streams=4, max_step_tokens=24, min_chunk=4, block_size=8)).run(asks)
+    outputs = Traffic(runner, ENGINE).run(asks)
     for ask, got in zip(asks, outputs, strict=True):
         assert ask.params.max_tokens is not None
         assert got == single_stream(folder, ask.prompt, ask.params.max_tokens)
@@ -126,4 +134,40 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 def test_fp8_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
     folder = tiny_fp8.save(tiny_fp8.build(kind), tmp_path)
     with pytest.raises(UnknownModel, match=r"in FP8, which mlx-lm does not read.*--runner torch\.$"):
+        open_mlx(folder)
+
+
+def apart(folder: Path, target: Path) -> Path:
+    """The same folder with each expert's tensors under names of their own, also where they are quantized."""
+    target.mkdir()
+    weights = tiny.experts_apart(load_file(folder / "model.safetensors"))
+    for name in [name for name in weights if ".switch_mlp." in name]:
+        for expert, weight in enumerate(weights.pop(name)):
+            weights[name.replace(".switch_mlp.", f".experts.{expert}.")] = weight.contiguous()
+    save_file(weights, target / "model.safetensors", {"format": "mlx"})
+    (target / "config.json").write_text((folder / "config.json").read_text())
+    return target
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_experts_in_one_tensor_and_apart_give_the_same_tokens(tmp_path: Path, bits: int | None) -> None:
+    """Of the target model and of its head."""
+    stacked = tiny.save(tiny.build("qwen3_5_moe"), tmp_path / "raw", head=True)
+    if bits is not None:
+        stacked = packed(stacked, tmp_path / "packed", bits)
+    outputs = []
+    for folder in (stacked, apart(stacked, tmp_path / "apart")):
+        runner = open_mlx(folder)
+        assert runner.info.max_depth > 0
+        outputs.append(Traffic(runner, ENGINE).run(some_requests()))
+    assert outputs[0] == outputs[1]
+
+
+def test_a_missing_expert_is_refused(tmp_path: Path) -> None:
+    stacked = tiny.save(tiny.build("qwen3_5_moe"), tmp_path / "raw", head=True)
+    folder = apart(stacked, tmp_path / "apart")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.2.mlp.experts.5.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnknownModel, match=r"layers\.2\.mlp"):
         open_mlx(folder)

@@ -25,7 +25,7 @@ from slipstream.runners.mlx.trunk import OpenTrunk
 def head_of(folder: Path, mtp: Path | None = None) -> MtpHead:
     opened = open_model(str(folder), str(mtp) if mtp else None, any_architecture=True)
     assert opened.head is not None
-    return load_head(opened.head, opened.spec.family, OpenTrunk(load_lazily(opened, "auto")).args, mx.float32)
+    return load_head(opened.head, opened.spec.architecture, OpenTrunk(load_lazily(opened, "auto")).args, mx.float32)
 
 
 def norms(head: MtpHead) -> dict[str, list[float]]:
@@ -60,13 +60,7 @@ def test_a_packed_head_keeps_its_bits(tmp_path: Path, kind: str) -> None:
 def test_separate_experts_are_joined(tmp_path: Path) -> None:
     model = tiny.build("qwen3_5_moe")
     raw = tiny.save(model, tmp_path / "raw", head=True)
-    tensors = tiny.head_tensors(model)
-    both, down = (tensors.pop(f"mtp.layers.0.mlp.experts.{name}") for name in ("gate_up_proj", "down_proj"))
-    for i, (gate_up, each_down) in enumerate(zip(both, down, strict=True)):
-        gate, up = gate_up.chunk(2)
-        for name, weight in {"gate_proj": gate, "up_proj": up, "down_proj": each_down}.items():
-            tensors[f"mtp.layers.0.mlp.experts.{i}.{name}.weight"] = weight.contiguous()
-    save_file(tensors, tmp_path / "head.safetensors")
+    save_file(tiny.experts_apart(tiny.head_tensors(model)), tmp_path / "head.safetensors")
     fused, separate = (dict(tree_flatten(head_of(raw, m).parameters())) for m in (None, tmp_path / "head.safetensors"))
     assert fused.keys() == separate.keys()
     assert all(mx.array_equal(fused[name], separate[name]) for name in fused)
@@ -81,11 +75,11 @@ def test_a_head_of_another_model_is_refused_and_the_model_runs(tmp_path: Path) -
 
 
 def test_a_head_in_fp8_is_a_reason(tmp_path: Path) -> None:
-    """The trunk runs; it says why it does not draft."""
+    """The target model runs; it says why it does not draft."""
     folder = tiny_fp8.save(tiny_fp8.build("qwen3_5"), tmp_path)
-    trunk = {name: weight for name, weight in tiny_fp8.floats(folder).items() if not name.startswith("mtp.")}
+    target = {name: weight for name, weight in tiny_fp8.floats(folder).items() if not name.startswith("mtp.")}
     head = {name: weight for name, weight in load_file(folder / "model.safetensors").items() if name.startswith("mtp.")}
-    save_file(trunk | head, folder / "model.safetensors", {"format": "pt"})
+    save_file(target | head, folder / "model.safetensors", {"format": "pt"})
     info = open_mlx(folder).info
     assert info.max_depth == 0
     assert info.why_no_draft.endswith("has its MTP head in FP8, which only the torch runner reads.")

@@ -1,7 +1,7 @@
 """The Qwen-style MTP head: one decoder layer of the trunk's own kind between an entry and a norm.
 
 x = fc(concat[norm_e(embed(token at p + 1)), norm_h(hidden at p)]), then the layer at position p with its own KV, then
-`mtp.norm`. It shares the trunk's embedding and output matrix. It drafts nothing itself: see drafter.py.
+`norm`. It shares the trunk's embedding and output matrix. It drafts nothing itself: see drafter.py.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ class MtpHead:
     ops: Ops
 
     def forward(self, embedded: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
-        """[tokens, hidden] after `mtp.norm`: what the output matrix reads, and the next draft's hidden state."""
+        """[tokens, hidden] after `norm`: what the output matrix reads, and the next draft's hidden state."""
         entry = self.ops.concat_norm(embedded, self.norm_embedding, hidden, self.norm_hidden, self.norm.eps)
         return self.norm(self.layer(self.fc(entry), batch))
 
 
 def load_head(weights: Weights, spec: ModelSpec, layer: Layers) -> MtpHead:
+    assert spec.head.inputs == ("embedding", "hidden")
+    assert not spec.head.own_output
+    norm_embedding, norm_hidden = (load_norm(weights, name, spec).weight for name in spec.head.input_norms)
     return MtpHead(
-        load_norm(weights, "mtp.pre_fc_norm_embedding", spec).weight,
-        load_norm(weights, "mtp.pre_fc_norm_hidden", spec).weight,
-        weights.linear(["mtp.fc"], [spec.hidden_size], 2 * spec.hidden_size),
+        norm_embedding,
+        norm_hidden,
+        weights.linear([spec.head.fc], [spec.hidden_size], 2 * spec.hidden_size),
         layer,
-        load_norm(weights, "mtp.norm", spec),
+        load_norm(weights, spec.head.norm, spec),
         weights.ops,
     )

@@ -1,4 +1,4 @@
-"""Typed reading of one level of a model's description (config.json or GGUF metadata). Knows no model family."""
+"""Typed reading of one level of a model's description (config.json or GGUF metadata). Knows no model architecture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.errors import CorruptFile, LoadError
 
-MAX_LAYERS = 4096  # a damaged file must not make us build a list of billions
+MAX_LAYERS = 4096  # protects from a damaged file that claims billions
 
 
 class Fields:

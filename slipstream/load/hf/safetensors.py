@@ -1,15 +1,13 @@
-"""Memory-mapped safetensors: one file, or the shards an index names. Names are those of the file.
+"""Memory-mapped safetensors: one file, or the shards of an index. Names are those of the file.
 
-Every offset is checked against the file's size when it is opened; no tensor is read before it is asked for.
-Knows no model: which names matter is the caller's affair.
+Every offset is checked against the file's size when it is opened; a tensor is read when it is asked for.
+Knows no model.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import struct
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +17,11 @@ import numpy as np
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.json_file import parse_json, read_json
-from slipstream.load.tensor import FP8, RawTensor
+from slipstream.load.mapped_file import map_file, release_pages
+from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-
-NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    FP8: np.dtype("u1"),  # its scale is a tensor of its own, under a name this file does not know
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,30 +91,30 @@ class SafetensorsShards:
 
     def __init__(self, index: Path) -> None:
         self.path = index.parent
-        self._home: dict[str, SafetensorsFile] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}
         wanted = _read_index(index)
         for shard in sorted(set(wanted.values())):
             self._add(_open_shard(index, shard), shard, wanted)
         for name, shard in wanted.items():
-            if name not in self._home:
+            if name not in self._file_of:
                 raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it.")
 
     def _add(self, file: SafetensorsFile, shard: str, wanted: dict[str, str]) -> None:
         for name in file:
-            if name in self._home or wanted.get(name, shard) != shard:
+            if name in self._file_of or wanted.get(name, shard) != shard:
                 raise CorruptFile(f"{file.path} holds tensor {name!r}, which belongs to another shard of the index.")
-            self._home[name] = file
+            self._file_of[name] = file
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._home)
+        return iter(self._file_of)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._home
+        return name in self._file_of
 
     def _file(self, name: str) -> SafetensorsFile:
-        if name not in self._home:
+        if name not in self._file_of:
             raise MissingTensor(f"{self.path} has no tensor {name!r}.")
-        return self._home[name]
+        return self._file_of[name]
 
     def entry(self, name: str) -> Entry:
         return self._file(name).entry(name)
@@ -131,7 +123,7 @@ class SafetensorsShards:
         return self._file(name).get(name)
 
     def release(self) -> None:
-        for file in set(self._home.values()):
+        for file in set(self._file_of.values()):
             file.release()
 
 
@@ -147,28 +139,6 @@ def open_folder(folder: Path) -> TensorStore:
     if found:
         raise LoadError(f"{folder} has {len(found)} safetensors files but no {INDEX_NAME} that says what they hold.")
     raise LoadError(f"{folder} has no safetensors weights: expected {SINGLE_NAME} or {INDEX_NAME}.")
-
-
-def map_file(path: Path) -> np.ndarray:
-    """The file's bytes as a read-only uint8 array, mapped and not read."""
-    try:
-        size = path.stat().st_size
-        if size == 0:
-            raise CorruptFile(f"{path} is empty.")
-        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    except FileNotFoundError:
-        raise LoadError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def release_pages(data: np.ndarray) -> None:
-    """Pages of a mapped file count as ours while they are mapped in; what is needed again is read again."""
-    owner: object = data
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if sys.platform == "linux" and isinstance(owner, mmap.mmap):
-        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_header(path: Path, data: np.ndarray) -> dict[str, Entry]:

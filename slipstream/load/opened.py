@@ -1,0 +1,55 @@
+"""An opened model: checkpoint, MTP head, tokenizer. The tokenizer is built when it is first asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from slipstream.load.gguf.file import GgufCheckpoint
+from slipstream.load.gguf.header import read_header
+from slipstream.load.gguf.vocab import tokenizer_from_gguf
+from slipstream.load.hf.tokenizer import tokenizer_from_folder
+from slipstream.load.spec import ModelSpec
+from slipstream.load.tensor import Checkpoint
+from slipstream.load.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    name: str  # as clients see it
+    path: Path
+    checkpoint: Checkpoint
+    head: Checkpoint | None
+    head_reason: str  # why there is no head, one sentence; "" when there is one
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.checkpoint.spec
+
+    @property
+    def num_bytes(self) -> int:
+        """In the files: target model and head."""
+        in_head, target, head = self.spec.head.owns, self.checkpoint, self.head
+        target_bytes = sum(target.num_bytes(name) for name in target.names() if not in_head(name))
+        if head is None:
+            return target_bytes
+        return target_bytes + sum(head.num_bytes(name) for name in head.names() if in_head(name))
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers that keep keys and values, those of the head included where there is one."""
+        return self.spec.num_attention_layers + (self.spec.head.num_kv_layers if self.head is not None else 0)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        if isinstance(self.checkpoint, GgufCheckpoint):  # its header is large: not read twice
+            return tokenizer_from_gguf(self.checkpoint.metadata, str(self.path), self.spec.eos_token_ids)
+        return open_tokenizer(self.path, self.spec.eos_token_ids)
+
+
+def open_tokenizer(path: Path, eos_token_ids: tuple[int, ...] = ()) -> Tokenizer:
+    """`path`: a folder or a .gguf file. `eos_token_ids`: those of the model's configuration."""
+    if path.is_dir():
+        return tokenizer_from_folder(path, eos_token_ids)
+    return tokenizer_from_gguf(read_header(path).metadata, str(path), eos_token_ids)
