@@ -15,7 +15,7 @@ from slipstream.cache.blocks import BlockPool
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.contract import EMPTY, RowJoin, RowResult, RunnerInfo, Start, StepPlan, StepResult
-from slipstream.engine.parallel_samples import at_rest, bind, first_group, num_shared, part
+from slipstream.engine.parallel_samples import at_rest, bind, first_group, num_shared, unbind
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -26,14 +26,14 @@ from slipstream.engine.request import (
     length_limit,
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
-from slipstream.engine.step_builder import Pass, Pick
-from slipstream.speculate.policy import DepthPolicy, DrawRow, Load, StepTiming
+from slipstream.engine.step_builder import ScheduledRow, StepBuilder
+from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow, StepTiming
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and what they may have become
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlight:
     """A plan whose result is still to come. Rows are matched by their order: a slot may have a new owner by then."""
 
     plan: StepPlan
@@ -64,18 +64,18 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
         self._leaves: list[int] = []  # slots the runner still has to empty
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
         self._last_depth = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._leaves or self._flights)
+        return bool(self._live or self._leaves or self._in_flight)
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
     @property
     def max_depth(self) -> int:
@@ -87,12 +87,12 @@ class Scheduler:
         """Those added together ask for the same prompt: it is computed once, where there is something to share."""
         assert len(requests) <= self._num_slots
         shares = len(requests) > 1 and len(requests[0].prompt_tokens) > 1
-        family = object() if shares else None
+        group = object() if shares else None
         for request in requests:
             check_request(request, self.info)
             assert request.id not in self._live
             assert request.prompt_tokens == requests[0].prompt_tokens
-            sequence = Sequence(request, length_limit(request, self.info), family)
+            sequence = Sequence(request, length_limit(request, self.info), group)
             self._live[request.id] = sequence
             self._waiting.append(sequence)
 
@@ -109,70 +109,70 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be planned before a result comes in."""
-        assert len(self._flights) <= self.info.lag
+        assert len(self._in_flight) <= self.info.lag
         rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
-        step = self._pass(rows)
-        leaders = at_rest(self._running)
-        self._place_short(step, rows, sum(1 + len(leader.siblings) for leader in leaders))
-        self._place_families(step, leaders)
-        self._place_long(step, rows)
+        step = self._new_step(rows)
+        parents = at_rest(self._running)
+        self._schedule_decoding(step, rows, sum(1 + len(parent.children) for parent in parents))
+        self._schedule_children(step, parents)
+        self._schedule_prompts(step, rows)
         self._admit(step)
-        self._deepen(step)
-        if not step.picks and (not self._leaves or self._flights):
+        self._request_drafts(step)
+        if not step.rows and (not self._leaves or self._in_flight):
             return None
         return self._launch(step)
 
-    def _pass(self, rows: Rows) -> Pass:
+    def _new_step(self, rows: Rows) -> StepBuilder:
         """Prompts come in large pieces where nobody decodes; beside streams that do, in a small one for each prompt."""
         budget = max(self.config.max_step_tokens, self.info.prompt_tokens)
-        num_decoding = sum(bounds.gap == 1 for _, bounds in rows)
+        num_decoding = sum(bounds.num_uncomputed == 1 for _, bounds in rows)
         if not num_decoding:
-            return Pass(budget, budget)
+            return StepBuilder(budget, budget)
         num_prompts = len(rows) - num_decoding + min(len(self._waiting), len(self._free_slots))
-        return Pass(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
+        return StepBuilder(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
         """False for a row that is sure to be finished by what is in flight, or that could pass the context, or that
-        waits for its leader or its siblings."""
-        waits = sequence.leader is not None or (sequence.siblings and bounds.gap == 1)
-        return not waits and bounds.least < sequence.limit and bounds.most < self._hard_limit
+        waits for its parent or its children."""
+        waits = sequence.parent is not None or (sequence.children and bounds.num_uncomputed == 1)
+        return not waits and bounds.min_tokens < sequence.limit and bounds.max_tokens < self._hard_limit
 
-    def _place_short(self, step: Pass, rows: Rows, num_forking: int) -> None:
+    def _schedule_decoding(self, step: StepBuilder, rows: Rows, num_starting: int) -> None:
         """Rows with one known token to feed, and their drafts: they never wait for someone's prompt."""
-        short = [(sequence, bounds) for sequence, bounds in rows if bounds.gap == 1]
+        short = [(sequence, bounds) for sequence, bounds in rows if bounds.num_uncomputed == 1]
         has_prompts = len(short) < len(rows) or bool(self._waiting)
-        spare = step.budget - len(short) - num_forking - (self.config.min_chunk if has_prompts else 0)
+        spare = step.budget - len(short) - num_starting - (self.config.min_chunk if has_prompts else 0)
         assert spare >= 0
         for sequence, bounds in short:
-            feed = 1 + min(bounds.drafts, spare)
-            if step.may_place(sequence) and self._secure(sequence, bounds.computed + feed, step):
-                step.place(sequence, bounds, feed)
+            feed = 1 + min(bounds.max_drafts, spare)
+            if step.may_run(sequence) and self._secure(sequence, bounds.max_computed + feed, step):
+                step.add(sequence, bounds, feed)
                 spare -= feed - 1
 
-    def _place_families(self, step: Pass, leaders: list[Sequence]) -> None:
-        """Siblings go on from where their leader stands; from here on each feeds and draws for itself."""
-        for leader in leaders:
-            siblings, leader.siblings = leader.siblings, []
-            for sibling in siblings:
-                start, shared = sibling.start_beside_parent(self.info.block_size)
+    def _schedule_children(self, step: StepBuilder, parents: list[Sequence]) -> None:
+        """Children continue from their parent's cache; from here on each feeds and samples for itself."""
+        for parent in parents:
+            children, parent.children = parent.children, []
+            for child in children:
+                start, shared = child.start_from_parent(self.info.block_size)
                 self._pool.share(shared)
-                step.joins.append(self._join(sibling, start))
-            for sequence in (leader, *siblings):
-                if step.may_place(sequence):  # or it was the youngest when blocks ran out
-                    step.place(sequence, sequence.bounds, 1)
+                step.joins.append(self._join(child, start))
+            for sequence in (parent, *children):
+                if step.may_run(sequence):  # or it was the youngest when blocks ran out
+                    step.add(sequence, sequence.bounds, 1)
 
-    def _place_long(self, step: Pass, rows: Rows) -> None:
+    def _schedule_prompts(self, step: StepBuilder, rows: Rows) -> None:
         """Prompts on their way share what is left, the oldest first. They have had their blocks since they joined."""
         for sequence, bounds in rows:
-            if bounds.gap > 1 and step.chunk and step.may_place(sequence):
-                self._place_chunk(step, sequence, bounds)
+            if bounds.num_uncomputed > 1 and step.chunk and step.may_run(sequence):
+                self._schedule_chunk(step, sequence, bounds)
 
-    def _place_chunk(self, step: Pass, sequence: Sequence, bounds: Bounds) -> None:
-        """The last token is fed when the siblings are there to feed theirs."""
-        most = bounds.gap - bool(sequence.siblings)
-        step.place(sequence, bounds, min(most, step.chunk))
+    def _schedule_chunk(self, step: StepBuilder, sequence: Sequence, bounds: Bounds) -> None:
+        """The last token is fed when the children are there to feed theirs."""
+        max_feed = bounds.num_uncomputed - bool(sequence.children)
+        step.add(sequence, bounds, min(max_feed, step.chunk))
 
-    def _admit(self, step: Pass) -> None:
+    def _admit(self, step: StepBuilder) -> None:
         while self._waiting and step.chunk and not step.starved:
             group = self._fitting(first_group(self._waiting))
             if not group:
@@ -182,8 +182,8 @@ class Scheduler:
                 self._running.append(self._waiting.popleft())
                 sequence.counters.join(self._clock())
                 sequence.slot = self._free_slots.pop()
-                self._grow(sequence, self._first_blocks(sequence, sequence.leader is not None))
-            self._place_chunk(step, group[0], group[0].bounds)
+                self._grow(sequence, self._first_blocks(sequence, sequence.parent is not None))
+            self._schedule_chunk(step, group[0], group[0].bounds)
 
     def _fitting(self, group: list[Sequence]) -> list[Sequence]:
         """All of a group or none; only where nobody is there to make room as many as there is room for."""
@@ -200,32 +200,34 @@ class Scheduler:
         count = self._pool.count_for(min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth))
         return count - num_shared(sequence, self.info.block_size) if shares else count
 
-    def _deepen(self, step: Pass) -> None:
+    def _request_drafts(self, step: StepBuilder) -> None:
         """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
-        picks = [pick for pick in step.picks if pick.draws]
-        rows = [DrawRow(pick.sequence.id, self._most(pick), pick.sequence.request.params.draft) for pick in picks]
-        num_other = sum(pick.feed for pick in step.picks if not pick.draws)
+        sampling = [row for row in step.rows if row.samples]
+        rows = [
+            SamplingRow(row.sequence.id, self._max_depth(row), row.sequence.request.params.draft) for row in sampling
+        ]
+        num_other = sum(row.feed for row in step.rows if not row.samples)
         room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
-        asks = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
-        for pick, row, ask in zip(picks, rows, asks):
-            assert 0 <= ask.depth <= row.most
-            pick.sequence.depth = self._cover(pick, min(ask.depth, room))
-            pick.draft = replace(ask, depth=pick.sequence.depth)
-            room -= pick.draft.depth
-        if picks:
-            self._last_depth = Counter(pick.draft.depth for pick in picks).most_common(1)[0][0]
+        requests = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
+        for row, request in zip(sampling, requests):
+            assert 0 <= request.depth <= self._max_depth(row)
+            row.sequence.depth = self._cover(row, min(request.depth, room))
+            row.draft = replace(request, depth=row.sequence.depth)
+            room -= row.draft.depth
+        if sampling:
+            self._last_depth = Counter(row.draft.depth for row in sampling).most_common(1)[0][0]
 
-    def _most(self, pick: Pick) -> int:
+    def _max_depth(self, row: ScheduledRow) -> int:
         """No draft passes the length limit, even if everything in flight is accepted."""
-        room = pick.sequence.limit - pick.after.most - 1
+        room = row.sequence.limit - row.after.max_tokens - 1
         return max(0, min(self.max_depth, room))
 
-    def _cover(self, pick: Pick, depth: int) -> int:
+    def _cover(self, row: ScheduledRow, depth: int) -> int:
         """The head writes ahead for drafts 2, 3, ...: the deepest draft that the blocks allow."""
         while depth > 1:
-            count = self._pool.count_for(pick.bounds.computed + pick.feed + depth - 1)
-            if count - len(pick.sequence.blocks) <= self._pool.num_free:
-                self._grow(pick.sequence, count)
+            count = self._pool.count_for(row.bounds.max_computed + row.feed + depth - 1)
+            if count - len(row.sequence.blocks) <= self._pool.num_free:
+                self._grow(row.sequence, count)
                 break
             depth -= 1
         return depth
@@ -233,21 +235,21 @@ class Scheduler:
     def _join(self, sequence: Sequence, start: Start = EMPTY) -> RowJoin:
         return sequence.join(self.policy.may_draft(sequence.request.params.draft), start)
 
-    def _launch(self, step: Pass) -> StepPlan:
-        step.joins += [self._join(pick.sequence) for pick in step.picks if not pick.sequence.joined]
-        rows = tuple(pick.step(pick.sequence.tell_blocks()) for pick in step.picks)
+    def _launch(self, step: StepBuilder) -> StepPlan:
+        step.joins += [self._join(row.sequence) for row in step.rows if not row.sequence.joined]
+        rows = tuple(row.step(row.sequence.take_unsent_blocks()) for row in step.rows)
         plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows)
-        for pick, row in zip(step.picks, rows):
-            pick.sequence.in_flight.append(row)
-        has_chunks = any(pick.bounds.gap > 1 for pick in step.picks)
-        self._flights.append(Flight(plan, tuple(pick.sequence for pick in step.picks), has_chunks))
+        for scheduled, row in zip(step.rows, rows):
+            scheduled.sequence.in_flight.append(row)
+        has_chunks = any(row.bounds.num_uncomputed > 1 for row in step.rows)
+        self._in_flight.append(InFlight(plan, tuple(row.sequence for row in step.rows), has_chunks))
         self._leaves.clear()
         self._next_step += 1
         return plan
 
     # Memory.
 
-    def _secure(self, sequence: Sequence, num_tokens: int, step: Pass) -> bool:
+    def _secure(self, sequence: Sequence, num_tokens: int, step: StepBuilder) -> bool:
         """Blocks for that many tokens, if need be from the youngest. False: the row skips this step."""
         count = self._pool.count_for(num_tokens)
         while count - len(sequence.blocks) > self._pool.num_free:
@@ -267,7 +269,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         assert not victim.in_flight
-        assert not victim.siblings, "they are younger"
+        assert not victim.children, "they are younger"
         self._vacate(victim)
         self._waiting.appendleft(victim)
         victim.counters.num_preemptions += 1
@@ -282,22 +284,22 @@ class Scheduler:
         self._running.remove(sequence)
         self._free_slots.append(slot)
         self._pool.release(blocks)
-        heir = part(sequence)
-        if heir is not None:  # there are blocks: those just released
-            self._grow(heir, len(heir.blocks) + num_shared(heir, self.info.block_size))
+        successor = unbind(sequence)
+        if successor is not None:  # there are blocks: those just released
+            self._grow(successor, len(successor.blocks) + num_shared(successor, self.info.block_size))
 
     # Results.
 
     def apply(self, result: StepResult) -> list[TokenEvent]:
-        flight = self._flights.popleft()
-        assert flight.plan.step == result.step
-        assert len(flight.sequences) == len(result.rows)
+        step = self._in_flight.popleft()
+        assert step.plan.step == result.step
+        assert len(step.sequences) == len(result.rows)
         self.counters.num_steps += bool(result.rows)
         now = self._clock()
-        if result.rows and not flight.has_chunks:
-            self.policy.observe_step(_timing(self.info, flight.plan, result, now - self._applied_at))
+        if result.rows and not step.has_chunks:
+            self.policy.observe_step(_timing(self.info, step.plan, result, now - self._applied_at))
         self._applied_at = now
-        events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
+        events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))
         return [event for event in events if event is not None]
 
     def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:

@@ -1,4 +1,4 @@
-"""A step while it is being planned: lives for one pass of the scheduler and holds what has been decided so far."""
+"""A step while it is being planned: lives for one call of ``schedule`` and holds the decisions so far."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.engine.request import Sequence
 
 
 @dataclass(slots=True)
-class Pick:
+class ScheduledRow:
     """A row that will run."""
 
     sequence: Sequence
@@ -19,8 +19,8 @@ class Pick:
     draft: DraftRequest = NO_DRAFTS
 
     @property
-    def draws(self) -> bool:
-        return self.feed >= self.bounds.gap
+    def samples(self) -> bool:
+        return self.feed >= self.bounds.num_uncomputed
 
     @property
     def after(self) -> Bounds:
@@ -32,25 +32,25 @@ class Pick:
 
 
 @dataclass(slots=True)
-class Pass:
+class StepBuilder:
     budget: int  # tokens the step may still feed
-    prompts: int  # of those, tokens of prompts
-    picks: list[Pick] = field(default_factory=list)
+    prompt_budget: int  # of those, tokens of prompts
+    rows: list[ScheduledRow] = field(default_factory=list)
     joins: list[RowJoin] = field(default_factory=list)
-    held: set[Sequence] = field(default_factory=set)  # rows that sit this step out
-    starved: bool = False  # blocks ran out: nobody new comes in
+    held: set[Sequence] = field(default_factory=set)  # rows that skip this step
+    starved: bool = False  # blocks ran out: nobody is admitted
 
     @property
     def chunk(self) -> int:
         """Tokens of a prompt that may still be fed."""
-        return min(self.budget, self.prompts)
+        return min(self.budget, self.prompt_budget)
 
-    def may_place(self, sequence: Sequence) -> bool:
+    def may_run(self, sequence: Sequence) -> bool:
         return sequence.slot is not None and sequence not in self.held
 
-    def place(self, sequence: Sequence, bounds: Bounds, feed: int) -> None:
+    def add(self, sequence: Sequence, bounds: Bounds, feed: int) -> None:
         assert 1 <= feed <= self.budget
         self.budget -= feed
-        if bounds.gap > 1:
-            self.prompts -= feed
-        self.picks.append(Pick(sequence, bounds, feed))
+        if bounds.num_uncomputed > 1:
+            self.prompt_budget -= feed
+        self.rows.append(ScheduledRow(sequence, bounds, feed))

@@ -19,7 +19,7 @@ from slipstream.sampling.params import MAX_DEPTH
 from slipstream.speculate.acceptance import Acceptance
 from slipstream.speculate.confidence import Chains
 from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import DepthPolicy, DrawRow, Load, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow, StepTiming
 
 BLIND_DEPTH = 2  # while nothing was timed yet
 PROBE_STEPS = 64  # steps between two probes
@@ -106,7 +106,7 @@ class Adaptive(DepthPolicy):
         self._acceptance.forget(key)
         self._chains.forget(key)
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         if not rows:
             return []
         if not self._verify.known or not self._draft.known:
@@ -144,11 +144,11 @@ class Adaptive(DepthPolicy):
         self._allowed -= added
         return True
 
-    def _blind(self, rows: Sequence[DrawRow]) -> list[DraftRequest]:
+    def _blind(self, rows: Sequence[SamplingRow]) -> list[DraftRequest]:
         self._reason = f"adaptive: depth {min(BLIND_DEPTH, self._max_depth)} until steps have been timed"
-        return [DraftRequest(min(BLIND_DEPTH, row.most), report_confidence=True) for row in rows]
+        return [DraftRequest(min(BLIND_DEPTH, row.max_depth), report_confidence=True) for row in rows]
 
-    def _bounds(self, rows: Sequence[DrawRow], load: Load) -> list[Bound]:
+    def _bounds(self, rows: Sequence[SamplingRow], load: Load) -> list[Bound]:
         """[rows]: how sure the head must be of a chain for its last draft to be verified, and for another to follow."""
         if not self._chains.known:
             return [(0.0, 0.0)] * len(rows)
@@ -168,7 +168,7 @@ class Adaptive(DepthPolicy):
         go_on = self._chains.threshold(key, (verifying + drafting) / self._chains.first())
         return keep, go_on if go_on is None else max(keep, go_on)
 
-    def _best(self, rows: Sequence[DrawRow], bounds: Sequence[Bound], load: Load) -> Choice:
+    def _best(self, rows: Sequence[SamplingRow], bounds: Sequence[Bound], load: Load) -> Choice:
         """The time that prompts take is spent in any case: beside them drafts cost what they cost there, but time is
         worth what the rows alone make of it.
         """
@@ -186,33 +186,33 @@ class Adaptive(DepthPolicy):
         self._gain, self._share = best.rate / plain.rate, best.drafts / len(rows)
         return best
 
-    def _slots(self, rows: Sequence[DrawRow], bounds: Sequence[Bound]) -> list[Slot]:
+    def _slots(self, rows: Sequence[SamplingRow], bounds: Sequence[Bound]) -> list[Slot]:
         """The likeliest first; a row's own drafts stay in order because their chances never rise."""
         slots = self._sure_slots(rows, bounds) if self._chains.known else self._blank_slots(rows)
         slots.sort()
         return slots
 
-    def _blank_slots(self, rows: Sequence[DrawRow]) -> list[Slot]:
+    def _blank_slots(self, rows: Sequence[SamplingRow]) -> list[Slot]:
         """Nothing is known of a draft but how its position has fared: every one asked for is proposed."""
         lean = self._acceptance.lean()
         slots: list[Slot] = []
         for index, row in enumerate(rows):
-            for depth, chance in enumerate(self._acceptance.survival(row.key, row.most, lean), 1):
+            for depth, chance in enumerate(self._acceptance.survival(row.key, row.max_depth, lean), 1):
                 slots.append((-chance, depth, index, 1.0, 1.0))
         return slots
 
-    def _sure_slots(self, rows: Sequence[DrawRow], bounds: Sequence[Bound]) -> list[Slot]:
+    def _sure_slots(self, rows: Sequence[SamplingRow], bounds: Sequence[Bound]) -> list[Slot]:
         """The head will tell how sure it is, and the bounds will keep the unlikely ones out."""
         slots: list[Slot] = []
         for index, (row, bound) in enumerate(zip(rows, bounds)):
             likeliest = 1.0
-            for depth, (made, kept, accepted) in enumerate(self._chains.outlook(row.key, row.most, *bound), 1):
+            for depth, (made, kept, accepted) in enumerate(self._chains.outlook(row.key, row.max_depth, *bound), 1):
                 likeliest = min(likeliest, accepted)  # positions were seen at different times
                 slots.append((-likeliest, depth, index, kept, made if self._stops_early else 1.0))
         return slots
 
     def _probe(
-        self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftRequest]
+        self, rows: Sequence[SamplingRow], load: Load, choice: Choice, asks: list[DraftRequest]
     ) -> list[DraftRequest]:
         """Look past the choice: as many rows as the allowance pays for, one draft deeper, or once without drafts."""
         probe = self._probe_plain(choice) or self._probe_deeper(rows, load, choice, asks)
@@ -228,16 +228,16 @@ class Adaptive(DepthPolicy):
         return [NO_DRAFTS] * len(choice.depths) if due and any(choice.depths) else None
 
     def _probe_deeper(
-        self, rows: Sequence[DrawRow], load: Load, choice: Choice, asks: list[DraftRequest]
+        self, rows: Sequence[SamplingRow], load: Load, choice: Choice, asks: list[DraftRequest]
     ) -> list[DraftRequest] | None:
         """One draft deeper, and without a floor: what it hides is not known otherwise."""
-        hidden = [i for i, (row, ask) in enumerate(zip(rows, asks)) if ask.depth < row.most or ask.threshold > 0.0]
+        hidden = [i for i, (row, ask) in enumerate(zip(rows, asks)) if ask.depth < row.max_depth or ask.threshold > 0.0]
         start = self._num_probes % max(1, len(hidden))
         hidden = (hidden[start:] + hidden[:start])[: max(0, load.room - sum(choice.depths))]
         while hidden:
             depths = list(choice.depths)
             for index in hidden:
-                depths[index] = min(depths[index] + 1, rows[index].most)
+                depths[index] = min(depths[index] + 1, rows[index].max_depth)
             if self._seconds_of(depths, load) - choice.seconds <= PROBE_SHARE * self._seconds:
                 return [
                     DraftRequest(depth, report_confidence=True) if index in hidden else ask

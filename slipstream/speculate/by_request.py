@@ -8,7 +8,7 @@ from dataclasses import replace
 from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RunnerInfo, StepCosts
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting
 from slipstream.speculate.adaptive import Adaptive
-from slipstream.speculate.policy import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo, StepTiming
 
 
 def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: StepCosts) -> DepthPolicy:
@@ -38,7 +38,7 @@ class PerRequest(DepthPolicy):
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return self._policy(setting).may_draft(setting)
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
         policies = [self._policy(row.setting) for row in rows]
         asks = [NO_DRAFTS] * len(rows)

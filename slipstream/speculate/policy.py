@@ -16,11 +16,11 @@ from slipstream.sampling.params import DraftSetting
 
 
 @dataclass(frozen=True, slots=True)
-class DrawRow:
+class SamplingRow:
     """A row that will draw in this step."""
 
     key: str
-    most: int  # its deepest legal draft: head, length limit
+    max_depth: int  # its deepest legal draft: head, length limit
     setting: DraftSetting | None = None  # what its request asked; None: the engine's policy
 
 
@@ -53,7 +53,7 @@ class DepthPolicy(ABC):
         """Why the last decision was as it was, for people to read."""
 
     @abstractmethod
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         """For each row, no depth above its ``most``."""
 
     def reason_for(self, setting: DraftSetting | None) -> str:
@@ -89,7 +89,7 @@ class Off(DepthPolicy):
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return False
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         return [NO_DRAFTS] * len(rows)
 
 
@@ -101,8 +101,8 @@ class Fixed(DepthPolicy):
     def reason(self) -> str:
         return f"fixed: depth {self._depth}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
-        return [DraftRequest(min(self._depth, row.most)) for row in rows]
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
+        return [DraftRequest(min(self._depth, row.max_depth)) for row in rows]
 
 
 class Solo(DepthPolicy):
@@ -118,6 +118,6 @@ class Solo(DepthPolicy):
             return f"solo: {self._num_running} streams are running"
         return f"solo: {self._alone.reason}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         self._num_running = load.num_running
         return self._alone.decide(rows, load) if load.num_running == 1 else [NO_DRAFTS] * len(rows)

@@ -15,7 +15,7 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.confidence import NUM_BINS, Chains
-from slipstream.speculate.policy import DrawRow, Load, StepTiming
+from slipstream.speculate.policy import Load, SamplingRow, StepTiming
 
 DEPTH = 4
 
@@ -119,14 +119,14 @@ class Simulation:
         return (self.tokens - start[0]) / (self.seconds - start[1])
 
     def step(self, held: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
-        rows = [DrawRow(f"r{i}", DEPTH) for i in range(self.num_rows)]
+        rows = [SamplingRow(f"r{i}", DEPTH) for i in range(self.num_rows)]
         asks = self.policy.decide(rows, Load(self.num_rows))
         self.ask = asks[0]
         num_tokens = self.num_rows + sum(map(len, held))
         for row, chain in zip(rows, held):
             self.policy.observe_row(row.key, len(chain), self.accepted(chain), chain)
         proposals = [self.propose(ask) for ask in asks]
-        taking_part = [len(told) for _, told in proposals]
+        taking_part = [len(found) for _, found in proposals]
         passes = tuple(sum(n > i for n in taking_part) for i in range(max(taking_part)))
         verify, draft = self.verify(num_tokens), self.draft * len(passes)
         self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
@@ -145,18 +145,18 @@ class Simulation:
         return count
 
     def propose(self, ask: DraftRequest) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        told: list[float] = []
+        confidences: list[float] = []
         num_kept = 0
         while num_kept < ask.depth:
-            told.append(self.dice.choice((0.1, 0.2, 0.3, 0.5, 0.9, 0.98, 0.98)))
-            if product(told) < ask.threshold:
+            confidences.append(self.dice.choice((0.1, 0.2, 0.3, 0.5, 0.9, 0.98, 0.98)))
+            if product(confidences) < ask.threshold:
                 break
             num_kept += 1
-            if product(told) < ask.continue_threshold:
+            if product(confidences) < ask.continue_threshold:
                 break
-        if told:
-            self.policy.observe_proposal(told)
-        return tuple(told[:num_kept]), tuple(told)
+        if confidences:
+            self.policy.observe_proposal(confidences)
+        return tuple(confidences[:num_kept]), tuple(confidences)
 
 
 def product(values: tuple[float, ...] | list[float]) -> float:
@@ -224,7 +224,7 @@ def test_confidences_reach_the_policy_through_the_scheduler(lag: int) -> None:
     def verify(num_tokens: int) -> float:
         return 4.0 + 2.0 * (num_tokens - 1)
 
-    runner = FakeRunner(info, tells=True, verify=verify, draft=lambda rows: 0.1)
+    runner = FakeRunner(info, reports=True, verify=verify, draft=lambda rows: 0.1)
     costs = runner.calibrate(range(1, 20), range(1, 5))
     scheduler = Scheduler(info, make_policy("adaptive", info, 4, costs), config, clock=lambda: 1.0)
     harness = Harness(scheduler, runner)
