@@ -45,6 +45,9 @@ def unbind(sequence: Sequence) -> Sequence | None:
     return successor
 
 
-def num_shared(sequence: Sequence, block_size: int) -> int:
-    """Blocks that are full before the prompt's last token."""
-    return (len(sequence.request.prompt_tokens) - 1) // block_size
+def unbind_children(parent: Sequence) -> list[Sequence]:
+    """They wait no longer and have the log-probabilities of the parent's prompt."""
+    children, parent.children = parent.children, []
+    for child in children:
+        child.parent, child.prompt_logprobs = None, parent.prompt_logprobs
+    return children

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.contract import EMPTY, RowJoin, RowResult, RowStep, RunnerInfo, Start, TokenLogprobs
-from slipstream.engine.stats import RequestStats, RowCounters
+from slipstream.engine.contract import RowJoin, RowResult, RowStep, RunnerInfo, Start, TokenLogprobs
+from slipstream.engine.stats import RequestStats, RowCounters, StreamSnapshot
 from slipstream.errors import PromptTooLong, RequestError
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.params import DraftSetting, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -106,17 +106,18 @@ class Sequence:
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
         self.joined = False  # a plan with its RowJoin went out
-        self.blocks: list[int] = []
-        self.num_sent_blocks = 0  # the first ones: a plan with them went out
         self.in_flight: deque[RowStep] = deque()
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are reported
         self.finish_reason: FinishReason | None = None
-        self.depth = 0  # drafts requested when it sampled last
         self.counters = RowCounters()
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def draft_setting(self) -> DraftSetting | None:
+        return self.request.params.draft
 
     @property
     def num_output(self) -> int:
@@ -131,10 +132,10 @@ class Sequence:
         now = Bounds(len(self.tokens), len(self.tokens), self.num_uncomputed, len(self.drafts))
         return fold(now, self.in_flight)
 
-    def join(self, may_draft: bool, start: Start = EMPTY) -> RowJoin:
+    def join(self, start: Start, may_draft: bool) -> RowJoin:
         assert self.slot is not None
         assert not self.joined
-        self.joined = True
+        self.joined, self.num_computed = True, start.num_computed
         request = self.request
         return RowJoin(
             slot=self.slot,
@@ -148,34 +149,10 @@ class Sequence:
             start=start,
         )
 
-    def start_from_parent(self, block_size: int) -> tuple[Start, tuple[int, ...]]:
-        """Continue where the parent stands, before the prompt's last token and at rest. -> and the blocks now shared"""
-        parent = self.parent
-        assert parent is not None
-        assert parent.slot is not None
-        assert not parent.in_flight
-        num_full, rest = divmod(parent.num_computed, block_size)
-        shared = tuple(parent.blocks[:num_full])
-        copied = (parent.blocks[num_full], self.blocks[0]) if rest else None
-        self.blocks = [*shared, *self.blocks]
-        self.num_sent_blocks = num_full + (copied is not None)
-        self.num_computed, self.prompt_logprobs = parent.num_computed, parent.prompt_logprobs
-        self.parent = None
-        blocks = tuple(self.blocks[: self.num_sent_blocks])
-        return Start(self.num_computed, blocks, copied, parent.slot), shared
-
-    def take_unsent_blocks(self) -> tuple[int, ...]:
-        """Blocks that no plan has carried yet; the next one does."""
-        num_sent, self.num_sent_blocks = self.num_sent_blocks, len(self.blocks)
-        return tuple(self.blocks[num_sent:])
-
-    def leave(self) -> tuple[int, list[int]]:
-        """Give up slot and blocks; every known token stays known."""
-        assert self.slot is not None
-        slot, blocks = self.slot, self.blocks
-        self.slot, self.blocks, self.joined, self.num_sent_blocks = None, [], False, 0
-        self.num_computed, self.drafts, self.confidences, self.prompt_logprobs = 0, (), (), ()
-        return slot, blocks
+    def leave(self) -> None:
+        """Wait again, or end; every known token stays known."""
+        self.slot, self.joined, self.num_computed = None, False, 0
+        self.drafts, self.confidences, self.prompt_logprobs = (), (), ()
 
     def commit(self, result: RowResult) -> Commit | None:
         """Apply the result of the oldest step in flight; None if the row did not sample."""
@@ -188,14 +165,14 @@ class Sequence:
             assert not result.tokens
             self.num_computed += result.num_fed
             return None
-        return self._sample(result, result.num_fed - num_uncomputed)
+        return self._commit_sample(result, result.num_fed - num_uncomputed)
 
-    def _sample(self, result: RowResult, num_drafted: int) -> Commit:
+    def _commit_sample(self, result: RowResult, num_drafted: int) -> Commit:
         num_accepted = len(result.tokens) - 1
         assert 0 <= num_accepted <= num_drafted
         assert result.tokens[:-1] == self.drafts[:num_accepted]
         assert len(result.logprobs) == (0 if self.request.params.logprobs is None else len(result.tokens))
-        kept, reason = self._cut(result.tokens)
+        kept, reason = self._until_end(result.tokens)
         self.num_computed = len(self.tokens) + num_accepted
         self.tokens += kept
         num_drafted = min(num_drafted, len(kept)) if reason else num_drafted
@@ -206,9 +183,16 @@ class Sequence:
         logprobs = result.logprobs[: len(kept)]
         return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences, logprobs, prompt_logprobs)
 
-    def _cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+    def _until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         room = self.limit - len(self.tokens)
         for index, token in enumerate(tokens[:room]):
             if token in self.request.end_token_ids:
                 return tokens[: index + 1], "stop"
         return tokens[:room], "length" if len(tokens) >= room else None
+
+    def snapshot(self) -> StreamSnapshot:
+        return self.counters.snapshot(self.id, len(self.request.prompt_tokens), self.num_output)
+
+    def stats(self, now: float, depth_reason: str) -> RequestStats:
+        num_prompt, arrival = len(self.request.prompt_tokens), self.request.arrival
+        return self.counters.freeze(num_prompt, self.num_output, arrival, now, depth_reason)

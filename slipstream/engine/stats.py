@@ -76,12 +76,26 @@ class RequestStats:
         return mean_accepted_length(self.accepted_tokens, self.drafts)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamSnapshot:
+    """One running stream at one moment."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    depth: int  # when it sampled last
+    draft_tokens: int
+    accepted_tokens: int
+    first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
+
+
 class RowCounters(DraftCounters):
     """The counters of one request until its end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_preemptions = 0
+        self.last_depth = 0  # drafts requested when it sampled last
         self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
 
@@ -107,18 +121,16 @@ class RowCounters(DraftCounters):
             depth_reason=depth_reason,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class StreamSnapshot:
-    """One running stream at one moment."""
-
-    id: str
-    prompt_tokens: int
-    output_tokens: int
-    depth: int  # when it sampled last
-    draft_tokens: int
-    accepted_tokens: int
-    first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
+    def snapshot(self, key: str, num_prompt: int, num_output: int) -> StreamSnapshot:
+        return StreamSnapshot(
+            id=key,
+            prompt_tokens=num_prompt,
+            output_tokens=num_output,
+            depth=self.last_depth,
+            draft_tokens=self.num_draft_tokens,
+            accepted_tokens=self.num_accepted_tokens,
+            first_token_at=self.first_token_at,
+        )
 
 
 @dataclass(frozen=True, slots=True)

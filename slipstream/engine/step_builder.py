@@ -1,12 +1,13 @@
-"""A step while it is being planned: lives for one call of ``schedule`` and holds the decisions so far."""
+"""A step while it is being planned (StepBuilder), and while its result is still to come (InFlight)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RowJoin, RowStep
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RowJoin, RowStep, StepPlan, StepResult
 from slipstream.engine.request import Sequence
+from slipstream.speculate.policy import StepTiming
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class ScheduledRow:
 
 @dataclass(slots=True)
 class StepBuilder:
+    """Lives for one call of ``schedule`` and holds its decisions so far."""
+
     budget: int  # tokens the step may still feed
     prompt_budget: int  # of those, tokens of prompts
     rows: list[ScheduledRow] = field(default_factory=list)
@@ -54,3 +57,28 @@ class StepBuilder:
         if bounds.num_uncomputed > 1:
             self.prompt_budget -= feed
         self.rows.append(ScheduledRow(sequence, bounds, feed))
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        for scheduled, row in zip(self.rows, plan.rows):
+            scheduled.sequence.in_flight.append(row)
+        has_prompts = any(row.bounds.num_uncomputed > 1 for row in self.rows)
+        return InFlight(plan, tuple(row.sequence for row in self.rows), has_prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A plan whose result is still to come. Rows are matched by their order: a slot may have a new owner by then."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    has_prompts: bool  # the step reads prompt chunks
+
+    def timing(self, result: StepResult, since_last: float, stops_early: bool) -> StepTiming:
+        """``since_last``: seconds between the results of this step and the one before."""
+        num_tokens = sum(row.num_fed for row in result.rows)
+        depths = [row.draft.depth for row in self.plan.rows]
+        if stops_early:
+            depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
+        pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
+        other = max(0.0, since_last - result.verify_seconds - result.draft_seconds)
+        return StepTiming(num_tokens, pass_rows, result.verify_seconds, result.draft_seconds, other, len(result.rows))
