@@ -72,7 +72,7 @@ class Simulation:
         draft = sum(map(self.machine.draft, passes)) * self.hiccup()
         for row, num_drafted, chance in zip(rows, self.held, self.chances):
             num_accepted = self.accept(num_drafted, chance)
-            self.tokens += sum(chance**i for i in range(num_drafted + 1))  # the mean, to keep luck out of the score
+            self.tokens += sum(chance**i for i in range(num_drafted + 1))  # the mean, to keep chance out of the score
             self.policy.observe_row(row.key, num_drafted, num_accepted)
         self.seconds += verify + draft
         self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
@@ -284,7 +284,7 @@ def test_a_machine_that_slows_down_moves_the_whole_curve() -> None:
     assert curve.at(16) > 1.9 * curve.at(8)
 
 
-def test_beside_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
+def test_next_to_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
     """The step is long in any case: what a draft adds must beat what the rows alone make of that time."""
     costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16, 64, 128)], [(1, 0.001), (8, 0.002)])
     policy = Adaptive(4, costs)
