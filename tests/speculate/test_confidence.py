@@ -222,7 +222,7 @@ def test_the_reason_names_the_threshold() -> None:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_confidences_reach_the_policy_through_the_scheduler(lag: int) -> None:
-    """A head that is right as often as it says: most of what is left to verify is accepted, late results or not."""
+    """A head that is right as often as it says: most of the verified drafts are accepted, late results or not."""
     info = make_info(lag=lag, max_context=2000, num_blocks=600, stops_early=True)
     config = EngineConfig(max_streams=4)
 
