@@ -1,4 +1,4 @@
-"""The KV blocks: which are free, and how many sequences hold each of the others. Who they are is theirs to know."""
+"""The KV blocks: which are free, and how many rows hold each of the others. Knows no rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more sequence holds these."""
+        """One more row holds these."""
         for block in blocks:
             assert self._holders[block] > 0, "a free block was shared"
             self._holders[block] += 1

@@ -46,7 +46,7 @@ class TokenStream:
         return bool(self._events)
 
     def wake(self, waiter: asyncio.Future[None]) -> None:
-        """What the next event or nudge sets off; only the latest one is remembered."""
+        """The next event or nudge sets this result; only the latest waiter is kept."""
         self._waiter = waiter
 
     async def ready(self) -> None:
@@ -70,7 +70,7 @@ class TokenStream:
         try:
             while not self._events:
                 await self.ready()
-        except asyncio.CancelledError:  # whoever consumed this has left
+        except asyncio.CancelledError:  # the consumer has left
             self.abort()
             raise
         event = self._events.popleft()
@@ -86,7 +86,7 @@ class TokenStream:
             self._engine.abort(self.id)
 
     def end(self, reason: FinishReason) -> None:
-        """The consumer has what it wanted; the final event still comes, with this reason."""
+        """The consumer needs no more tokens; the final event still comes, with this reason."""
         self._engine.abort(self.id, reason)
 
     async def __aenter__(self) -> TokenStream:
@@ -115,11 +115,11 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: deque[tuple[TokenStream, TokenEvent]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._awake = False  # the loop will look at what is pending without being woken
+        self._awake = False  # the loop will look at the pending events without being woken
         engine.on_delivered = self._wake
 
     def attach(self) -> None:
-        """Events go to the running loop from now on. For who starts the engine himself."""
+        """Events go to the running loop from now on. For callers that start the engine themselves."""
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -153,7 +153,7 @@ class AsyncEngine:
         self._pending.append((stream, event))
 
     def _wake(self) -> None:
-        """Engine thread. The loop may be gone when the process ends; then nobody listens."""
+        """Engine thread. The loop may be gone when the process ends; then nothing is left to wake."""
         assert self._loop is not None
         if not self._awake:
             self._awake = True

@@ -14,28 +14,28 @@ from slipstream.engine.contract import RowStep
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Only acceptance is uncertain, so the tokens vary together with the cursor and their gap is always exact."""
+    """Only acceptance is uncertain, so tokens and cursor vary together and their difference is always exact."""
 
-    least: int  # tokens the row has at least
-    most: int  # tokens the row has at most
-    gap: int  # known tokens that are not computed yet
-    drafts: int  # drafts it holds at most
+    min_tokens: int
+    max_tokens: int
+    num_uncomputed: int  # known tokens after the cursor
+    max_drafts: int  # drafts the row holds at most
 
     @property
-    def computed(self) -> int:
+    def max_computed(self) -> int:
         """The furthest its cursor can be."""
-        return self.most - self.gap
+        return self.max_tokens - self.num_uncomputed
 
     @property
-    def pending(self) -> int:
+    def max_feed(self) -> int:
         """Tokens it can feed at most."""
-        return self.gap + self.drafts
+        return self.num_uncomputed + self.max_drafts
 
     def after(self, row: RowStep) -> Bounds:
-        if row.feed < self.gap:
-            return Bounds(self.least, self.most, self.gap - row.feed, 0)
-        verified = min(row.feed, self.pending) - self.gap
-        return Bounds(self.least + 1, self.most + 1 + verified, 1, row.draft.depth)
+        if row.feed < self.num_uncomputed:
+            return Bounds(self.min_tokens, self.max_tokens, self.num_uncomputed - row.feed, 0)
+        num_verified = min(row.feed, self.max_feed) - self.num_uncomputed
+        return Bounds(self.min_tokens + 1, self.max_tokens + 1 + num_verified, 1, row.draft.depth)
 
 
 def fold(now: Bounds, in_flight: Iterable[RowStep]) -> Bounds:

@@ -2,13 +2,13 @@
 
 Each running stream owns a *slot* of the runner until it leaves. For its slot the runner holds
 
-    tokens    every token known so far: prompt, output, and behind them the drafts it proposed last
+    tokens    every token known so far: prompt and output; after them the drafts it proposed last
     cursor    how many of them are computed (their KV and recurrent state are committed)
 
 A step feeds ``min(feed, len(tokens) + len(drafts) - cursor)`` tokens from the cursor on. That one rule is prefill,
 chunked prefill, resume after preemption, plain decoding (one token) and verification (one token and the drafts).
-A row whose known tokens are all fed *draws*: at every fed position from its last known token on, accepting drafts
-while they equal the draw. Then it proposes the drafts that ``draft`` asks for.
+A row whose known tokens are all fed *samples*: at every fed position from its last known token on, accepting drafts
+while they equal the sampled token. Then it proposes the drafts that ``draft`` asks for.
 A runner whose drafter has no confidences ignores thresholds and reports none.
 
 A runner may be late (``RunnerInfo.lag`` = 1): the scheduler then plans step n+1 before it has seen the result of
@@ -34,7 +34,9 @@ class Start:
     """
 
     num_computed: int = 0  # the row's cursor when it joins
-    blocks: tuple[int, ...] = ()  # its block table begins with these; full ones may be shared, nobody writes them again
+    blocks: tuple[
+        int, ...
+    ] = ()  # its block table begins with these; full ones may be shared and are never written again
     copied: tuple[int, int] | None = None  # a partly filled block, and the row's own copy of it (the last of blocks)
     state_of: int | None = None  # the slot whose recurrent state, as of num_computed, is copied
 
@@ -44,7 +46,7 @@ EMPTY = Start()
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a row proposes after this step, if it samples.
+    """The drafts that a row proposes after this step, if it samples.
 
     The confidence of a chain of drafts is the product of the drafter's probabilities of them. Rows also have ``p_min``,
     a bound for each single draft.
@@ -74,14 +76,14 @@ class RowJoin:
     params: SamplingParams
     seed: int  # resolved: never None
     p_min: float  # resolved
-    may_draft: bool = True  # False: it never will, so the head need not learn of it
-    end_tokens: tuple[int, ...] = ()  # what ends the stream: not drawn before min_tokens
+    may_draft: bool = True  # False: it never will, so the head need not be fed
+    end_tokens: tuple[int, ...] = ()  # they end the stream; not sampled before min_tokens
     start: Start = EMPTY
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """What one row does in this step."""
+    """The work of one row in this step."""
 
     slot: int
     feed: int  # at most this many tokens are fed, >= 1
@@ -101,36 +103,37 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the model itself thought of a token, before penalties, bias, masks and temperature."""
+    """The model's own log-probabilities at one token, before penalties, bias, masks and temperature."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and theirs, best first; as many as were asked for
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and theirs, best first; as many as requested
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row of the plan did. Same order as ``StepPlan.rows``."""
+    """The outcome of one row of the plan. Same order as ``StepPlan.rows``."""
 
     slot: int
     num_fed: int
-    tokens: tuple[int, ...]  # committed by this step: accepted drafts, then the row's own draw; () if it did not draw
+    tokens: tuple[
+        int, ...
+    ]  # committed by this step: accepted drafts, then the row's own sample; () if it did not sample
     drafts: tuple[int, ...]  # the proposals the row holds now
     # The drafter's probability of each draft and, where it ended them early, of the one left out; () if not measured.
     confidences: tuple[float, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where the row asked for them
-    # Of the prompt's tokens that follow those fed in this step, where the row asked for them and joined without output.
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of ``tokens``, where requested
+    # Of the prompt's tokens that follow those fed in this step, where requested and the row joined without output.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    fault: str = (
-        ""  # why the row cannot go on (a constraint that cannot be followed); it then has neither tokens nor drafts
-    )
+    # The reason why the row cannot continue (a constraint without a legal token); it then has no tokens and no drafts.
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     step: int
     rows: tuple[RowResult, ...]
-    verify_seconds: float = 0.0  # forward, draw, commit, and whatever drafting costs a step that does not draft
-    draft_seconds: float = 0.0  # the draft passes behind it
+    verify_seconds: float = 0.0  # forward, sample, commit, and the part of drafting that a step without drafts pays too
+    draft_seconds: float = 0.0  # the draft passes after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +142,12 @@ class StepCosts:
 
     verify: tuple[tuple[int, float], ...] = ()  # by tokens in the step
     draft: tuple[tuple[int, float], ...] = ()  # one draft pass, by rows
-    per_row: float = 0.0  # of verification, beside its tokens: reading and writing a row's recurrent state
+    per_row: float = 0.0  # of verification, besides its tokens: reading and writing a row's recurrent state
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What a loaded runner can hold and do."""
+    """The capacity and abilities of a loaded runner."""
 
     num_slots: int
     num_blocks: int
@@ -154,13 +157,13 @@ class RunnerInfo:
     max_depth: int  # 0: this model does not draft
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
-    prompt_tokens: int = 0  # a step may read as many, if more than the engine allows, where no stream decodes
-    stops_early: bool = False  # a row that ended its drafts takes no part in the step's later draft passes
-    note: str = ""  # what computes where, one line for people
+    prompt_tokens: int = 0  # prefill budget of a step in which no stream decodes, if above the engine's
+    stops_early: bool = False  # a row whose drafts have ended costs nothing in the step's later draft passes
+    note: str = ""  # device and precision, one line for people
 
 
 class Runner(Protocol):
-    """One array library behind one interface. All calls come from one thread."""
+    """A model on one array library. All calls come from one thread."""
 
     @property
     def info(self) -> RunnerInfo: ...

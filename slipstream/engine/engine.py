@@ -1,7 +1,7 @@
-"""The engine thread: the one place where the runner is touched.
+"""The engine thread: the only one that touches the runner.
 
 Requests come in through an inbox; events go out through one sink per request, a callable that never blocks. An
-exception here is told to every client. Knows neither HTTP nor asyncio nor what computes a step.
+exception here reaches every client as an error event. Knows neither HTTP nor asyncio nor array libraries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipstream.speculate.policy import DepthPolicy
 Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither block nor raise
 
 _SEED_MASK = (1 << 63) - 1  # seeds fit a signed 64-bit array
-_STREAMS_SECONDS = 0.25  # between two looks at each stream: people read them, steps must not pay for it
+_STREAMS_SECONDS = 0.25  # between two snapshots of the streams: people read them, steps must not pay for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class Engine:
         self._on_death = on_death
         self._end_token_ids = frozenset(end_token_ids)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._gate = threading.Lock()  # whatever passes it before the thread ends gets a final event
+        self._gate = threading.Lock()  # a request that passes it before the thread ends gets a final event
         self._open = False
         self._ready = threading.Event()
         self._ids = itertools.count(1)
         self._sinks: dict[str, Sink] = {}  # engine thread only
         self._snapshot = StatsSnapshot()
         self._streams: tuple[StreamSnapshot, ...] = ()
-        self._looked_at = 0.0
+        self._streams_at = 0.0
         self._info: RunnerInfo | None = None
         self._thread = threading.Thread(target=self._main, name="slipstream-engine", daemon=True)
 
@@ -89,7 +89,7 @@ class Engine:
         return self._open
 
     def start(self) -> None:
-        """Returns when the runner is loaded; raises what stopped it from loading."""
+        """Returns when the runner is loaded; raises the error that stopped it from loading."""
         self._thread.start()
         self._ready.wait()
         if not self._open:
@@ -97,13 +97,13 @@ class Engine:
             raise self.failed or EngineDead("the engine thread ended before the runner was ready")
 
     def submit(self, prompt_tokens: Iterable[int], params: SamplingParams, sink: Sink) -> str:
-        """The request's id. Raises RequestError for what can never run, EngineDead when nothing runs any more."""
+        """The request's id. Raises RequestError for a request that can never run, EngineDead after the engine's end."""
         return self.submit_many(prompt_tokens, params, [sink])[0]
 
     def submit_many(self, prompt_tokens: Iterable[int], params: SamplingParams, sinks: Sequence[Sink]) -> list[str]:
         """As many answers to one prompt as there are sinks, the prompt computed once; their ids.
 
-        Answer i is what a request of its own with seed + i would get.
+        Answer i is that of a single request with seed + i.
         """
         self._check_alive()
         self._check_count(len(sinks))
@@ -113,7 +113,7 @@ class Engine:
         return [request.id for request in requests]
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
-        """Idempotent; an id that is unknown or finished is ignored. ``reason`` is what the final event will say."""
+        """Idempotent; an id that is unknown or finished is ignored. ``reason`` is that of the final event."""
         self._inbox.put(_Abort(request_id, reason))
 
     def snapshot(self) -> StatsSnapshot:
@@ -124,7 +124,7 @@ class Engine:
         return self._streams
 
     def close(self) -> None:
-        """Abort what is running and end the thread. Idempotent."""
+        """Abort all requests and end the thread. Idempotent."""
         self._inbox.put(_Close())
         if self._thread.ident is not None:
             self._thread.join()
@@ -139,9 +139,11 @@ class Engine:
             self._inbox.put(message)
 
     def _check_count(self, count: int) -> None:
-        most = min(self.info.num_slots, self.config.max_streams)
-        if not 1 <= count <= most:
-            raise RequestError(f"{count} answers to one prompt: at most {most} streams run at once, at least one must")
+        max_count = min(self.info.num_slots, self.config.max_streams)
+        if not 1 <= count <= max_count:
+            raise RequestError(
+                f"{count} answers to one prompt: at most {max_count} streams run at once, at least one must"
+            )
 
     def _requests(self, prompt_tokens: Iterable[int], params: SamplingParams, count: int) -> tuple[Request, ...]:
         try:
@@ -190,8 +192,8 @@ class Engine:
     def _publish(self, scheduler: Scheduler) -> None:
         self._snapshot = scheduler.snapshot()
         now = time.monotonic()
-        if not self._snapshot.num_running or now - self._looked_at > _STREAMS_SECONDS:
-            self._streams, self._looked_at = scheduler.streams(), now
+        if not self._snapshot.num_running or now - self._streams_at > _STREAMS_SECONDS:
+            self._streams, self._streams_at = scheduler.streams(), now
 
     def _policy(self, runner: Runner) -> DepthPolicy:
         info, config = runner.info, self.config
@@ -247,7 +249,7 @@ class Engine:
             self.on_delivered()
 
     def _shut(self) -> None:
-        """No request gets in any more; those still in the inbox are told so."""
+        """No request gets in any more; those still in the inbox get a final event."""
         with self._gate:
             self._open = False
         while not self._inbox.empty():
@@ -265,15 +267,15 @@ class Engine:
             self._on_death(error)
 
 
-def grid(most: int) -> list[int]:
-    """The sizes to time up to ``most``: each one where steps are small, then both sides of every edge.
+def grid(max_size: int) -> list[int]:
+    """The sizes to time up to ``max_size``: each one where steps are small, then both sides of every edge.
 
     Kernels work in tiles, so a step that needs one more tile costs a stair, not a slope: 8 and 9, 16 and 17, ...
     """
-    points = {n for n in (*range(1, 10), 12) if n <= most} | {most}
+    points = {n for n in (*range(1, 10), 12) if n <= max_size} | {max_size}
     edge = 16
-    while edge <= most:
-        points |= {edge, min(most, edge + 1), min(most, edge * 3 // 2), min(most, edge * 3 // 2 + 1)}
+    while edge <= max_size:
+        points |= {edge, min(max_size, edge + 1), min(max_size, edge * 3 // 2), min(max_size, edge * 3 // 2 + 1)}
         edge *= 2
     return sorted(points)
 

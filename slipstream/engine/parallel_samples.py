@@ -1,7 +1,7 @@
-"""Sequences that were asked for together: the first of them, the leader, computes their prompt but for its last token.
+"""Parallel samples (n > 1): the parent computes the prompt of a sample group but for its last token.
 
-Until then its siblings have a slot and blocks of their own and wait; then they fork from it. A sibling that lost its
-place before that comes in again as anyone does, with those of its family that wait beside it. Owns no memory.
+Until then its children have a slot and blocks of their own and wait; then they start from its cache. A child that was
+preempted before that is admitted again like any request, together with the waiting ones of its group. Owns no memory.
 """
 
 from __future__ import annotations
@@ -14,37 +14,40 @@ from slipstream.engine.request import Sequence
 
 
 def first_group(waiting: deque[Sequence]) -> list[Sequence]:
-    """The first that waits, and those right behind it that want the same prompt computed."""
+    """The first waiting sequence and those right after it that need the same prompt computed."""
     first = waiting[0]
-    if first.family is None or first.num_output:
+    if first.group is None or first.num_output:
         return [first]
-    return list(takewhile(lambda other: other.family is first.family and not other.num_output, waiting))
+    return list(takewhile(lambda other: other.group is first.group and not other.num_output, waiting))
 
 
-def bind(leader: Sequence, siblings: list[Sequence]) -> None:
-    leader.leader, leader.siblings = None, siblings
-    for sibling in siblings:
-        sibling.leader = leader
+def bind(parent: Sequence, children: list[Sequence]) -> None:
+    parent.parent, parent.children = None, children
+    for child in children:
+        child.parent = parent
 
 
 def at_rest(running: Iterable[Sequence]) -> list[Sequence]:
-    """Leaders that stand before the prompt's last token, with nothing in flight: their siblings may fork."""
-    return [leader for leader in running if leader.siblings and leader.gap == 1 and not leader.in_flight]
+    """Parents that stand before the prompt's last token, with nothing in flight: their children may start."""
+    return [parent for parent in running if parent.children and parent.num_uncomputed == 1 and not parent.in_flight]
 
 
-def part(sequence: Sequence) -> Sequence | None:
-    """It waits for nobody any more. If others waited for it, the first of them is their leader now: that one."""
-    if sequence.leader is not None:
-        sequence.leader.siblings.remove(sequence)
-        sequence.leader = None
-    if not sequence.siblings:
+def unbind(sequence: Sequence) -> Sequence | None:
+    """It waits for nobody any more. Its first child, if it has one, is its successor: the parent of the others."""
+    if sequence.parent is not None:
+        sequence.parent.children.remove(sequence)
+        sequence.parent = None
+    if not sequence.children:
         return None
-    heir, *others = sequence.siblings
-    sequence.siblings = []
-    bind(heir, others)
-    return heir
+    successor, *others = sequence.children
+    sequence.children = []
+    bind(successor, others)
+    return successor
 
 
-def num_shared(sequence: Sequence, block_size: int) -> int:
-    """Blocks that are full before the prompt's last token."""
-    return (len(sequence.request.prompt_tokens) - 1) // block_size
+def unbind_children(parent: Sequence) -> list[Sequence]:
+    """They wait no longer and have the log-probabilities of the parent's prompt."""
+    children, parent.children = parent.children, []
+    for child in children:
+        child.parent, child.prompt_logprobs = None, parent.prompt_logprobs
+    return children

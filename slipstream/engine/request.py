@@ -1,6 +1,6 @@
-"""What a client asked (Request), what it has so far (Sequence), what it is told (TokenEvent).
+"""A client's request (Request), its state in the engine (Sequence), its output (TokenEvent).
 
-A Sequence knows how to take in the result of its own row. It knows no other row, no budget and no runner.
+A Sequence applies the results of its own row. It knows no budget and no runner.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.engine.bounds import Bounds, fold
-from slipstream.engine.contract import EMPTY, RowJoin, RowResult, RowStep, RunnerInfo, Start, TokenLogprobs
-from slipstream.engine.stats import RequestStats, RowCounters
+from slipstream.engine.contract import RowJoin, RowResult, RowStep, RunnerInfo, Start, TokenLogprobs
+from slipstream.engine.stats import RequestStats, RowCounters, StreamSnapshot
 from slipstream.errors import PromptTooLong, RequestError
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.params import DraftSetting, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -32,39 +32,39 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What one step gave one request. A final event has a finish_reason; each request gets exactly one."""
+    """The output of one step for one request. A final event has a finish_reason; each request gets exactly one."""
 
     request_id: str
     tokens: tuple[int, ...] = ()  # all tokens new in this step; an end token is the last of them
     num_accepted: int = 0  # how many of them were drafts
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None  # in the final event
-    error: str = ""  # what happened, when finish_reason is "error"
+    error: str = ""  # the cause, when finish_reason is "error"
     at: float = 0.0  # when the engine had it, by the monotonic clock; 0.0: the engine was ending
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens behind the first; in the first event
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens after the first; in the first event
 
     @property
     def origins(self) -> tuple[int, ...]:
-        """For each token: 0 for the target's own draw, i for an accepted draft at position i."""
+        """For each token: 0 for the target model's own sample, i for an accepted draft at position i."""
         return (*range(1, self.num_accepted + 1), *(0,) * (len(self.tokens) - self.num_accepted))
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a drawing row yielded, cut at the first end token or at the length limit."""
+    """The tokens of a row that sampled, cut at the first end token or at the length limit."""
 
     tokens: tuple[int, ...]
     num_drafted: int
     num_accepted: int
     finish_reason: FinishReason | None
     confidences: tuple[float, ...] = ()  # of the drafts verified, where they are known
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # all of them, with the first tokens
 
 
 def check_request(request: Request, info: RunnerInfo) -> None:
-    """Raise RequestError for what could never run. Pure: any thread may ask."""
+    """Raise RequestError for a request that could never run. Pure: any thread may call it."""
     prompt = request.prompt_tokens
     if not prompt:
         raise RequestError("the prompt is empty")
@@ -80,7 +80,7 @@ def check_request(request: Request, info: RunnerInfo) -> None:
 
 
 def hard_limit(info: RunnerInfo) -> int:
-    """Tokens a stream can have, whatever its client asks."""
+    """Tokens a stream can have, whatever its max_tokens."""
     return min(info.max_context, info.num_blocks * info.block_size)
 
 
@@ -92,26 +92,23 @@ def length_limit(request: Request, info: RunnerInfo) -> int:
 
 
 class Sequence:
-    """A request on its way. Without a slot it waits; num_computed then is 0. For parents see parallel_samples.py."""
+    """A request until its end. Without a slot it waits; num_computed then is 0."""
 
-    def __init__(self, request: Request, limit: int, family: object = None) -> None:
+    def __init__(self, request: Request, limit: int, group: object = None) -> None:
         self.request = request
         self.limit = limit
-        self.family = family  # the same for all that were asked for together; None: nobody to share with
-        self.leader: Sequence | None = None  # who computes this one's prompt at the moment
-        self.siblings: list[Sequence] = []  # whose prompt this one computes at the moment
+        self.group = group  # sample group: the same object for all samples of one prompt; None: no group
+        self.parent: Sequence | None = None  # computes this one's prompt at the moment
+        self.children: list[Sequence] = []  # their prompt is computed by this one at the moment
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
         self.drafts: tuple[int, ...] = ()
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
-        self.joined = False  # the runner knows of it
-        self.blocks: list[int] = []
-        self.num_told_blocks = 0  # the runner knows of these
+        self.joined = False  # a plan with its RowJoin went out
         self.in_flight: deque[RowStep] = deque()
-        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are told
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are reported
         self.finish_reason: FinishReason | None = None
-        self.depth = 0  # how many drafts its last draw asked for
         self.counters = RowCounters()
 
     @property
@@ -119,22 +116,26 @@ class Sequence:
         return self.request.id
 
     @property
+    def draft_setting(self) -> DraftSetting | None:
+        return self.request.params.draft
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.request.prompt_tokens)
 
     @property
-    def gap(self) -> int:
+    def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
 
     @property
     def bounds(self) -> Bounds:
-        now = Bounds(len(self.tokens), len(self.tokens), self.gap, len(self.drafts))
+        now = Bounds(len(self.tokens), len(self.tokens), self.num_uncomputed, len(self.drafts))
         return fold(now, self.in_flight)
 
-    def join(self, may_draft: bool, start: Start = EMPTY) -> RowJoin:
+    def join(self, start: Start, may_draft: bool) -> RowJoin:
         assert self.slot is not None
         assert not self.joined
-        self.joined = True
+        self.joined, self.num_computed = True, start.num_computed
         request = self.request
         return RowJoin(
             slot=self.slot,
@@ -148,67 +149,50 @@ class Sequence:
             start=start,
         )
 
-    def start_beside_parent(self, block_size: int) -> tuple[Start, tuple[int, ...]]:
-        """Continue where the parent stands, before the prompt's last token and at rest; also the blocks now shared."""
-        leader = self.leader
-        assert leader is not None
-        assert leader.slot is not None
-        assert not leader.in_flight
-        num_full, rest = divmod(leader.num_computed, block_size)
-        shared = tuple(leader.blocks[:num_full])
-        copied = (leader.blocks[num_full], self.blocks[0]) if rest else None
-        self.blocks = [*shared, *self.blocks]
-        self.num_told_blocks = num_full + (copied is not None)
-        self.num_computed, self.prompt_logprobs = leader.num_computed, leader.prompt_logprobs
-        self.leader = None
-        blocks = tuple(self.blocks[: self.num_told_blocks])
-        return Start(self.num_computed, blocks, copied, leader.slot), shared
-
-    def tell_blocks(self) -> tuple[int, ...]:
-        """Those that the runner does not know of yet; it is told now."""
-        told, self.num_told_blocks = self.num_told_blocks, len(self.blocks)
-        return tuple(self.blocks[told:])
-
-    def leave(self) -> tuple[int, list[int]]:
-        """Give up slot and blocks; every known token stays known."""
-        assert self.slot is not None
-        slot, blocks = self.slot, self.blocks
-        self.slot, self.blocks, self.joined, self.num_told_blocks = None, [], False, 0
-        self.num_computed, self.drafts, self.confidences, self.prompt_logprobs = 0, (), (), ()
-        return slot, blocks
+    def leave(self) -> None:
+        """Wait again, or end; every known token stays known."""
+        self.slot, self.joined, self.num_computed = None, False, 0
+        self.drafts, self.confidences, self.prompt_logprobs = (), (), ()
 
     def commit(self, result: RowResult) -> Commit | None:
-        """Take in the result of the oldest step in flight; None if the row did not draw."""
+        """Apply the result of the oldest step in flight; None if the row did not sample."""
         row = self.in_flight.popleft()
-        gap = self.gap
+        num_uncomputed = self.num_uncomputed
         assert result.slot == self.slot == row.slot
-        assert result.num_fed == min(row.feed, gap + len(self.drafts))
+        assert result.num_fed == min(row.feed, num_uncomputed + len(self.drafts))
         self.prompt_logprobs += result.prompt_logprobs
-        if row.feed < gap:
+        if row.feed < num_uncomputed:
             assert not result.tokens
             self.num_computed += result.num_fed
             return None
-        return self._draw(result, result.num_fed - gap)
+        return self._commit_sample(result, result.num_fed - num_uncomputed)
 
-    def _draw(self, result: RowResult, num_drafted: int) -> Commit:
+    def _commit_sample(self, result: RowResult, num_drafted: int) -> Commit:
         num_accepted = len(result.tokens) - 1
         assert 0 <= num_accepted <= num_drafted
         assert result.tokens[:-1] == self.drafts[:num_accepted]
         assert len(result.logprobs) == (0 if self.request.params.logprobs is None else len(result.tokens))
-        kept, reason = self._cut(result.tokens)
+        kept, reason = self._until_end(result.tokens)
         self.num_computed = len(self.tokens) + num_accepted
         self.tokens += kept
         num_drafted = min(num_drafted, len(kept)) if reason else num_drafted
         confidences = self.confidences[:num_drafted]
         self.drafts, self.confidences = result.drafts, result.confidences[: len(result.drafts)]
         self.finish_reason = reason
-        told, self.prompt_logprobs = self.prompt_logprobs, ()
+        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, ()
         logprobs = result.logprobs[: len(kept)]
-        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences, logprobs, told)
+        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences, logprobs, prompt_logprobs)
 
-    def _cut(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+    def _until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         room = self.limit - len(self.tokens)
         for index, token in enumerate(tokens[:room]):
             if token in self.request.end_token_ids:
                 return tokens[: index + 1], "stop"
         return tokens[:room], "length" if len(tokens) >= room else None
+
+    def snapshot(self) -> StreamSnapshot:
+        return self.counters.snapshot(self.id, len(self.request.prompt_tokens), self.num_output)
+
+    def stats(self, now: float, depth_reason: str) -> RequestStats:
+        num_prompt, arrival = len(self.request.prompt_tokens), self.request.arrival
+        return self.counters.freeze(num_prompt, self.num_output, arrival, now, depth_reason)

@@ -1,7 +1,7 @@
-"""Who runs in the next step, with how many tokens and blocks: schedule() -> plan, apply(result) -> events.
+"""The rows of the next step, with how many tokens each: schedule() -> plan, apply(result) -> events.
 
 One law: a sequence has computed and known tokens (and drafts), and a step lets computed catch up. Owns the waiting
-and running sequences, slots and blocks. Knows neither the thread that calls it nor what computes a step.
+and running sequences and the slots; blocks are the cache manager's. Knows neither the calling thread nor the runner.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from slipstream.cache.blocks import BlockPool
+from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import EMPTY, RowJoin, RowResult, RunnerInfo, Start, StepPlan, StepResult
-from slipstream.engine.parallel_samples import at_rest, bind, first_group, num_shared, part
+from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.parallel_samples import at_rest, bind, first_group, unbind, unbind_children
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -26,19 +26,10 @@ from slipstream.engine.request import (
     length_limit,
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
-from slipstream.engine.step_builder import Pass, Pick
-from slipstream.speculate.policy import DepthPolicy, DrawRow, Load, StepTiming
+from slipstream.engine.step_builder import InFlight, ScheduledRow, StepBuilder
+from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow
 
-Rows = list[tuple[Sequence, Bounds]]  # running sequences and what they may have become
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A plan whose result is still to come. Rows are matched by their order: a slot may have a new owner by then."""
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-    has_chunks: bool
+Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
 
 
 class Scheduler:
@@ -56,7 +47,7 @@ class Scheduler:
         self.config = config
         self.counters = EngineCounters()
         self._clock = clock
-        self._pool = BlockPool(info.num_blocks, info.block_size)
+        self._cache = CacheManager(info.num_blocks, info.block_size)
         self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
         self._num_slots = len(self._free_slots)
         self._hard_limit = hard_limit(info)
@@ -64,18 +55,18 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
         self._leaves: list[int] = []  # slots the runner still has to empty
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
         self._last_depth = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._leaves or self._flights)
+        return bool(self._live or self._leaves or self._in_flight)
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
     @property
     def max_depth(self) -> int:
@@ -84,95 +75,88 @@ class Scheduler:
     # Requests come and go.
 
     def add(self, *requests: Request) -> None:
-        """Those added together ask for the same prompt: it is computed once, where there is something to share."""
+        """Requests added together have the same prompt: it is computed once, if it has more than one token."""
         assert len(requests) <= self._num_slots
         shares = len(requests) > 1 and len(requests[0].prompt_tokens) > 1
-        family = object() if shares else None
+        group = object() if shares else None
         for request in requests:
             check_request(request, self.info)
             assert request.id not in self._live
             assert request.prompt_tokens == requests[0].prompt_tokens
-            sequence = Sequence(request, length_limit(request, self.info), family)
+            sequence = Sequence(request, length_limit(request, self.info), group)
             self._live[request.id] = sequence
             self._waiting.append(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> TokenEvent | None:
         """The final event, or None if the request is unknown or already finished."""
         sequence = self._live.get(request_id)
-        if sequence is None:
-            return None
-        sequence.finish_reason = reason
-        stats = self._finish(sequence, reason)
-        return TokenEvent(request_id, finish_reason=reason, stats=stats, at=self._clock())
+        return None if sequence is None else self._end(sequence, reason, self._clock())
 
-    # Planning: one pass.
+    # Planning.
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be planned before a result comes in."""
-        assert len(self._flights) <= self.info.lag
+        assert len(self._in_flight) <= self.info.lag
         rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
-        step = self._pass(rows)
-        leaders = at_rest(self._running)
-        self._place_short(step, rows, sum(1 + len(leader.siblings) for leader in leaders))
-        self._place_families(step, leaders)
-        self._place_long(step, rows)
+        step = self._new_step(rows)
+        parents = at_rest(self._running)
+        self._schedule_decoding(step, rows, sum(1 + len(parent.children) for parent in parents))
+        self._schedule_children(step, parents)
+        self._schedule_prompts(step, rows)
         self._admit(step)
-        self._deepen(step)
-        if not step.picks and (not self._leaves or self._flights):
+        self._request_drafts(step)
+        if not step.rows and (not self._leaves or self._in_flight):
             return None
         return self._launch(step)
 
-    def _pass(self, rows: Rows) -> Pass:
-        """Prompts come in large pieces where nobody decodes; beside streams that do, in a small one for each prompt."""
+    def _new_step(self, rows: Rows) -> StepBuilder:
+        """A prompt is read in large chunks where no stream decodes, otherwise in small ones."""
         budget = max(self.config.max_step_tokens, self.info.prompt_tokens)
-        num_decoding = sum(bounds.gap == 1 for _, bounds in rows)
+        num_decoding = sum(bounds.num_uncomputed == 1 for _, bounds in rows)
         if not num_decoding:
-            return Pass(budget, budget)
+            return StepBuilder(budget, budget)
         num_prompts = len(rows) - num_decoding + min(len(self._waiting), len(self._free_slots))
-        return Pass(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
+        return StepBuilder(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
-        """False for a row that is sure to be finished by what is in flight, or that could pass the context, or that
-        waits for its leader or its siblings."""
-        waits = sequence.leader is not None or (sequence.siblings and bounds.gap == 1)
-        return not waits and bounds.least < sequence.limit and bounds.most < self._hard_limit
+        """False for a row that waits for its parent or its children, that the steps in flight are sure to finish, or
+        that they could bring to the end of the context."""
+        waits = sequence.parent is not None or (sequence.children and bounds.num_uncomputed == 1)
+        return not waits and bounds.min_tokens < sequence.limit and bounds.max_tokens < self._hard_limit
 
-    def _place_short(self, step: Pass, rows: Rows, num_forking: int) -> None:
-        """Rows with one known token to feed, and their drafts: they never wait for someone's prompt."""
-        short = [(sequence, bounds) for sequence, bounds in rows if bounds.gap == 1]
+    def _schedule_decoding(self, step: StepBuilder, rows: Rows, num_starting: int) -> None:
+        """Rows with one known token to feed, and their drafts: they never wait for a prompt."""
+        short = [(sequence, bounds) for sequence, bounds in rows if bounds.num_uncomputed == 1]
         has_prompts = len(short) < len(rows) or bool(self._waiting)
-        spare = step.budget - len(short) - num_forking - (self.config.min_chunk if has_prompts else 0)
+        spare = step.budget - len(short) - num_starting - (self.config.min_chunk if has_prompts else 0)
         assert spare >= 0
         for sequence, bounds in short:
-            feed = 1 + min(bounds.drafts, spare)
-            if step.may_place(sequence) and self._secure(sequence, bounds.computed + feed, step):
-                step.place(sequence, bounds, feed)
+            feed = 1 + min(bounds.max_drafts, spare)
+            if step.may_run(sequence) and self._secure(sequence, bounds.max_computed + feed, step):
+                step.add(sequence, bounds, feed)
                 spare -= feed - 1
 
-    def _place_families(self, step: Pass, leaders: list[Sequence]) -> None:
-        """Siblings go on from where their leader stands; from here on each feeds and draws for itself."""
-        for leader in leaders:
-            siblings, leader.siblings = leader.siblings, []
-            for sibling in siblings:
-                start, shared = sibling.start_beside_parent(self.info.block_size)
-                self._pool.share(shared)
-                step.joins.append(self._join(sibling, start))
-            for sequence in (leader, *siblings):
-                if step.may_place(sequence):  # or it was the youngest when blocks ran out
-                    step.place(sequence, sequence.bounds, 1)
+    def _schedule_children(self, step: StepBuilder, parents: list[Sequence]) -> None:
+        """Children continue from their parent's cache; from here on each feeds and samples for itself."""
+        for parent in parents:
+            children = unbind_children(parent)
+            step.joins += [self._join(child, parent) for child in children]
+            for sequence in (parent, *children):
+                if step.may_run(sequence):  # or it was the youngest when blocks ran out
+                    step.add(sequence, sequence.bounds, 1)
 
-    def _place_long(self, step: Pass, rows: Rows) -> None:
-        """Prompts on their way share what is left, the oldest first. They have had their blocks since they joined."""
+    def _schedule_prompts(self, step: StepBuilder, rows: Rows) -> None:
+        """Prompts share the rest of the budget, the oldest first. They have had their blocks since their admission."""
         for sequence, bounds in rows:
-            if bounds.gap > 1 and step.chunk and step.may_place(sequence):
-                self._place_chunk(step, sequence, bounds)
+            if bounds.num_uncomputed > 1 and step.chunk and step.may_run(sequence):
+                self._schedule_chunk(step, sequence, bounds)
 
-    def _place_chunk(self, step: Pass, sequence: Sequence, bounds: Bounds) -> None:
-        """The last token is fed when the siblings are there to feed theirs."""
-        most = bounds.gap - bool(sequence.siblings)
-        step.place(sequence, bounds, min(most, step.chunk))
+    def _schedule_chunk(self, step: StepBuilder, sequence: Sequence, bounds: Bounds) -> None:
+        """The last token is fed when the children are there to feed theirs."""
+        max_feed = bounds.num_uncomputed - bool(sequence.children)
+        step.add(sequence, bounds, min(max_feed, step.chunk))
 
-    def _admit(self, step: Pass) -> None:
+    def _admit(self, step: StepBuilder) -> None:
         while self._waiting and step.chunk and not step.starved:
             group = self._fitting(first_group(self._waiting))
             if not group:
@@ -182,129 +166,119 @@ class Scheduler:
                 self._running.append(self._waiting.popleft())
                 sequence.counters.join(self._clock())
                 sequence.slot = self._free_slots.pop()
-                self._grow(sequence, self._first_blocks(sequence, sequence.leader is not None))
-            self._place_chunk(step, group[0], group[0].bounds)
+                self._cache.admit(self._demand(sequence, sequence.parent is not None))
+            self._schedule_chunk(step, group[0], group[0].bounds)
 
     def _fitting(self, group: list[Sequence]) -> list[Sequence]:
-        """All of a group or none; only where nobody is there to make room as many as there is room for."""
+        """All of a group or none; as many as there is room for only where no running row will make room."""
         while group:
-            count = sum(self._first_blocks(sequence, i > 0) for i, sequence in enumerate(group))
-            # Each running row may need a block soon.
-            if len(group) <= len(self._free_slots) and count + len(self._running) <= self._pool.num_free:
+            demands = [self._demand(sequence, i > 0) for i, sequence in enumerate(group)]
+            if len(group) <= len(self._free_slots) and self._cache.can_admit(demands, len(self._running)):
                 break
             group = [] if self._running else group[:-1]
         return group
 
-    def _first_blocks(self, sequence: Sequence, shares: bool) -> int:
-        """Blocks with which it comes in: for its known tokens and its first drafts, but for those it will share."""
-        count = self._pool.count_for(min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth))
-        return count - num_shared(sequence, self.info.block_size) if shares else count
+    def _demand(self, sequence: Sequence, has_parent: bool) -> RowDemand:
+        """Blocks for its known tokens and its first drafts; a child shares all before the prompt's last token."""
+        num_tokens = min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth)
+        return RowDemand(sequence.id, num_tokens, len(sequence.request.prompt_tokens) - 1 if has_parent else 0)
 
-    def _deepen(self, step: Pass) -> None:
+    def _request_drafts(self, step: StepBuilder) -> None:
         """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
-        picks = [pick for pick in step.picks if pick.draws]
-        rows = [DrawRow(pick.sequence.id, self._most(pick), pick.sequence.request.params.draft) for pick in picks]
-        num_other = sum(pick.feed for pick in step.picks if not pick.draws)
+        sampling = [row for row in step.rows if row.samples]
+        if not sampling:
+            return
+        rows = [SamplingRow(row.sequence.id, self._max_depth(row), row.sequence.draft_setting) for row in sampling]
+        num_other = sum(row.feed for row in step.rows if not row.samples)
         room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
-        asks = self.policy.decide(rows, Load(len(self._running), num_other, room)) if rows else []
-        for pick, row, ask in zip(picks, rows, asks):
-            assert 0 <= ask.depth <= row.most
-            pick.sequence.depth = self._cover(pick, min(ask.depth, room))
-            pick.draft = replace(ask, depth=pick.sequence.depth)
-            room -= pick.draft.depth
-        if picks:
-            self._last_depth = Counter(pick.draft.depth for pick in picks).most_common(1)[0][0]
+        requests = self.policy.decide(rows, Load(len(self._running), num_other, room))
+        for scheduled, row, request in zip(sampling, rows, requests):
+            assert 0 <= request.depth <= row.max_depth
+            num_tokens = scheduled.bounds.max_computed + scheduled.feed
+            depth = self._cache.reserve_drafts(row.key, num_tokens, min(request.depth, room))
+            scheduled.draft = replace(request, depth=depth)
+            scheduled.sequence.counters.last_depth = depth
+            room -= depth
+        self._last_depth = Counter(row.draft.depth for row in sampling).most_common(1)[0][0]
 
-    def _most(self, pick: Pick) -> int:
+    def _max_depth(self, row: ScheduledRow) -> int:
         """No draft passes the length limit, even if everything in flight is accepted."""
-        room = pick.sequence.limit - pick.after.most - 1
+        room = row.sequence.limit - row.after.max_tokens - 1
         return max(0, min(self.max_depth, room))
 
-    def _cover(self, pick: Pick, depth: int) -> int:
-        """The head writes ahead for drafts 2, 3, ...: the deepest draft that the blocks allow."""
-        while depth > 1:
-            count = self._pool.count_for(pick.bounds.computed + pick.feed + depth - 1)
-            if count - len(pick.sequence.blocks) <= self._pool.num_free:
-                self._grow(pick.sequence, count)
-                break
-            depth -= 1
-        return depth
+    def _join(self, sequence: Sequence, parent: Sequence | None = None) -> RowJoin:
+        source = None
+        if parent is not None:
+            assert parent.slot is not None
+            assert not parent.in_flight
+            source = CachedRow(parent.id, parent.slot, parent.num_computed)
+        start = self._cache.start(sequence.id, source)
+        return sequence.join(start, self.policy.may_draft(sequence.draft_setting))
 
-    def _join(self, sequence: Sequence, start: Start = EMPTY) -> RowJoin:
-        return sequence.join(self.policy.may_draft(sequence.request.params.draft), start)
-
-    def _launch(self, step: Pass) -> StepPlan:
-        step.joins += [self._join(pick.sequence) for pick in step.picks if not pick.sequence.joined]
-        rows = tuple(pick.step(pick.sequence.tell_blocks()) for pick in step.picks)
+    def _launch(self, step: StepBuilder) -> StepPlan:
+        step.joins += [self._join(row.sequence) for row in step.rows if not row.sequence.joined]
+        rows = tuple(row.step(self._cache.take_unsent(row.sequence.id)) for row in step.rows)
         plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows)
-        for pick, row in zip(step.picks, rows):
-            pick.sequence.in_flight.append(row)
-        has_chunks = any(pick.bounds.gap > 1 for pick in step.picks)
-        self._flights.append(Flight(plan, tuple(pick.sequence for pick in step.picks), has_chunks))
+        self._in_flight.append(step.launch(plan))
         self._leaves.clear()
         self._next_step += 1
         return plan
 
-    # Memory.
+    # Preemption.
 
-    def _secure(self, sequence: Sequence, num_tokens: int, step: Pass) -> bool:
+    def _secure(self, sequence: Sequence, num_tokens: int, step: StepBuilder) -> bool:
         """Blocks for that many tokens, if need be from the youngest. False: the row skips this step."""
-        count = self._pool.count_for(num_tokens)
-        while count - len(sequence.blocks) > self._pool.num_free:
+        while not self._cache.reserve(sequence.id, num_tokens):
             victim = self._running[-1]
             step.starved = True
             if victim.in_flight:
-                step.held.add(victim)  # let it come to rest: it can then be preempted in the next pass
+                step.held.add(victim)  # let it come to rest: it can then be preempted in the next step
                 return False
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._grow(sequence, count)
         return True
-
-    def _grow(self, sequence: Sequence, count: int) -> None:
-        sequence.blocks += self._pool.allocate(max(0, count - len(sequence.blocks)))
 
     def _preempt(self, victim: Sequence) -> None:
         assert not victim.in_flight
-        assert not victim.siblings, "they are younger"
+        assert not victim.children, "they are younger"
         self._vacate(victim)
         self._waiting.appendleft(victim)
         victim.counters.num_preemptions += 1
         self.counters.num_preemptions += 1
 
     def _vacate(self, sequence: Sequence) -> None:
-        """Plans run in order, so what is freed here may be given away in the very next plan."""
+        """Give up its slot and blocks."""
+        assert sequence.slot is not None
         if sequence.joined:
-            assert sequence.slot is not None
             self._leaves.append(sequence.slot)
-        slot, blocks = sequence.leave()
+        self._free_slots.append(sequence.slot)
         self._running.remove(sequence)
-        self._free_slots.append(slot)
-        self._pool.release(blocks)
-        heir = part(sequence)
-        if heir is not None:  # there are blocks: those just released
-            self._grow(heir, len(heir.blocks) + num_shared(heir, self.info.block_size))
+        sequence.leave()
+        self._cache.release(sequence.id)
+        successor = unbind(sequence)
+        if successor is not None:
+            self._cache.stop_sharing(successor.id)  # with the blocks just released
 
     # Results.
 
     def apply(self, result: StepResult) -> list[TokenEvent]:
-        flight = self._flights.popleft()
-        assert flight.plan.step == result.step
-        assert len(flight.sequences) == len(result.rows)
+        step = self._in_flight.popleft()
+        assert step.plan.step == result.step
+        assert len(step.sequences) == len(result.rows)
         self.counters.num_steps += bool(result.rows)
         now = self._clock()
-        if result.rows and not flight.has_chunks:
-            self.policy.observe_step(_timing(self.info, flight.plan, result, now - self._applied_at))
+        if result.rows and not step.has_prompts:
+            self.policy.observe_step(step.timing(result, now - self._applied_at, self.info.stops_early))
         self._applied_at = now
-        events = (self._apply_row(sequence, row, now) for sequence, row in zip(flight.sequences, result.rows))
+        events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))
         return [event for event in events if event is not None]
 
     def _apply_row(self, sequence: Sequence, row: RowResult, now: float) -> TokenEvent | None:
         if sequence.finish_reason is not None:
             return None  # it ended while this step was in flight
         if row.fault:
-            return self._fail(sequence, row.fault, now)
+            return self._end(sequence, "error", now, row.fault)
         if row.confidences:
             self.policy.observe_proposal(row.confidences)
         commit = sequence.commit(row)
@@ -323,11 +297,11 @@ class Scheduler:
             prompt_logprobs=commit.prompt_logprobs,
         )
 
-    def _fail(self, sequence: Sequence, fault: str, now: float) -> TokenEvent:
-        """It cannot go on; the others do not notice."""
-        sequence.finish_reason = "error"
-        stats = self._finish(sequence, "error")
-        return TokenEvent(sequence.id, finish_reason="error", stats=stats, error=fault, at=now)
+    def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: str = "") -> TokenEvent:
+        """Before its output is complete; the others do not notice."""
+        sequence.finish_reason = reason
+        stats = self._finish(sequence, reason)
+        return TokenEvent(sequence.id, finish_reason=reason, stats=stats, error=error, at=now)
 
     def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
         sequence.counters.count(num_drafted, num_accepted)
@@ -344,19 +318,15 @@ class Scheduler:
         else:
             self._vacate(sequence)
         self.counters.finished[reason] += 1
-        why = self.policy.reason_for(sequence.request.params.draft)
+        depth_reason = self.policy.reason_for(sequence.draft_setting)
         self.policy.forget(sequence.id)
-        return self._stats(sequence, why)
+        return sequence.stats(self._clock(), depth_reason)
 
-    def _stats(self, sequence: Sequence, depth_reason: str) -> RequestStats:
-        num_prompt, arrival = len(sequence.request.prompt_tokens), sequence.request.arrival
-        return sequence.counters.freeze(num_prompt, sequence.num_output, arrival, self._clock(), depth_reason)
-
-    # Looking in.
+    # State for others.
 
     def check_integrity(self) -> None:
-        """Every slot is free or has one owner, every block as many as the pool knows. Holds at any time."""
-        self._pool.check_integrity(block for sequence in self._running for block in sequence.blocks)
+        """Every slot is free or has one owner, and only running rows have blocks. Holds at any time."""
+        self._cache.check_integrity(sequence.id for sequence in self._running)
         used = {sequence.slot for sequence in self._running}
         assert len(used) + len(set(self._free_slots)) == self._num_slots
         assert used.isdisjoint(self._free_slots)
@@ -366,35 +336,11 @@ class Scheduler:
         return self.counters.freeze(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_free_blocks=self._pool.num_free,
-            num_used_blocks=self._pool.num_used,
+            num_free_blocks=self._cache.num_free,
+            num_used_blocks=self._cache.num_used,
             depth_reason=self.policy.reason,
             last_depth=self._last_depth,
         )
 
     def streams(self) -> tuple[StreamSnapshot, ...]:
-        return tuple(map(_stream, self._running))
-
-
-def _stream(sequence: Sequence) -> StreamSnapshot:
-    counters = sequence.counters
-    return StreamSnapshot(
-        id=sequence.id,
-        prompt_tokens=len(sequence.request.prompt_tokens),
-        output_tokens=sequence.num_output,
-        depth=sequence.depth,
-        draft_tokens=counters.num_draft_tokens,
-        accepted_tokens=counters.num_accepted_tokens,
-        first_token_at=counters.first_token_at,
-    )
-
-
-def _timing(info: RunnerInfo, plan: StepPlan, result: StepResult, since_last: float) -> StepTiming:
-    num_tokens = sum(row.num_fed for row in result.rows)
-    depths = [row.draft.depth for row in plan.rows]
-    if info.stops_early:
-        depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
-    pass_rows = tuple(sum(depth > i for depth in depths) for i in range(max(depths)))
-    computing = result.verify_seconds + result.draft_seconds
-    other = max(0.0, since_last - computing)
-    return StepTiming(num_tokens, pass_rows, result.verify_seconds, result.draft_seconds, other, len(result.rows))
+        return tuple(sequence.snapshot() for sequence in self._running)

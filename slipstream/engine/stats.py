@@ -1,7 +1,7 @@
 """Counters of drafting and of the engine's work, and their frozen snapshots.
 
-A draft counts when it is verified: drafts that a row still holds when it ends are nobody's. The bonus token (the
-row's own draw) is never an accepted draft. Knows no metrics format.
+A draft counts when it is verified: drafts that a row still holds when it ends count nowhere. The bonus token (the
+row's own sample) is never an accepted draft. Knows no metrics format.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ def acceptance_rate(num_accepted: int, num_draft_tokens: int) -> float:
 
 
 def mean_accepted_length(num_accepted: int, num_drafts: int) -> float:
-    """Tokens a step of a drafting row yields, its own draw included."""
+    """Tokens a step of a drafting row yields, its own sample included."""
     return 1.0 + num_accepted / num_drafts if num_drafts else 1.0
 
 
 class DraftCounters:
-    """What became of drafts; kept per request and for the engine."""
+    """Verified and accepted drafts; kept per request and for the engine."""
 
     def __init__(self) -> None:
         self.num_drafts = 0  # times a row had drafts verified
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
-        self.num_plain_steps = 0  # times a row drew without a draft
+        self.num_plain_steps = 0  # times a row sampled without a draft
         self.drafted_per_position: list[int] = []
         self.accepted_per_position: list[int] = []
 
@@ -58,14 +58,14 @@ class RequestStats:
     accepted_tokens: int
     drafted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
-    steps: int  # steps in which it drew
+    steps: int  # steps in which it sampled
     plain_steps: int  # of those, without a draft
     preemptions: int
     first_token_seconds: float | None  # from arrival; None: it never got a token
     total_seconds: float
     queue_seconds: float | None  # from arrival to its first step; None: it never had one
     why_no_draft: str = ""  # set when it never drafted
-    depth_reason: str = ""  # what its policy decided last, and why
+    depth_reason: str = ""  # the last decision of its policy, and why
 
     @property
     def acceptance_rate(self) -> float:
@@ -76,12 +76,26 @@ class RequestStats:
         return mean_accepted_length(self.accepted_tokens, self.drafts)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamSnapshot:
+    """One running stream at one moment."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    depth: int  # when it sampled last
+    draft_tokens: int
+    accepted_tokens: int
+    first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
+
+
 class RowCounters(DraftCounters):
-    """The counters of one request while it is on its way."""
+    """The counters of one request until its end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_preemptions = 0
+        self.last_depth = 0  # drafts requested when it sampled last
         self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
 
@@ -107,18 +121,16 @@ class RowCounters(DraftCounters):
             depth_reason=depth_reason,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class StreamSnapshot:
-    """One running stream at one moment."""
-
-    id: str
-    prompt_tokens: int
-    output_tokens: int
-    depth: int  # of its last draw
-    draft_tokens: int
-    accepted_tokens: int
-    first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
+    def snapshot(self, key: str, num_prompt: int, num_output: int) -> StreamSnapshot:
+        return StreamSnapshot(
+            id=key,
+            prompt_tokens=num_prompt,
+            output_tokens=num_output,
+            depth=self.last_depth,
+            draft_tokens=self.num_draft_tokens,
+            accepted_tokens=self.num_accepted_tokens,
+            first_token_at=self.first_token_at,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,7 @@ class StatsSnapshot:
     accepted_per_position: tuple[int, ...] = ()
     finished: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     depth_reason: str = ""
-    last_depth: int = 0  # what most rows drafted at in the last step that drew
+    last_depth: int = 0  # of most rows in the last step that sampled
 
     @property
     def acceptance_rate(self) -> float:

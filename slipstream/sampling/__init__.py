@@ -1,4 +1,4 @@
-"""What "the next token" means, described once and free of any array library."""
+"""The definition of the next token: parameters, masks, constraints. Free of any array library."""
 
 from slipstream.sampling.constraints import AllOf, Constraint, Matcher, matcher_for
 from slipstream.sampling.params import MAX_DEPTH, MAX_TOP_LOGPROBS, DraftSetting, SamplingParams, check_draft

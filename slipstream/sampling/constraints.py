@@ -1,8 +1,8 @@
-"""What may follow what: constraints on the output, told as masks over the vocabulary.
+"""Constraints on the output, as masks over the vocabulary.
 
 A Constraint is made once and shared; a Matcher walks one stream's output through it. Runners ask a matcher for the
-masks of a row's positions, assuming the drafts before each, and move it by committed tokens only. ``matcher_for`` puts
-together all that a request asks for: a new constraint is a class and its line there. Knows no array library.
+masks of a row's positions, assuming the drafts before each, and move it by committed tokens only. ``matcher_for``
+joins all constraints of a request: a new one is a class and its line there. Knows no array library.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ if TYPE_CHECKING:
 
 class Matcher(Protocol):
     def masks(self, drafts: Sequence[int]) -> list[bytes | None]:
-        """What is allowed at the next position and behind each draft, as far as the drafts can be followed.
+        """The masks of the next position and of those after each draft, as far as the drafts are legal.
 
-        At least one mask (see masks.py), at most ``len(drafts) + 1``; None allows all. A draft without a mask behind it
+        At least one mask (see masks.py), at most ``len(drafts) + 1``; None allows all. A draft without a mask after it
         may not be accepted. Does not move the matcher. Raises ConstraintFault where not even the next position has
         a mask: the row then ends with that error.
         """
         ...
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These were committed. What comes behind an end token does not matter."""
+        """These were committed. Tokens after an end token do not matter."""
 
 
 class Constraint(Protocol):
     def start(self, vocab_size: int, end_tokens: Collection[int]) -> Matcher:
-        """A matcher that stands before the first token of an output that ``end_tokens`` end."""
+        """A matcher before the first token of an output that ``end_tokens`` end."""
         ...
 
 
 def matcher_for(params: SamplingParams, end_tokens: Collection[int], vocab_size: int) -> Matcher | None:
-    """All that takes tokens out of a stream's choice; None: nothing does."""
+    """All constraints of a request in one matcher; None: it has none."""
     parts: list[Constraint] = [] if params.constraint is None else [params.constraint]
     if params.bad_words:
         parts.append(BadWords(params.bad_words))
     matcher = AllOf(tuple(parts)).start(vocab_size, end_tokens) if parts else None
     if params.min_tokens and end_tokens:
-        matcher = NotYet(matcher, params.min_tokens, all_but(end_tokens, vocab_size))
+        matcher = MinTokens(matcher, params.min_tokens, all_but(end_tokens, vocab_size))
     return matcher
 
 
 class State(Protocol):
-    """A place in the output that knows what may follow; it never changes."""
+    """A position in the output with the mask of the next token; it never changes."""
 
     def mask(self) -> bytes | None: ...
 
     def after(self, token: int) -> State: ...
 
 
-class Walk:
+class StateMatcher:
     """A matcher over states that cost next to nothing."""
 
     def __init__(self, state: State) -> None:
@@ -78,7 +78,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Several constraints at once. Where together they leave nothing, the stream ends with a fault."""
+    """Several constraints at once. Where together they allow no token, the stream ends with a fault."""
 
     parts: tuple[Constraint, ...]
 
@@ -118,10 +118,10 @@ class BadWords:
     words: tuple[tuple[int, ...], ...]
 
     def start(self, vocab_size: int, end_tokens: Collection[int]) -> Matcher:
-        lasts: dict[tuple[int, ...], set[int]] = {}  # by what stands before them
+        lasts: dict[tuple[int, ...], set[int]] = {}  # by the tokens before them
         for *before, last in self.words:
             lasts.setdefault(tuple(before), set()).add(last)
-        return Walk(_Words(lasts, tuple(sorted({len(before) for before in lasts})), vocab_size))
+        return StateMatcher(_Words(lasts, tuple(sorted({len(before) for before in lasts})), vocab_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +141,20 @@ class _Words:
         return replace(self, tail=tail[max(0, len(tail) - self.lengths[-1]) :])
 
 
-class NotYet:
-    """min_tokens: no end token among the first ones, unless nothing else is left (a grammar whose text is complete)."""
+class MinTokens:
+    """No end token among the first ones, unless no other token is left (a grammar whose text is complete)."""
 
-    def __init__(self, inner: Matcher | None, count: int, going_on: bytes) -> None:
+    def __init__(self, inner: Matcher | None, count: int, not_end: bytes) -> None:
         self._inner = inner
         self._left = count
-        self._going_on = going_on  # all but the end tokens
+        self._not_end = not_end  # all but the end tokens
 
     def masks(self, drafts: Sequence[int]) -> list[bytes | None]:
         found = [None] * (len(drafts) + 1) if self._inner is None else self._inner.masks(drafts)
         return [self._without_end(mask) if i < self._left else mask for i, mask in enumerate(found)]
 
     def _without_end(self, mask: bytes | None) -> bytes | None:
-        rest = both(mask, self._going_on)
+        rest = both(mask, self._not_end)
         return mask if is_empty(rest) else rest
 
     def advance(self, tokens: Sequence[int]) -> None:

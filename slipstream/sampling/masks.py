@@ -28,7 +28,7 @@ def allows(mask: bytes | None, token: int) -> bool:
 
 
 def both(one: bytes | None, other: bytes | None) -> bytes | None:
-    """What both allow."""
+    """Tokens that both allow."""
     if one is None or other is None:
         return other if one is None else one
     bits = int.from_bytes(one, "little") & int.from_bytes(other, "little")

@@ -1,8 +1,8 @@
-"""What a client may ask of the next token.
+"""The sampling parameters of a request.
 
 The meaning, in order, at the position after history ``h`` (prompt, output and the drafts before it, each once):
-repetition, presence and frequency penalties from ``h``; logit_bias; then what may not follow ``h`` is taken out
-(constraint, bad_words, min_tokens); temperature; top_k; top_p; min_p; then one draw whose randomness depends on
+repetition, presence and frequency penalties from ``h``; logit_bias; then tokens that may not follow ``h`` are masked
+(constraint, bad_words, min_tokens); temperature; top_k; top_p; min_p; then one sample whose randomness depends on
 (seed, position) alone. temperature 0 is the largest logit that is left. Log-probabilities are those of the model
 itself, before any of this. Knows no array library: runners implement it, this file defines and validates it.
 """
@@ -47,16 +47,16 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
-    stop_token_ids: tuple[int, ...] = ()  # beside the model's own end tokens
+    stop_token_ids: tuple[int, ...] = ()  # besides the model's own end tokens
     ignore_eos: bool = False
     max_tokens: int | None = 256  # None: up to the context limit
-    min_tokens: int = 0  # no end token is drawn before this many
+    min_tokens: int = 0  # no end token is sampled before this many
     bad_words: tuple[tuple[int, ...], ...] = ()  # runs of tokens that are never completed
-    constraint: Constraint | None = None  # what the output may be
-    logprobs: int | None = None  # tell each token's log-probability, and those of this many likeliest ones
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens behind the first
+    constraint: Constraint | None = None  # on the whole output
+    logprobs: int | None = None  # report each token's log-probability, and those of this many likeliest ones
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens after the first
     draft: DraftSetting | None = None  # None: the engine's policy
-    p_min: float | None = None  # None: the engine's; stop drafting below this confidence
+    p_min: float | None = None  # stop drafting below this confidence; None: the engine's
 
     def __post_init__(self) -> None:
         self._check_number("temperature", 0.0, 100.0)
@@ -103,7 +103,7 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether any cut changes what may be drawn."""
+        """Whether top_k, top_p or min_p is in effect."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Constraints of models that think before they answer. Thinking begins with the output and ends behind a marker.
+"""Constraints of models that think before they answer. Thinking begins with the output and ends after a marker.
 
 ``AllOf((ThinkingBudget(...), AfterThinking(...)))`` is both: a budget, and a grammar that starts where thinking ended.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.errors import ConstraintFault
-from slipstream.sampling.constraints import Constraint, Matcher, Walk
+from slipstream.sampling.constraints import Constraint, Matcher, StateMatcher
 from slipstream.sampling.masks import all_but, only
 
 Run = tuple[int, ...]
@@ -23,7 +23,7 @@ def _last(tail: Run, token: int, count: int) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class AfterThinking:
-    """The inner constraint starts behind the marker. Until then all is allowed but the output's end."""
+    """The inner constraint starts after the marker. Until then all is allowed but the output's end."""
 
     inner: Constraint
     marker: Run
@@ -40,7 +40,7 @@ class _AfterThinking:
     def __init__(self, inner: Matcher, marker: Run, thinking: bytes | None) -> None:
         self._inner = inner
         self._marker = marker
-        self._thinking = thinking  # what is allowed meanwhile
+        self._thinking = thinking  # the mask until then
         self._tail: Run = ()
         self._over = not marker
 
@@ -51,11 +51,11 @@ class _AfterThinking:
         for i, draft in enumerate(drafts):
             tail = _last(tail, draft, len(self._marker))
             if tail == self._marker:
-                return found + self._behind(drafts[i + 1 :])
+                return found + self._after_marker(drafts[i + 1 :])
             found.append(self._thinking)
         return found
 
-    def _behind(self, drafts: Sequence[int]) -> list[bytes | None]:
+    def _after_marker(self, drafts: Sequence[int]) -> list[bytes | None]:
         try:
             return self._inner.masks(drafts)
         except ConstraintFault:  # it will be raised again where the marker is no draft
@@ -86,7 +86,7 @@ class ThinkingBudget:
         assert marker, "thinking needs something that ends it"
         assert self.closing[-len(marker) :] == marker, "the closing run has to end with the marker"
         forced = tuple(only([token], vocab_size) for token in self.closing)
-        return Walk(_Thinking(marker, self.closing, forced, self.budget))
+        return StateMatcher(_Thinking(marker, self.closing, forced, self.budget))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,64 +1,60 @@
-"""How likely drafts are accepted: per row and position, leaning on what the whole engine has seen.
+"""How likely drafts are accepted: per row and position, with the whole engine's acceptance as the prior.
 
-The estimate at position i is conditional: of the drafts whose predecessors were accepted, how many were.
-Old trials fade. The engine's own estimate outlives requests. Knows neither costs nor depths.
+The estimate at position i is conditional: the share of accepted drafts among those whose predecessors were accepted.
+Old trials decay. The engine's own estimate outlives requests. Knows neither costs nor depths.
 """
 
 from __future__ import annotations
 
-PRIOR = 0.75  # acceptance assumed before anything was seen
-PRIOR_TRIALS = 8.0
-LEAN_TRIALS = 24.0  # the engine's estimate counts in a row's as this many trials
-ENGINE_FADE = 0.998  # per trial
-ROW_FADE = 0.98  # per trial
-DOUBT = 1.5  # hits granted to the engine's estimate: an unlucky start must not end drafting
-IDLE_FADE = 0.995  # per step in which the position was not tried: a verdict is not for ever
+from slipstream.speculate.tuning import TUNING, AcceptanceTuning
 
 
 class Trials:
-    """Faded counts by position."""
+    """Decaying counts by position."""
 
     def __init__(self, depth: int, num_trials: float = 0.0, rate: float = 0.0) -> None:
         self.trials = [num_trials] * depth
         self.hits = [num_trials * rate] * depth
 
-    def add(self, position: int, hit: bool, fade: float) -> None:
-        self.trials[position] = self.trials[position] * fade + 1.0
-        self.hits[position] = self.hits[position] * fade + hit
+    def add(self, position: int, hit: bool, decay: float) -> None:
+        self.trials[position] = self.trials[position] * decay + 1.0
+        self.hits[position] = self.hits[position] * decay + hit
 
-    def fade(self, start: int, by: float) -> None:
+    def decay_from(self, start: int, decay: float) -> None:
         for position in range(start, len(self.trials)):
-            self.trials[position] *= by
-            self.hits[position] *= by
+            self.trials[position] *= decay
+            self.hits[position] *= decay
 
 
 class Acceptance:
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, tuning: AcceptanceTuning = TUNING.acceptance) -> None:
         self._max_depth = max_depth
-        self._engine = Trials(max_depth, PRIOR_TRIALS, PRIOR)
+        self._tuning = tuning
+        self._engine = Trials(max_depth, tuning.prior_trials, tuning.prior_rate)
         self._rows: dict[str, Trials] = {}
-        self._blank = Trials(max_depth)  # a row that was never tried
+        self._untried = Trials(max_depth)  # a row without trials
 
     def observe(self, key: str, num_drafted: int, num_accepted: int) -> None:
-        """Drafts up to the first rejected one were tried; those behind it say nothing."""
+        """Drafts up to the first rejected one were tried; later ones say nothing."""
         row = self._rows.setdefault(key, Trials(self._max_depth))
         num_tried = min(num_accepted + 1, num_drafted, self._max_depth)
         for position in range(num_tried):
-            row.add(position, position < num_accepted, ROW_FADE)
-            self._engine.add(position, position < num_accepted, ENGINE_FADE)
-        row.fade(num_tried, IDLE_FADE)
+            row.add(position, position < num_accepted, self._tuning.row_decay)
+            self._engine.add(position, position < num_accepted, self._tuning.engine_decay)
+        row.decay_from(num_tried, self._tuning.idle_decay)
 
-    def lean(self) -> list[float]:
-        """The engine's own estimate by position, with the benefit of the doubt, as hits of LEAN_TRIALS trials."""
+    def prior_hits(self) -> list[float]:
+        """[depth]: the engine's own estimate, with optimism, as hits among ``engine_weight`` trials."""
+        weight, optimism = self._tuning.engine_weight, self._tuning.optimism
         pairs = zip(self._engine.hits, self._engine.trials)
-        return [LEAN_TRIALS * min(1.0, hits / trials + DOUBT / trials) for hits, trials in pairs]
+        return [weight * min(1.0, hits / trials + optimism / trials) for hits, trials in pairs]
 
-    def survival(self, key: str, depth: int, lean: list[float]) -> list[float]:
+    def survival(self, key: str, depth: int, prior_hits: list[float]) -> list[float]:
         """[depth]: probability that the first 1, 2, ... drafts of the row are all accepted."""
-        row = self._rows.get(key, self._blank)
+        row, weight = self._rows.get(key, self._untried), self._tuning.engine_weight
         survival, product = [], 1.0
-        for hits, trials, leaning in zip(row.hits[:depth], row.trials, lean):
-            product *= (hits + leaning) / (trials + LEAN_TRIALS)
+        for hits, trials, prior in zip(row.hits[:depth], row.trials, prior_hits):
+            product *= (hits + prior) / (trials + weight)
             survival.append(product)
         return survival
 

@@ -1,4 +1,4 @@
-"""Which depth policy answers for which row: the engine's own, or the one a request asks for."""
+"""The depth policy of each row: the engine's own, or the one its request requests for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RunnerInfo, StepCosts
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting
 from slipstream.speculate.adaptive import Adaptive
-from slipstream.speculate.policy import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo, StepTiming
 
 
 def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: StepCosts) -> DepthPolicy:
@@ -38,19 +38,19 @@ class PerRequest(DepthPolicy):
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return self._policy(setting).may_draft(setting)
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
-        """The adaptive rows are asked last: for them the others' drafts are tokens that are in the step anyway."""
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
+        """The adaptive rows come last: for them the others' drafts are tokens that are in the step anyway."""
         policies = [self._policy(row.setting) for row in rows]
-        asks = [NO_DRAFTS] * len(rows)
+        requests = [NO_DRAFTS] * len(rows)
         num_plain = sum(isinstance(policy, Off) for policy in policies)
         for policy in sorted(set(policies), key=lambda policy: policy is self._adaptive):
             mine = [index for index, other in enumerate(policies) if other is policy]
-            taken = sum(ask.depth for ask in asks)
+            taken = sum(request.depth for request in requests)
             num_other = load.num_other_tokens + len(rows) - len(mine) - num_plain + taken
             rest = replace(load, num_other_tokens=num_other, num_plain=num_plain, room=max(0, load.room - taken))
-            for index, ask in zip(mine, policy.decide([rows[index] for index in mine], rest)):
-                asks[index] = ask
-        return asks
+            for index, request in zip(mine, policy.decide([rows[index] for index in mine], rest)):
+                requests[index] = request
+        return requests
 
     def observe_row(self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
         self._adaptive.observe_row(key, num_drafted, num_accepted, confidences)

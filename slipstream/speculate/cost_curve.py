@@ -1,4 +1,4 @@
-"""What a step costs on this machine: a curve through measured points that keeps learning from every step.
+"""The cost of a step on this machine: a curve through measured points that keeps learning from every step.
 
 Never decreasing, linear between its points, extrapolated beyond the last. Knows neither rows nor drafts.
 """
@@ -8,23 +8,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-SCALE_RATE = 0.1  # how fast the whole curve follows an observation: most drifts are the machine's, at every size
-POINT_RATE = 0.02  # how fast the points beside it follow, once they have seen enough
-CALIBRATION_WEIGHT = 30.0  # observations that a calibrated point counts for
-SETTLING = 64  # observations in which a calibrated curve only finds its height: real rows are longer than made-up ones
-SLOWEST = 1.5  # times what was expected; a step that took longer met a hiccup and counts only as this
-FASTEST = 1.0 / 3.0  # hiccups make no step faster, but one wild value must not turn the curve over
-SPACING = 1.5  # an observation further than this factor from every point becomes a point
+from slipstream.speculate.tuning import TUNING, CostTuning
 
 
 class CostCurve:
-    def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
+    def __init__(self, points: Iterable[tuple[int, float]] = (), tuning: CostTuning = TUNING.costs) -> None:
         good = [(x, seconds) for x, seconds in points if seconds > 0.0]
         self._xs = [x for x, _ in good]
         self._ys = [seconds for _, seconds in good]
-        self._weights = [CALIBRATION_WEIGHT] * len(good)  # observations behind each point
+        self._weights = [tuning.calibration_weight] * len(good)  # observations of each point
+        self._tuning = tuning
         self._scale = 1.0
-        self._settling = SETTLING if good else 0
+        self._settling = tuning.num_settling if good else 0
         self._smooth: list[float] | None = None
 
     @property
@@ -32,11 +27,12 @@ class CostCurve:
         return bool(self._xs)
 
     def at(self, x: int) -> float:
-        return self.span(x, 1)[0]
+        assert self._xs
+        return self._segment(x, x + 1)[0]
 
     def span(self, start: int, count: int) -> list[float]:
         """Seconds at start, start + 1, ... (count of them)."""
-        assert self.known
+        assert self._xs
         values: list[float] = []
         while len(values) < count:
             values += self._segment(start + len(values), start + count)
@@ -49,19 +45,19 @@ class CostCurve:
             self._xs, self._ys, self._weights = [x], [seconds], [1.0]
             return
         expected = self.at(x)
-        error = min(max(seconds / expected, FASTEST), SLOWEST) - 1.0
+        error = min(max(seconds / expected, self._tuning.min_error), self._tuning.max_error) - 1.0
         if self._settling:
             self._settling -= 1
         else:
             self._bend(x, expected, error)
-        self._scale *= 1.0 + SCALE_RATE * error
+        self._scale *= 1.0 + self._tuning.scale_rate * error
         self._smooth = None
 
     def _bend(self, x: int, expected: float, error: float) -> None:
         self._insert(x, expected)
         for index, weight in self._neighbours(x):
             self._weights[index] += weight
-            self._ys[index] *= 1.0 + max(POINT_RATE, 1.0 / self._weights[index]) * weight * error
+            self._ys[index] *= 1.0 + max(self._tuning.point_rate, 1.0 / self._weights[index]) * weight * error
 
     def _segment(self, start: int, stop: int) -> list[float]:
         """The values from start on that lie on one straight line."""
@@ -78,7 +74,7 @@ class CostCurve:
         return [ys[left] + slope * (x - xs[left]) for x in range(start, stop)]
 
     def _isotonic(self) -> list[float]:
-        """The points made never decreasing: neighbours that disagree share their mean, weighed by what they saw."""
+        """The points made never decreasing: neighbours that disagree share their weighted mean."""
         if self._smooth is None:
             pools: list[tuple[float, float, int]] = []  # mean, weight, number of points
             for y, weight in zip(self._ys, self._weights):
@@ -92,13 +88,13 @@ class CostCurve:
     def _insert(self, x: int, expected: float) -> None:
         right = bisect_left(self._xs, x)
         near = self._xs[max(0, right - 1) : right + 1]
-        if all(max(x, other) > SPACING * min(x, other) for other in near):
+        if all(max(x, other) > self._tuning.spacing * min(x, other) for other in near):
             self._xs.insert(right, x)
             self._ys.insert(right, expected / self._scale)
             self._weights.insert(right, 1.0)
 
     def _neighbours(self, x: int) -> list[tuple[int, float]]:
-        """The points beside x and their weights in the value at x."""
+        """The points next to x and their weights in the value at x."""
         xs = self._xs
         right = bisect_left(xs, x)
         if right == 0:

@@ -1,8 +1,7 @@
 """How many tokens each row drafts: the interface and the simple policies.
 
-A policy sees the rows that will draw in the step being planned and answers with a depth, and a floor for the head's
-confidence, for each. It learns from what rows proposed and accepted and what steps cost. It knows neither sequences
-nor blocks.
+A policy gets the rows that will sample in the step being planned and answers with a DraftRequest for each. It learns
+from proposed and accepted drafts and from the seconds of steps. It knows neither sequences nor blocks.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from slipstream.sampling.params import DraftSetting
 
 
 @dataclass(frozen=True, slots=True)
-class DrawRow:
-    """A row that will draw in this step."""
+class SamplingRow:
+    """A row that will sample in this step."""
 
     key: str
-    most: int  # its deepest legal draft: head, length limit
-    setting: DraftSetting | None = None  # what its request asked; None: the engine's policy
+    max_depth: int  # its deepest legal draft: head, length limit
+    setting: DraftSetting | None = None  # of its request; None: the engine's policy
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What surrounds the rows to decide for."""
+    """The rest of the step."""
 
     num_running: int  # streams
     num_other_tokens: int = 0  # tokens of the step that no decision changes, of prompts and of rows with a fixed depth
-    num_plain: int = 0  # rows beside them that draw a token each and are never to draft
+    num_plain: int = 0  # further rows that sample one token each and never draft
     room: int = 1 << 30  # drafts all rows may have together
 
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """What a step without prompt chunks cost."""
+    """The seconds of a step without prompt chunks."""
 
     num_tokens: int
     pass_rows: tuple[int, ...]  # rows in draft pass 1, 2, ...
     verify_seconds: float
     draft_seconds: float
-    other_seconds: float = 0.0  # what passed between this step and the one before, outside the runner
+    other_seconds: float = 0.0  # between the results of this step and the one before, outside of the runner
     num_rows: int = 0
 
 
@@ -53,8 +52,8 @@ class DepthPolicy(ABC):
         """Why the last decision was as it was, for people to read."""
 
     @abstractmethod
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
-        """For each row, no depth above its ``most``."""
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
+        """For each row, no depth above its ``max_depth``."""
 
     def reason_for(self, setting: DraftSetting | None) -> str:
         return self.reason
@@ -66,10 +65,10 @@ class DepthPolicy(ABC):
     def observe_row(  # noqa: B027
         self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()
     ) -> None:
-        """A row drew; ``num_drafted`` of its drafts were verified, with these confidences where the runner tells."""
+        """A row sampled and verified ``num_drafted`` drafts, with these confidences where the runner reports them."""
 
     def observe_proposal(self, confidences: Sequence[float]) -> None:  # noqa: B027
-        """A row drafted and its head was this confident, the one left out for being too unsure included."""
+        """The confidences of a row's new drafts, also of the one left out for being below the threshold."""
 
     def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
         """A step without prompt chunks was timed."""
@@ -89,7 +88,7 @@ class Off(DepthPolicy):
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return False
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         return [NO_DRAFTS] * len(rows)
 
 
@@ -101,12 +100,12 @@ class Fixed(DepthPolicy):
     def reason(self) -> str:
         return f"fixed: depth {self._depth}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
-        return [DraftRequest(min(self._depth, row.most)) for row in rows]
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
+        return [DraftRequest(min(self._depth, row.max_depth)) for row in rows]
 
 
 class Solo(DepthPolicy):
-    """Drafts only while one stream runs, as others do; here to be compared with."""
+    """Drafts only while one stream runs, as some servers do; here for comparison."""
 
     def __init__(self, alone: DepthPolicy) -> None:
         self._alone = alone
@@ -118,6 +117,6 @@ class Solo(DepthPolicy):
             return f"solo: {self._num_running} streams are running"
         return f"solo: {self._alone.reason}"
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         self._num_running = load.num_running
         return self._alone.decide(rows, load) if load.num_running == 1 else [NO_DRAFTS] * len(rows)

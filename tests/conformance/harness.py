@@ -24,7 +24,7 @@ from slipstream.runners.torch.loading import TorchRunner, load_placed, load_runn
 from slipstream.runners.torch.placement import resident
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
-from slipstream.speculate.policy import DepthPolicy, DraftRequest, DrawRow, Load
+from slipstream.speculate.policy import DepthPolicy, DraftRequest, Load, SamplingRow
 
 
 def open_runner(
@@ -149,7 +149,7 @@ class Floored(DepthPolicy):
     def reason(self) -> str:
         return self._policy.reason
 
-    def decide(self, rows: Sequence[DrawRow], load: Load) -> list[DraftRequest]:
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         return [
             replace(ask, threshold=next(self._floors), continue_threshold=next(self._floors))
             for ask in self._policy.decide(rows, load)

@@ -1,4 +1,4 @@
-"""A runner in pure Python that keeps the contract of plan.py to the letter and asserts that the scheduler does too.
+"""A runner in pure Python that keeps engine/contract.py to the letter and asserts that the scheduler does too.
 
 Its model: the next token is a hash of the seed and the whole history. Its drafter can be right, wrong, or both. What it
 writes into blocks is a hash of the history alone, so that streams with other seeds can share them.
@@ -40,7 +40,7 @@ def next_token(digest: int, seed: int, vocab: int) -> int:
 
 
 def continuation(prompt: Sequence[int], seed: int, vocab: int, count: int, ends: Iterable[int] = ()) -> tuple[int, ...]:
-    """What the model says on its own, one token at a time, its end token included."""
+    """The model's own output, one token at a time, its end token included."""
     digest = 0
     for token in prompt:
         digest = extend(digest, token)
@@ -52,30 +52,30 @@ def continuation(prompt: Sequence[int], seed: int, vocab: int, count: int, ends:
 
 
 def opinion(digest: int, token: int, num_top: int) -> TokenLogprobs:
-    """What the model thinks of a token behind a history: anything, but always the same."""
+    """The model's log-probabilities of a token after a history: anything, but always the same."""
     chance = -float(extend(digest, token) % 1009)
     return TokenLogprobs(chance, tuple((digest % 7 + i, chance - i) for i in range(num_top)))
 
 
 def opinions(tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Of all tokens behind the first."""
-    digest, told = 0, []
+    """Of all tokens after the first."""
+    digest, found = 0, []
     for token in tokens:
-        told.append(opinion(digest, token, num_top))
+        found.append(opinion(digest, token, num_top))
         digest = extend(digest, token)
-    return told[1:]
+    return found[1:]
 
 
 @dataclass
 class Row:
-    """What the runner holds for one slot."""
+    """The runner's state of one slot."""
 
     tokens: list[int]
     digests: list[int]  # [len(tokens)] of the history up to and with each token
     seed: int
     params: SamplingParams
     num_prompt: int
-    num_told: int  # of its prompt's tokens, if their log-probabilities are asked for
+    num_reported: int  # of its prompt's tokens, if their log-probabilities are asked for
     cursor: int = 0
     drafts: tuple[int, ...] = ()
     table: list[int] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Row:
 
 class FakeRunner:
     """``hit``: probability that a draft is right. ``shy``: it may propose fewer drafts than asked.
-    ``tells``: it is right as often as it is confident, keeps to the floor and tells how confident it was."""
+    ``reports``: it is right as often as it is confident, keeps to the threshold and reports how confident it was."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class FakeRunner:
         *,
         hit: float = 1.0,
         shy: bool = False,
-        tells: bool = False,
+        reports: bool = False,
         max_tokens: int | None = None,
         verify: Callable[[int], float] = lambda tokens: 0.0,
         draft: Callable[[int], float] = lambda rows: 0.0,
@@ -103,7 +103,7 @@ class FakeRunner:
         self._info = info
         self._hit = hit
         self._shy = shy
-        self._tells = tells
+        self._reports = reports
         self._max_tokens = max_tokens
         self._verify = verify
         self._draft = draft
@@ -194,19 +194,19 @@ class FakeRunner:
         assert fed >= 1
         drafts, row.drafts = row.drafts[: max(0, row.cursor + fed - known)], ()
         self._write(row, row.cursor, fed, drafts)
-        prompt = _opinions(row, row.cursor, min(row.cursor + fed, row.num_told - 1), row.params.prompt_logprobs)
+        prompt = _opinions(row, row.cursor, min(row.cursor + fed, row.num_reported - 1), row.params.prompt_logprobs)
         self.num_prompt_computed += max(0, min(row.cursor + fed, row.num_prompt) - row.cursor)
         if row.cursor + fed < known:
             assert step.draft.depth == 0
             row.cursor += fed
             return RowResult(step.slot, fed, (), (), prompt_logprobs=prompt)
-        committed = self._draw(row, drafts)
+        committed = self._sample(row, drafts)
         row.cursor = len(row.tokens) - 1
         row.drafts, confidences = self._propose(row, step)
         logprobs = _opinions(row, known - 1, len(row.tokens) - 1, row.params.logprobs)
         return RowResult(step.slot, fed, committed, row.drafts, confidences, logprobs, prompt)
 
-    def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
+    def _sample(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
         committed: list[int] = []
         for draft in (*drafts, None):
             token = next_token(row.digests[-1], row.seed, self._info.vocab_size)
@@ -227,17 +227,17 @@ class FakeRunner:
         confidences: list[float] = []
         for _ in range(count):
             token = next_token(digest, row.seed, self._info.vocab_size)
-            hit = self._random.random() if self._tells else self._hit
-            if self._tells and measures:
+            hit = self._random.random() if self._reports else self._hit
+            if self._reports and measures:
                 confidences.append(hit)
             chain *= hit
-            if self._tells and chain < threshold:
+            if self._reports and chain < threshold:
                 break
             if self._random.random() >= hit:
                 token = (token + 1) % self._info.vocab_size
             drafts.append(token)
             digest = extend(digest, token)
-            if self._tells and chain < step.draft.continue_threshold:
+            if self._reports and chain < step.draft.continue_threshold:
                 break
         return tuple(drafts), tuple(confidences)
 
@@ -265,7 +265,7 @@ class FakeRunner:
 
 
 def _opinions(row: Row, first: int, end: int, num_top: int | None) -> tuple[TokenLogprobs, ...]:
-    """Of the tokens behind these positions."""
+    """Of the tokens after these positions."""
     if num_top is None:
         return ()
     return tuple(opinion(row.digests[i], row.tokens[i + 1], num_top) for i in range(first, end))
@@ -292,7 +292,7 @@ def make_request(
 
 
 class Harness:
-    """Scheduler and runner, stepped by hand; gathers what each request was told."""
+    """Scheduler and runner, stepped by hand; gathers the events of each request."""
 
     def __init__(self, scheduler: Scheduler, runner: FakeRunner) -> None:
         self.scheduler = scheduler
@@ -313,7 +313,7 @@ class Harness:
         self._take(self.scheduler.abort(key))
 
     def step(self) -> StepPlan | None:
-        """One turn of the engine's loop."""
+        """One iteration of the engine's loop."""
         plan = self.scheduler.schedule()
         if plan is not None:
             self.runner.submit(plan)
@@ -326,8 +326,8 @@ class Harness:
         for event in self.scheduler.apply(self.runner.collect()):
             self._take(event)
 
-    def run(self, most: int = 10_000) -> None:
-        for _ in range(most):
+    def run(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
             if not self.scheduler.has_work:
                 return
             self.step()

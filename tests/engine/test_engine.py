@@ -46,7 +46,7 @@ class Client:
 
 
 class GatedRunner(FakeRunner):
-    """Runs a step only when told so; ``fuel.put(None)`` lets it run freely, an exception is raised in collect()."""
+    """Runs a step only on demand: ``fuel.put(None)`` lets it run freely, an exception is raised in collect()."""
 
     def __init__(self, **info: object) -> None:
         super().__init__(make_info(**info))
@@ -87,7 +87,7 @@ def test_streams_get_their_own_tokens(lag: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 7, -2, (1 << 64) - 2])
-def test_answers_to_one_prompt_are_those_of_the_seeds_behind_each_other(seed: int) -> None:
+def test_answers_to_one_prompt_are_those_of_the_seeds_after_each_other(seed: int) -> None:
     runner = FakeRunner(make_info(), hit=0.7)
     engine = make_engine(runner)
     engine.start()
@@ -179,7 +179,7 @@ def test_the_runner_lives_in_one_thread() -> None:
     assert threading.get_ident() not in seen
 
 
-def test_death_is_told_to_everybody() -> None:
+def test_death_reaches_everybody() -> None:
     deaths: list[Exception] = []
     runner = GatedRunner(num_slots=1)
     engine = make_engine(runner, on_death=deaths.append)

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: computed once, forked, and from then on each on its own."""
+"""Parallel samples (n > 1): the prompt is computed once, its cache shared, and from then on each runs on its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_harness(**info: object) -> Harness:
     return Harness(Scheduler(runner.info, Fixed(2), CONFIG, clock=lambda: 1.0), runner)
 
 
-def add_family(harness: Harness, count: int, prompt: tuple[int, ...] = PROMPT, **params: object) -> None:
+def add_group(harness: Harness, count: int, prompt: tuple[int, ...] = PROMPT, **params: object) -> None:
     harness.add(*(make_request(str(i), prompt, seed=i, **params) for i in range(count)))
 
 
@@ -27,7 +27,7 @@ def check(harness: Harness, key: int, prompt: tuple[int, ...] = PROMPT, count: i
     assert tuple(harness.tokens[str(key)]) == continuation(prompt, key, 97, count)
 
 
-def forks(harness: Harness) -> list[RowJoin]:
+def child_joins(harness: Harness) -> list[RowJoin]:
     return [join for plan in harness.runner.plans for join in plan.joins if join.start.num_computed]
 
 
@@ -35,30 +35,30 @@ def forks(harness: Harness) -> list[RowJoin]:
 @pytest.mark.parametrize("num_prompt", [2, 4, 5, 30])
 def test_the_prompt_is_computed_once(lag: int, num_prompt: int) -> None:
     harness = make_harness(lag=lag)
-    add_family(harness, 4, PROMPT[:num_prompt])
+    add_group(harness, 4, PROMPT[:num_prompt])
     harness.run()
     for key in range(4):
         check(harness, key, PROMPT[:num_prompt])
-    # All but the last token once; the last one is where each draws its first.
+    # All but the last token once; the last one is where each samples its first.
     assert harness.runner.num_prompt_computed == num_prompt - 1 + 4
-    assert len(forks(harness)) == 3
+    assert len(child_joins(harness)) == 3
 
 
 def test_a_prompt_of_one_token_has_nothing_to_share() -> None:
     harness = make_harness()
-    add_family(harness, 3, (5,))
+    add_group(harness, 3, (5,))
     harness.run()
-    assert not forks(harness)
+    assert not child_joins(harness)
     for key in range(3):
         check(harness, key, (5,))
 
 
 def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
     harness = make_harness()
-    add_family(harness, 2)
-    while not forks(harness):
+    add_group(harness, 2)
+    while not child_joins(harness):
         harness.step()
-    start = forks(harness)[0].start
+    start = child_joins(harness)[0].start
     assert (start.num_computed, len(start.blocks)) == (29, 8)
     assert start.copied is not None
     assert start.copied[0] not in start.blocks
@@ -74,7 +74,7 @@ def test_full_blocks_are_shared_and_the_last_one_is_copied() -> None:
 @pytest.mark.parametrize("after", range(8))
 def test_whoever_leaves_whenever_the_others_go_on(lag: int, leaver: int, after: int) -> None:
     harness = make_harness(lag=lag)
-    add_family(harness, 3)
+    add_group(harness, 3)
     for _ in range(after):
         harness.step()
     harness.abort(str(leaver))
@@ -82,7 +82,7 @@ def test_whoever_leaves_whenever_the_others_go_on(lag: int, leaver: int, after: 
     for key in range(3):
         if key != leaver:
             check(harness, key)
-    assert len(forks(harness)) >= 1
+    assert len(child_joins(harness)) >= 1
     assert harness.scheduler.snapshot().num_used_blocks == 0
 
 
@@ -90,7 +90,7 @@ def test_all_of_them_come_in_or_none() -> None:
     harness = make_harness(num_slots=4)
     for key in "ab":
         harness.add(make_request(key, max_tokens=4))
-    add_family(harness, 3)
+    add_group(harness, 3)
     harness.step()
     assert harness.scheduler.snapshot().num_running == 2
     harness.run()
@@ -99,9 +99,9 @@ def test_all_of_them_come_in_or_none() -> None:
 
 def test_while_a_long_prompt_is_shared_others_come_in() -> None:
     harness = make_harness()
-    add_family(harness, 2)
+    add_group(harness, 2)
     harness.add(make_request("late"))
-    while not forks(harness):
+    while not child_joins(harness):
         assert harness.step() is not None
     assert any(join.tokens == (1, 2, 3) for plan in harness.runner.plans for join in plan.joins)
     harness.run()
@@ -110,7 +110,7 @@ def test_while_a_long_prompt_is_shared_others_come_in() -> None:
 
 def test_more_than_memory_holds_come_in_parts() -> None:
     harness = make_harness(num_blocks=14)
-    add_family(harness, 4)
+    add_group(harness, 4)
     harness.run()
     for key in range(4):
         check(harness, key)
@@ -118,19 +118,19 @@ def test_more_than_memory_holds_come_in_parts() -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_preempted_siblings_compute_on_their_own(lag: int) -> None:
+def test_preempted_children_compute_on_their_own(lag: int) -> None:
     harness = make_harness(num_blocks=20, lag=lag)
-    add_family(harness, 4, max_tokens=40)
+    add_group(harness, 4, max_tokens=40)
     harness.run()
     assert harness.scheduler.snapshot().num_preemptions > 0
-    assert forks(harness)
+    assert child_joins(harness)
     for key in range(4):
         check(harness, key, count=40)
 
 
-def test_prompt_logprobs_are_told_to_each() -> None:
+def test_each_sample_gets_the_prompt_logprobs() -> None:
     harness = make_harness(lag=1)
-    add_family(harness, 3, prompt_logprobs=1, logprobs=0)
+    add_group(harness, 3, prompt_logprobs=1, logprobs=0)
     harness.run()
     for key in "012":
         assert len(harness.prompt_logprobs[key]) == len(PROMPT) - 1

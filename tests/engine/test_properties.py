@@ -34,7 +34,7 @@ class Case:
     config: EngineConfig
     hit: float
     shy: bool
-    tells: bool
+    reports: bool
     arrivals: list[Arrival]
 
 
@@ -52,8 +52,8 @@ def infos(draw: st.DrawFn) -> RunnerInfo:
 
 
 @st.composite
-def arrivals(draw: st.DrawFn, index: int, most: int, num_slots: int) -> Arrival:
-    prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max(1, min(30, most - 1))))
+def arrivals(draw: st.DrawFn, index: int, max_tokens: int, num_slots: int) -> Arrival:
+    prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max(1, min(30, max_tokens - 1))))
     draft: DraftSetting | None = draw(st.sampled_from([None, None, "off", "solo", "adaptive", 1, 3]))
     tops = st.sampled_from([None, None, 0, 2])
     params = SamplingParams(
@@ -70,7 +70,7 @@ def arrivals(draw: st.DrawFn, index: int, most: int, num_slots: int) -> Arrival:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     info = draw(infos())
-    most = min(info.max_context, info.num_blocks * info.block_size)
+    max_tokens = min(info.max_context, info.num_blocks * info.block_size)
     min_chunk = draw(st.integers(1, 6))
     config = EngineConfig(
         max_streams=draw(st.integers(1, 5)),
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> Case:
         draft=draw(st.sampled_from(["off", "solo", "adaptive", 1, 2, 4])),
     )
     num_slots = min(info.num_slots, config.max_streams)
-    requests = [draw(arrivals(index, most, num_slots)) for index in range(draw(st.integers(1, 6)))]
+    requests = [draw(arrivals(index, max_tokens, num_slots)) for index in range(draw(st.integers(1, 6)))]
     hit = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     return Case(info, config, hit, draw(st.booleans()), draw(st.booleans()), requests)
 
@@ -87,7 +87,9 @@ def cases(draw: st.DrawFn) -> Case:
 def play(case: Case) -> Harness:
     costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
     policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
-    runner = FakeRunner(case.info, hit=case.hit, shy=case.shy, tells=case.tells, max_tokens=case.config.max_step_tokens)
+    runner = FakeRunner(
+        case.info, hit=case.hit, shy=case.shy, reports=case.reports, max_tokens=case.config.max_step_tokens
+    )
     harness = Harness(Scheduler(case.info, policy, case.config, clock=lambda: 1.0), runner)
     for turn in range(40):
         for arrival in case.arrivals:
@@ -124,18 +126,20 @@ def test_every_stream_is_the_plain_continuation(case: Case) -> None:
 def check_logprobs(harness: Harness, request: Request) -> None:
     """Each token's, once; the prompt's with the first tokens."""
     prompt, got, params = request.prompt_tokens, harness.tokens[request.id], request.params
-    behind = len(prompt) - 1
-    told = [] if params.logprobs is None else opinions((*prompt, *got), params.logprobs)[behind:]
-    assert harness.logprobs[request.id] == told
-    tells_prompt = params.prompt_logprobs is not None and got
-    of_prompt = opinions((*prompt, *got), params.prompt_logprobs or 0)[:behind]
-    assert harness.prompt_logprobs[request.id] == (of_prompt if tells_prompt else [])
+    after = len(prompt) - 1
+    logprobs = [] if params.logprobs is None else opinions((*prompt, *got), params.logprobs)[after:]
+    assert harness.logprobs[request.id] == logprobs
+    has_prompt = params.prompt_logprobs is not None and got
+    of_prompt = opinions((*prompt, *got), params.prompt_logprobs or 0)[:after]
+    assert harness.prompt_logprobs[request.id] == (of_prompt if has_prompt else [])
 
 
 def check_end(harness: Harness) -> None:
     snapshot = harness.scheduler.snapshot()
     event(f"preempted: {snapshot.num_preemptions > 0}")
-    event(f"forked: {any(join.start.num_computed for plan in harness.runner.plans for join in plan.joins)}")
+    event(
+        f"started from a parent: {any(join.start.num_computed for plan in harness.runner.plans for join in plan.joins)}"
+    )
     assert (snapshot.num_used_blocks, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
     assert snapshot.num_output_tokens == sum(len(tokens) for tokens in harness.tokens.values())
     stats = [final.stats for final in harness.finals.values() if final.stats]
@@ -152,13 +156,13 @@ def check_end(harness: Harness) -> None:
     st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), max_size=4),
 )
 def test_bounds_hold_whatever_is_accepted(
-    num_computed: int, gap: int, num_drafts: int, steps: list[tuple[int, int, int, int]]
+    num_computed: int, num_uncomputed: int, num_drafts: int, steps: list[tuple[int, int, int, int]]
 ) -> None:
     """Play the steps with some acceptance and some number of proposals: the outcome lies within the bounds."""
-    num_tokens = num_computed + gap
-    drafts = num_drafts if gap == 1 else 0
+    num_tokens = num_computed + num_uncomputed
+    drafts = num_drafts if num_uncomputed == 1 else 0
     bounds = fold(
-        Bounds(num_tokens, num_tokens, gap, drafts),
+        Bounds(num_tokens, num_tokens, num_uncomputed, drafts),
         [RowStep(0, feed, DraftRequest(propose)) for feed, propose, _, _ in steps],
     )
     for feed, propose, accept, proposed in steps:
@@ -168,6 +172,6 @@ def test_bounds_hold_whatever_is_accepted(
         accepted = min(accept, min(feed, num_tokens - num_computed + drafts) - (num_tokens - num_computed))
         num_computed, num_tokens = num_tokens + accepted, num_tokens + accepted + 1
         drafts = min(propose, proposed)
-    assert bounds.least <= num_tokens <= bounds.most
-    assert bounds.gap == num_tokens - num_computed
-    assert drafts <= bounds.drafts
+    assert bounds.min_tokens <= num_tokens <= bounds.max_tokens
+    assert bounds.num_uncomputed == num_tokens - num_computed
+    assert drafts <= bounds.max_drafts

@@ -37,7 +37,7 @@ def test_one_stream_gives_the_models_own_tokens() -> None:
     assert harness.finals["a"].finish_reason == "length"
 
 
-def test_a_long_prompt_is_fed_in_chunks_and_draws_once() -> None:
+def test_a_long_prompt_is_fed_in_chunks_and_samples_once() -> None:
     harness = make_harness(policy=Off("test"))
     harness.add(make_request("a", range(70), max_tokens=1))
     harness.run()
@@ -261,7 +261,7 @@ def test_a_late_result_is_not_given_to_the_slots_new_owner() -> None:
     assert harness.tokens["b"] == expected(harness, 1, 2, 3, count=5, seed=2)
 
 
-def test_the_runner_is_told_of_every_leave_before_idling() -> None:
+def test_the_runner_gets_every_leave_before_idling() -> None:
     harness = make_harness()
     harness.add(make_request("a", max_tokens=2))
     harness.run()
@@ -317,7 +317,7 @@ def test_a_fault_ends_its_own_stream(lag: int) -> None:
     assert harness.scheduler.snapshot().finished == {"error": 1, "length": 1}
 
 
-def test_a_join_tells_what_ends_the_stream() -> None:
+def test_a_join_has_the_end_tokens() -> None:
     harness = make_harness()
     harness.add(make_request("a", ends=(7, 3)))
     harness.step()

@@ -44,7 +44,7 @@ def first_mask(matcher: Matcher) -> list[int] | None:
 
 
 @given(constraints, st.integers(0, 6), st.lists(st.tuples(st.lists(tokens, max_size=4), tokens), max_size=8))
-def test_masks_behind_drafts_are_those_of_a_matcher_that_went_there(
+def test_masks_after_drafts_are_those_of_a_matcher_that_went_there(
     constraint: Constraint, min_tokens: int, steps: list[tuple[list[int], int]]
 ) -> None:
     asked = params(constraint, min_tokens)
@@ -57,20 +57,20 @@ def test_masks_behind_drafts_are_those_of_a_matcher_that_went_there(
             with pytest.raises(ConstraintFault):
                 matcher.masks(drafts)
             return
-        told = matcher.masks(drafts)
-        for i, mask in enumerate(told):
+        found = matcher.masks(drafts)
+        for i, mask in enumerate(found):
             there = matcher_for(asked, ENDS, VOCAB)
             assert there is not None
             there.advance([*output, *drafts[:i]])
             assert allowed(mask) == first_mask(there)
             if i < len(drafts) and not allows(mask, drafts[i]):
-                break  # what stands behind it does not matter
+                break  # tokens after it do not matter
         else:
             # Cut short only where nobody could go on.
-            if len(told) <= len(drafts):
+            if len(found) <= len(drafts):
                 there = matcher_for(asked, ENDS, VOCAB)
                 assert there is not None
-                there.advance([*output, *drafts[: len(told)]])
+                there.advance([*output, *drafts[: len(found)]])
                 assert first_mask(there) is None
         assert first_mask(matcher) == now, "asking has moved it"
         token = now[choice % len(now)]
@@ -150,8 +150,8 @@ def test_grammar_starts_after_thinking_and_thinking_cannot_end_the_output() -> N
     matcher = constraint.start(VOCAB, ENDS)
     assert allowed(matcher.masks([])[0]) == list(range(9))
     # The marker in the middle of the drafts.
-    told = matcher.masks([1, 3, 4, 5, 7])
-    assert [allowed(mask) for mask in told[3:]] == [[5], [6], list(ENDS)]
+    found = matcher.masks([1, 3, 4, 5, 7])
+    assert [allowed(mask) for mask in found[3:]] == [[5], [6], list(ENDS)]
 
 
 def test_a_budget_ends_thinking_with_the_closing_run() -> None:

@@ -34,7 +34,7 @@ class ScriptedRunner(FakeRunner):
         start, answer = self._outputs[id(row)]
         return answer[position - start] if position - start < len(answer) else END
 
-    def _draw(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
+    def _sample(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
         committed: list[int] = []
         for draft in (*drafts, None):
             committed.append(self._said(row, len(row.tokens)))

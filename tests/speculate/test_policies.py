@@ -13,7 +13,7 @@ from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import DepthPolicy, DrawRow, Fixed, Load, Off, Solo, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo, StepTiming
 
 MAX_DEPTH = 4
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
@@ -64,7 +64,7 @@ class Simulation:
 
     def step(self) -> None:
         num_rows = len(self.chances)
-        rows = [DrawRow(f"r{index}", MAX_DEPTH) for index in range(num_rows)]
+        rows = [SamplingRow(f"r{index}", MAX_DEPTH) for index in range(num_rows)]
         self.depths = depths(self.policy.decide(rows, Load(num_rows)))
         num_tokens = num_rows + sum(self.held)
         passes = tuple(sum(depth > i for depth in self.depths) for i in range(max(self.depths)))
@@ -72,7 +72,7 @@ class Simulation:
         draft = sum(map(self.machine.draft, passes)) * self.hiccup()
         for row, num_drafted, chance in zip(rows, self.held, self.chances):
             num_accepted = self.accept(num_drafted, chance)
-            self.tokens += sum(chance**i for i in range(num_drafted + 1))  # the mean, to keep luck out of the score
+            self.tokens += sum(chance**i for i in range(num_drafted + 1))  # the mean, to keep chance out of the score
             self.policy.observe_row(row.key, num_drafted, num_accepted)
         self.seconds += verify + draft
         self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
@@ -175,7 +175,7 @@ def test_hiccups_do_not_mislead_it() -> None:
 
 def test_without_timings_it_drafts_two() -> None:
     policy = Adaptive(MAX_DEPTH, StepCosts())
-    rows = [DrawRow("a", 4), DrawRow("b", 1)]
+    rows = [SamplingRow("a", 4), SamplingRow("b", 1)]
     for _ in range(3):
         assert depths(policy.decide(rows, Load(2))) == [2, 1]
         policy.observe_step(StepTiming(5, (2, 1), 0.0, 0.0))
@@ -184,7 +184,7 @@ def test_without_timings_it_drafts_two() -> None:
 
 def test_limits_of_rows_and_room_hold() -> None:
     policy = adaptive(MACHINES["flat"])
-    rows = [DrawRow("a", 4), DrawRow("b", 1), DrawRow("c", 0)]
+    rows = [SamplingRow("a", 4), SamplingRow("b", 1), SamplingRow("c", 0)]
     assert depths(policy.decide(rows, Load(3))) == [4, 1, 0]
     for _ in range(200):  # probes too
         assert sum(depths(policy.decide(rows, Load(3, room=3)))) <= 3
@@ -209,22 +209,22 @@ def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> No
     policy = adaptive(MACHINES["cpu"])
     for _ in range(300):
         policy.observe_row("a", 1, 0)
-    assert depths(policy.decide([DrawRow("a", 4)], Load(1))) == [0]
+    assert depths(policy.decide([SamplingRow("a", 4)], Load(1))) == [0]
     policy.forget("a")
     policy.forget("a")
     assert not policy._acceptance._rows
-    assert depths(policy.decide([DrawRow("b", 4)], Load(1))) == [0]
+    assert depths(policy.decide([SamplingRow("b", 4)], Load(1))) == [0]
 
 
 def test_reason_names_gain_and_cost() -> None:
     policy = Adaptive(MAX_DEPTH, StepCosts(((1, 0.010), (8, 0.011)), ((1, 0.0005),)))
-    policy.decide([DrawRow("a", 2)], Load(1))
+    policy.decide([SamplingRow("a", 2)], Load(1))
     assert policy.reason.startswith("adaptive: depth 2 — 2.")
     assert policy.reason.endswith("ms beat 1 in 10.0 ms")
 
 
 def test_simple_policies() -> None:
-    rows = [DrawRow("a", 4), DrawRow("b", 1)]
+    rows = [SamplingRow("a", 4), SamplingRow("b", 1)]
     assert depths(Off("no head").decide(rows, Load(2))) == [0, 0]
     assert depths(Fixed(3).decide(rows, Load(2))) == [3, 1]
     solo = Solo(Fixed(3))
@@ -238,19 +238,19 @@ def test_a_model_without_head_says_why() -> None:
     info = make_info(max_depth=0, why_no_draft="the checkpoint has no mtp tensors")
     policy = make_policy("adaptive", info, 4, StepCosts())
     assert policy.reason == "off: the checkpoint has no mtp tensors"
-    assert depths(policy.decide([DrawRow("a", 0, 3)], Load(1))) == [0]
+    assert depths(policy.decide([SamplingRow("a", 0, 3)], Load(1))) == [0]
     assert make_policy(2, make_info(), 0, StepCosts()).reason.startswith("off: ")
 
 
 def test_requests_override_the_engine() -> None:
     policy = make_policy("off", make_info(), 4, Machine(lambda n: 10.0, lambda rows: 0.01).costs)
-    rows = [DrawRow("a", 3), DrawRow("b", 3, 2), DrawRow("c", 3, "off"), DrawRow("d", 3, "adaptive")]
-    rows += [DrawRow("e", 3, "solo"), DrawRow("f", 3, 0)]
+    rows = [SamplingRow("a", 3), SamplingRow("b", 3, 2), SamplingRow("c", 3, "off"), SamplingRow("d", 3, "adaptive")]
+    rows += [SamplingRow("e", 3, "solo"), SamplingRow("f", 3, 0)]
     assert depths(policy.decide(rows, Load(6))) == [0, 2, 0, 3, 0, 0]
     assert policy.reason == "off: asked for by the configuration"
     assert policy.reason_for("off") == "off: asked for by the request"
     assert policy.reason_for("solo") == "solo: 6 streams are running"
-    assert depths(policy.decide([DrawRow("e", 3, "solo")], Load(1))) == [3]
+    assert depths(policy.decide([SamplingRow("e", 3, "solo")], Load(1))) == [3]
 
 
 def test_curve_interpolates_extrapolates_and_never_falls() -> None:
@@ -284,11 +284,11 @@ def test_a_machine_that_slows_down_moves_the_whole_curve() -> None:
     assert curve.at(16) > 1.9 * curve.at(8)
 
 
-def test_beside_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
+def test_next_to_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
     """The step is long in any case: what a draft adds must beat what the rows alone make of that time."""
     costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16, 64, 128)], [(1, 0.001), (8, 0.002)])
     policy = Adaptive(4, costs)
-    rows = [DrawRow(str(i), 4) for i in range(8)]
+    rows = [SamplingRow(str(i), 4) for i in range(8)]
     for i in range(800):
         policy.observe_row(str(i % 8), 1, int(i % 10 < 3))
     assert [ask.depth for ask in policy.decide(rows, Load(8))] == [0] * 8
@@ -300,7 +300,7 @@ def test_rows_that_want_no_drafts_keep_their_pace(num_plain: int) -> None:
     """A GPU's costs: alone, the others would draft as deep as they may and make every step a quarter longer."""
     machine = Machine(lambda n: 0.0150 + 0.00004 * n + 0.0003 * (n > 16), lambda n: 0.00035)
     policy = make_policy("adaptive", make_info(), 3, machine.costs)
-    rows = [DrawRow(str(i), 3, "off" if i < num_plain else None) for i in range(16)]
+    rows = [SamplingRow(str(i), 3, "off" if i < num_plain else None) for i in range(16)]
     for i in range(1600):
         policy.observe_row(str(i % 16), 3, 3)
     seconds, num_drafts, reasons = 0.0, 0, set()
@@ -314,7 +314,7 @@ def test_rows_that_want_no_drafts_keep_their_pace(num_plain: int) -> None:
     assert 0.96 < 400 * machine.verify(16) / seconds < 0.98
     assert num_drafts > 0.03 * 400 * 0.015 / 0.0015
     assert any(f"{num_plain} that want no drafts keep their pace" in reason for reason in reasons)
-    drafting = [DrawRow(row.key, 3) for row in rows]
+    drafting = [SamplingRow(row.key, 3) for row in rows]
     assert depths(policy.decide(drafting, Load(16))) == [3] * 16
     assert "keep their pace" not in policy.reason
 
@@ -325,16 +325,16 @@ def test_tokens_of_plain_rows_count() -> None:
     policy = make_policy("adaptive", make_info(), 1, machine.costs)
     for i in range(800):
         policy.observe_row("a", 1, int(i % 10 < 3))
-    rows = [DrawRow("a", 1)]
+    rows = [SamplingRow("a", 1)]
     assert depths(policy.decide(rows, Load(1))) == [1]
-    rows += [DrawRow(f"p{i}", 1, "off") for i in range(15)]
+    rows += [SamplingRow(f"p{i}", 1, "off") for i in range(15)]
     assert depths(policy.decide(rows, Load(16))) == [0] * 16
 
 
 def test_a_choice_not_to_draft_stands_for_some_steps_and_not_for_others() -> None:
     costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16)], [(1, 0.001), (8, 0.002)])
     policy = Adaptive(4, costs)
-    rows = [DrawRow(str(i), 4) for i in range(8)]
+    rows = [SamplingRow(str(i), 4) for i in range(8)]
     for i in range(800):
         policy.observe_row(str(i % 8), 1, 0)
     assert not any(ask.depth for ask in policy.decide(rows, Load(8)))

@@ -1,0 +1,121 @@
+"""The KV blocks of all rows, and the point from which each row starts.
+
+Rows are known by a key. A row is admitted with blocks, grows, starts from an empty cache or from another row's, and
+releases its blocks at its end or when it is preempted. Chooses no victims and knows neither sequences nor budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slipstream.cache.blocks import BlockPool
+from slipstream.engine.contract import EMPTY, Start
+
+
+@dataclass(frozen=True, slots=True)
+class RowDemand:
+    """The size of a row that waits for admission."""
+
+    key: str
+    num_tokens: int  # its blocks must cover these
+    num_shared: int = 0  # the first tokens, computed by another row: their full blocks will be shared
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRow:
+    """A row at rest, without drafts, from whose cache another row starts."""
+
+    key: str
+    slot: int
+    num_computed: int
+
+
+@dataclass(slots=True)
+class RowBlocks:
+    """The block table of one row."""
+
+    blocks: list[int] = field(default_factory=list)
+    num_awaited: int = 0  # shared blocks that will be put before them when the row starts
+    num_sent: int = 0  # the first ones: a plan with them went out
+
+
+class CacheManager:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._pool = BlockPool(num_blocks, block_size)
+        self._rows: dict[str, RowBlocks] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_used(self) -> int:
+        return self._pool.num_used
+
+    def can_admit(self, demands: Iterable[RowDemand], num_running: int) -> bool:
+        """Whether all of them fit and each running row can still have one more block: it may need it soon."""
+        return sum(map(self._num_own, demands)) + num_running <= self._pool.num_free
+
+    def admit(self, demand: RowDemand) -> None:
+        assert demand.key not in self._rows
+        blocks = self._pool.allocate(self._num_own(demand))
+        self._rows[demand.key] = RowBlocks(list(blocks), demand.num_shared // self._pool.block_size)
+
+    def _num_own(self, demand: RowDemand) -> int:
+        return self._pool.count_for(demand.num_tokens) - demand.num_shared // self._pool.block_size
+
+    def stop_sharing(self, key: str) -> None:
+        """The row computes by itself the tokens it would have shared; the blocks for them must be free."""
+        row = self._rows[key]
+        row.blocks += self._pool.allocate(row.num_awaited)
+        row.num_awaited = 0
+
+    def reserve(self, key: str, num_tokens: int) -> bool:
+        """Blocks for that many tokens. False, and nothing changes, where too few are free."""
+        row = self._rows[key]
+        missing = max(0, self._pool.count_for(num_tokens) - len(row.blocks))
+        if missing > self._pool.num_free:
+            return False
+        row.blocks += self._pool.allocate(missing)
+        return True
+
+    def reserve_drafts(self, key: str, num_tokens: int, depth: int) -> int:
+        """The deepest draft that free blocks allow: the head writes ahead for drafts 2, 3, ... -> the depth"""
+        while depth > 1 and not self.reserve(key, num_tokens + depth - 1):
+            depth -= 1
+        return depth
+
+    def start(self, key: str, source: CachedRow | None = None) -> Start:
+        """Where a joining row starts: with an empty cache, or where the source stands.
+
+        Full blocks of the source are shared from now on, a partly filled one is copied into the row's own.
+        """
+        row = self._rows[key]
+        assert not row.num_sent
+        if source is None:
+            assert not row.num_awaited
+            return EMPTY
+        num_full, rest = divmod(source.num_computed, self._pool.block_size)
+        assert num_full == row.num_awaited
+        parent_blocks = self._rows[source.key].blocks
+        copied = (parent_blocks[num_full], row.blocks[0]) if rest else None
+        self._pool.share(parent_blocks[:num_full])
+        row.blocks = parent_blocks[:num_full] + row.blocks
+        row.num_awaited, row.num_sent = 0, num_full + (copied is not None)
+        return Start(source.num_computed, tuple(row.blocks[: row.num_sent]), copied, source.slot)
+
+    def take_unsent(self, key: str) -> tuple[int, ...]:
+        """Blocks that no plan has carried yet; the next one does."""
+        row = self._rows[key]
+        num_sent, row.num_sent = row.num_sent, len(row.blocks)
+        return tuple(row.blocks[num_sent:])
+
+    def release(self, key: str) -> None:
+        """Plans run in order, so these blocks may be given away in the very next plan."""
+        self._pool.release(self._rows.pop(key).blocks)
+
+    def check_integrity(self, keys: Iterable[str]) -> None:
+        """Exactly these rows have blocks, and every block is free or in as many tables as the pool counts."""
+        assert self._rows.keys() == set(keys)
+        self._pool.check_integrity(block for row in self._rows.values() for block in row.blocks)
