@@ -29,7 +29,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     tiling,
 )
 from slipstream.runners.cuda.kernels.moe.experts import combine, expert_pairs, route
-from slipstream.runners.cuda.kernels.pdl import OVERLAP
+from slipstream.runners.cuda.kernels.pdl import supports_pdl
 from slipstream.runners.torch.experts import Beside, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
@@ -112,8 +112,7 @@ def _has_gluon(device: torch.device) -> bool:
     """Whether the products that fetch ahead run here. Gluon is experimental: each version of Triton may move it."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     known = GLUON_VERSIONS[0] <= version <= GLUON_VERSIONS[1]
-    here = device.type == "cuda" and OVERLAP.value
-    return known and here and torch.cuda.get_device_capability(device)[0] == 9
+    return known and supports_pdl(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

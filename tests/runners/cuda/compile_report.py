@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from slipstream.load.spec import GdnSpec
+from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
@@ -78,6 +79,7 @@ def resources(kernel: Any) -> dict[str, Any]:
         "spilled_bytes": int(usage["STACK"]) + int(usage["LOCAL"]),
         "shared_bytes": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
+        "waits": "griddepcontrol.wait" in kernel.asm["ptx"] and kernel.metadata.launch_pdl,
     }
 
 
@@ -249,6 +251,7 @@ CASES: dict[str, Callable[[], object]] = {
 
 def main() -> None:
     triton.runtime.driver.set_active(H100())
+    pdl.supports_pdl = lambda device: True
     run = JITFunction.run
     # What an earlier case compiled is not launched either.
     JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))

@@ -176,7 +176,7 @@ def run(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any], turn: Tur
     barriers = SimpleNamespace(init=anything, expect=expect, wait=wait, MBarrierLayout=anything)
     functions = {
         "gl": language, "mbarrier": barriers, "fetch": fetch, "meet": anything,
-        "wait_for_last": take, "let_next_in": let_in,
+        "wait_for_previous": take, "launch_dependents": let_in,
         "warpgroup_mma": lambda a, b, total, is_async: total + a.tensor.float() @ b.tensor.float(),
         "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0],
     }  # fmt: skip

@@ -54,5 +54,6 @@ def test_the_heaviest_launches_compile_without_spilling(cases: list[str], tmp_pa
     launches = [json.loads(line) for line in done.stdout.splitlines()]
     assert {launch["case"] for launch in launches} == set(cases)
     for launch in launches:
+        assert launch["waits"], launch
         assert launch["spilled_bytes"] == 0, launch
         assert launch["shared_bytes"] <= LARGEST_SHARED, launch

@@ -45,7 +45,7 @@ class OnCpu:
                 name: stand_in(value, turn, certain=name in ("weight", "norm"))
                 for name, value in zip(self.names, given, strict=False)
             }
-            run(self.kernel, grid, arguments | constants | {"TURNS": True}, turn)
+            run(self.kernel, grid, arguments | constants | {"PDL": True}, turn)
             self.num_launches += 1
 
         return launch

@@ -17,7 +17,6 @@ import test_rope
 import torch
 from paged import Row
 from torch import Tensor
-from triton.language import constexpr
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.kernels import norm
@@ -77,10 +76,10 @@ def late(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Late:
 
 
 def _watch(module: ModuleType, late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "let_next_in", late.hide)
-    monkeypatch.setattr(module, "wait_for_last", late.show)
+    monkeypatch.setattr(module, "launch_dependents", late.hide)
+    monkeypatch.setattr(module, "wait_for_previous", late.show)
     monkeypatch.setattr(module, "torch", Recorded(late))
-    monkeypatch.setattr(module, "OVERLAP", constexpr(True), raising=False)
+    monkeypatch.setattr(module, "uses_pdl", lambda: True, raising=False)
 
 
 def given(function: Callable[..., Tensor], late: Late, *names: int) -> Callable[..., Tensor]:
@@ -132,7 +131,7 @@ def test_norms(late: Late) -> None:
 
 
 def test_who_reads_too_early_is_found(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "wait_for_last", lambda: None)
+    monkeypatch.setattr(norm, "wait_for_previous", lambda: None)
     x = torch.randn(3, 40)
     late.tensors[:] = [x]
     assert norm.rms_norm(x, torch.ones(40), 1e-5).isnan().all()

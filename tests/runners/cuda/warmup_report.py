@@ -26,8 +26,7 @@ from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, n
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.placement import resident
 
-pdl.OVERLAP.value = True  # as on a Hopper GPU
-pdl.IN_TURN["launch_pdl"] = True
+pdl.supports_pdl = lambda device: True  # as on a Hopper GPU
 
 
 class LaunchingH100(H100):

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 
 @triton.jit
 def _silu_mul_kernel(gate_up, out, stride, STRIPE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    take_turn()
+    launch_dependents_and_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < WIDTH
@@ -43,6 +43,6 @@ def silu_mul(gate_up: Tensor, stripe: int | None = None) -> Tensor:
         WIDTH=width,
         BLOCK=block,
         num_warps=num_warps,
-        **IN_TURN,
+        **pdl_options(out.device),
     )
     return out

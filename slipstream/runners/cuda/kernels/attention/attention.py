@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.product import product
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.views import TiledRows
 from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.ops import HeadShape
@@ -87,12 +87,12 @@ def _attend_kernel(
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    let_next_in()
+    launch_dependents()
     tile = tl.program_id(0)
     head = tl.program_id(1) % NUM_KV
     part = tl.program_id(1) // NUM_KV  # of the tile's (token, query head) pairs
     if tile >= num_tiles:
-        wait_for_last()
+        wait_for_previous()
         if part == 0:
             _clear_padding(out, positions, num_tokens, (tile - num_tiles) * 16, head, GROUP, NUM_KV, DIM, 16, BLOCK_D)
         return
@@ -104,7 +104,7 @@ def _attend_kernel(
     blocks = block_table + tl.load(row_slots + row, mask=there, other=0).to(tl.int64) * stride_table
     pairs = part * BLOCK_M + tl.arange(0, BLOCK_M)
     first = tl.load(tile_firsts + tile)
-    wait_for_last()
+    wait_for_previous()
     tokens = first + pairs // GROUP  # within the row
     if first + part * BLOCK_M // GROUP >= fed:
         return
@@ -188,7 +188,7 @@ def _merge_kernel(
     BLOCK_D: tl.constexpr,
 ):
     """One query head of one token: its parts by weight, then the gate. Zeros for padding."""
-    let_next_in()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK_D)
@@ -197,7 +197,7 @@ def _merge_kernel(
     position = tl.load(positions + token)
     row = tl.load(token_rows + token)
     length = tl.load(row_starts + row) + tl.load(row_fed + row)
-    wait_for_last()
+    wait_for_previous()
     if position >= 0:
         num_parts = tl.cdiv(length, _split_length(length, num_splits, BLOCK_N))
         splits = tl.arange(0, BLOCK_S)
@@ -278,7 +278,7 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
         SPLIT=split,
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
-        **IN_TURN,
+        **pdl_options(q.device),
     )
     if scales is not None:
         _merge(target, scales, gate, heads, batch, plan, out)
@@ -308,7 +308,7 @@ def _merge(
         CHUNK=8,
         BLOCK_D=plan.block_d,
         num_warps=2,
-        **IN_TURN,
+        **pdl_options(out.device),
     )
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.views import TokenPlaces
 from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.ops import HeadShape, Rotary
@@ -29,7 +29,7 @@ def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, D
         inside = cols < DIM
         own = tl.load(weight + cols, mask=inside, other=0.0)[None, :]
         others = tl.load(weight + partners, mask=inside, other=0.0)[None, :]
-    wait_for_last()
+    wait_for_previous()
     x = tl.load(source + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     partner = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
     if weight is not None:
@@ -66,7 +66,7 @@ def _rope_store_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program for one head (of q, then k, then v) of some tokens."""
-    let_next_in()
+    launch_dependents()
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -92,7 +92,7 @@ def _rope_store_kernel(
             k = _rotated(source, position, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
             tl.store(k_cache + target, k.to(k_cache.dtype.element_ty), mask=mask)
         else:
-            wait_for_last()
+            wait_for_previous()
             v = tl.load(source + cols[None, :], mask=mask, other=0.0)
             tl.store(v_cache + target, v.to(v_cache.dtype.element_ty), mask=mask)
 
@@ -143,6 +143,6 @@ def rope_store(
         TOKENS=tokens_each,
         BLOCK=block,
         num_warps=min(4, max(1, tokens_each * block // 256)),
-        **IN_TURN,
+        **pdl_options(mixed.device),
     )
     return q

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.cuda.kernels.matmul.product import STRIPE_ROWS, deliver, leave_part, product
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 
 FEW_TOKENS = 16
 FEW = tl.constexpr(FEW_TOKENS)
@@ -39,9 +39,9 @@ def _skinny(
     block = tl.program_id(0)
     part = tl.program_id(1)
     steps = width // K
-    wait_for_last()
+    wait_for_previous()
     if M > FEW:  # measured: early is better there
-        let_next_in()
+        launch_dependents()
     tokens = tl.arange(0, M)
     found = None
     if squares is not None:  # on their way while the weights are read
@@ -50,7 +50,7 @@ def _skinny(
     total = tl.zeros([N, M], tl.float32)
     for step in range(steps * part // SPLIT, steps * (part + 1) // SPLIT):
         total = product(weight.load([block * N, step * K]), x.load([0, step * K]).T, total)
-    let_next_in()
+    launch_dependents()
     if SPLIT > 1:
         place = tl.arange(0, N)[:, None] * M + tokens[None, :]
         base = partial + block.to(tl.int64) * (SPLIT * N * M)
@@ -223,5 +223,5 @@ def _launch(
     _skinny[grid](
         TensorDescriptor(values, [num_tokens, width], [width, 1], [made_for, cut.inner]), squares,
         TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]), *others,
-        **sizes, num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
+        **sizes, num_stages=cut.stages, num_warps=cut.warps, **pdl_options(out.device),
     )  # fmt: skip

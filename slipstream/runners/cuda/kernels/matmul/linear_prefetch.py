@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from slipstream.runners.cuda.kernels.matmul.product import STRIPE
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, OVERLAP
+from slipstream.runners.cuda.kernels.pdl import pdl_options
 
 # As Triton's versions call them.
 fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -25,14 +25,14 @@ meet = getattr(gl, "thread_barrier", None) or gl.barrier
 
 
 @gluon.jit
-def let_next_in():
+def launch_dependents():
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def wait_for_last():
+def wait_for_previous():
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -41,7 +41,7 @@ def skinny_ahead(
     x, squares, weight, out, add, norm, normed, normed_squares, partial, arrived,
     num_tokens, num_out, width, num_squares, eps,
     M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPLIT: gl.constexpr, SQUARES: gl.constexpr,
-    GATED: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    GATED: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     block = gl.program_id(0)
     part = gl.program_id(1)
@@ -56,9 +56,9 @@ def skinny_ahead(
     for i in gl.static_range(STAGES):
         mbarrier.expect(ready.index(i), tile_bytes, pred=i < count)
         fetch(weight, [block * N, (first + i) * K], ready.index(i), weights.index(i), pred=i < count)
-    if TURNS:
-        wait_for_last()
-        let_next_in()
+    if PDL:
+        wait_for_previous()
+        launch_dependents()
     for i in gl.static_range(STAGES):
         fetch(x, [0, (first + i) * K], ready.index(i), inputs.index(i), pred=i < count)
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
@@ -135,7 +135,8 @@ def launch_ahead(
 ) -> None:
     """``others`` and ``sizes``: the kernel's arguments behind ``weight``, and its constants, as in linear.py."""
     tiles = _tiles(x, [sizes["M"], sizes["K"]]), squares, _tiles(weight, [sizes["N"], sizes["K"]])
-    skinny_ahead[grid](*tiles, *others, **sizes, STAGES=num_stages, TURNS=OVERLAP.value, num_warps=4, **IN_TURN)
+    pdl = pdl_options(x.device)
+    skinny_ahead[grid](*tiles, *others, **sizes, STAGES=num_stages, PDL=bool(pdl), num_warps=4, **pdl)
 
 
 def _tiles(matrix: Tensor, block: list[int]) -> TensorDescriptor:

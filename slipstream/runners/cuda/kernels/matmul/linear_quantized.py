@@ -30,7 +30,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     values_of,
 )
 from slipstream.runners.cuda.kernels.matmul.product import deliver, leave_part, product
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.fp8 import coded_weights
 from slipstream.runners.cuda.kernels.quant.int4 import weights_of
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT as INT8_UNIT
@@ -61,9 +61,9 @@ def _rounded(
     end_row = num_levels
     rows = first_row + tl.arange(0, N)
     scales = row_scales(facts, rows, rows < num_levels, BITS, CODES)  # nobody writes them: before the turn
-    wait_for_last()
+    wait_for_previous()
     if M > FEW:
-        let_next_in()
+        launch_dependents()
     tokens = first + tl.arange(0, M)
     found = None
     if squares is not None:  # on their way while the weights are read
@@ -84,7 +84,7 @@ def _rounded(
                 total = product(kept.load([beyond * N, column]), x.load([first, column]).T, total)
             first_row = num_levels + beyond * N
             end_row = num_out
-    let_next_in()
+    launch_dependents()
     if SPLIT:
         meeting = tl.program_id(0) * tl.num_programs(1) + block
         place = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
@@ -291,7 +291,7 @@ def _launch(
         num_tokens, matrix.num_rows, words.shape[0], width, matrix.num_tiles, num_squares, token_stride, eps, cut.split,
         M=made_for, N=cut.rows, K=cut.inner, BITS=matrix.bits, CODES=matrix.kind == "fp8",
         SPLIT=cut.split > 1, SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated,
-        num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
+        num_stages=cut.stages, num_warps=cut.warps, **pdl_options(out.device),
     )  # fmt: skip
 
 

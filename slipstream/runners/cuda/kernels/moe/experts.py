@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.product import product
 from slipstream.runners.cuda.kernels.moe.groups import first_and_rows, group
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
 
@@ -40,7 +40,7 @@ def _route_kernel(
     WIDE_EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    take_turn()
+    launch_dependents_and_wait()
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, WIDE_EXPERTS)
     inside = experts < EXPERTS
@@ -105,7 +105,7 @@ def _gate_up_kernel(
     DEPTH: tl.constexpr,
 ):
     """silu(gate) * up of a block of pairs, COLS columns. out: [pairs, inner]"""
-    take_turn()
+    launch_dependents_and_wait()
     own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
@@ -147,7 +147,7 @@ def _down_kernel(
     DEPTH: tl.constexpr,
 ):
     """The second matrix of a block of pairs, COLS columns. inner: [pairs, inner], out: [pairs, hidden]"""
-    take_turn()
+    launch_dependents_and_wait()
     own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
@@ -183,7 +183,7 @@ def _combine_kernel(
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    take_turn()
+    launch_dependents_and_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < HIDDEN
@@ -219,7 +219,7 @@ def route(scores: Tensor, num_active: int) -> tuple[Tensor, Tensor]:
         WIDE_EXPERTS=triton.next_power_of_2(num_experts),
         WIDE=triton.next_power_of_2(num_active),
         num_warps=1,
-        **IN_TURN,
+        **pdl_options(scores.device),
     )
     return expert, share
 
@@ -262,7 +262,7 @@ def expert_pairs(
         **sizes,
         COLS=tiles.up_cols,
         DEPTH=_depth(tiles, hidden, x),
-        **IN_TURN,
+        **pdl_options(x.device),
     )
     out = torch.empty((num_tokens, num_active, hidden), dtype=x.dtype, device=x.device)
     _down_kernel[(num_blocks, triton.cdiv(hidden, tiles.down_cols))](
@@ -273,7 +273,7 @@ def expert_pairs(
         **sizes,
         COLS=tiles.down_cols,
         DEPTH=_depth(tiles, inner, x),
-        **IN_TURN,
+        **pdl_options(x.device),
     )
     return out
 
@@ -322,7 +322,7 @@ def _combine(
         SHARED=add is not None,
         BLOCK=block,
         num_warps=num_warps,
-        **IN_TURN,
+        **pdl_options(out.device),
     )
     return out
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import add_tile, row_scales, scaled, tiles_of
 from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
 from slipstream.runners.cuda.kernels.moe.groups import group
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
 
 LEAST_TOKENS = 4  # whose experts are few enough to leave processors without work
@@ -39,7 +39,7 @@ def _experts(
 
     GATED: silu(gate) * up, of rows of tokens, gate's rows before up's; otherwise of rows of pairs.
     """
-    take_turn()
+    launch_dependents_and_wait()
     own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, M)
     if own < 0:
         return
@@ -98,7 +98,7 @@ def rounded_expert_pairs(
             ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
             WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=num_rows, K=matrix.tile,
             BITS=matrix.bits, CODES=matrix.kind == "fp8", GATED=gated,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **IN_TURN,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
         return out
 

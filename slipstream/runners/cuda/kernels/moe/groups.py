@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 _NO_PAIR: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 _SCAN = 1024
@@ -66,7 +66,7 @@ def _group_kernel(
     SCAN: tl.constexpr,
 ):
     """One program an expert: counts all experts' pairs, to know where its own blocks lie, and places its own pairs."""
-    take_turn()
+    launch_dependents_and_wait()
     own = tl.program_id(0)
     counts = tl.zeros([BINS], tl.int32)
     for start in range(0, num_pairs, SCAN):
@@ -115,6 +115,6 @@ def group(expert: Tensor, positions: Tensor, num_experts: int, block_size: int) 
         BLOCK=block_size,
         SCAN=_SCAN,
         num_warps=4,
-        **IN_TURN,
+        **pdl_options(expert.device),
     )
     return groups

@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, plain, rows_to_unpack, slabs
 
 TILE = FP8_GROUP
@@ -118,7 +118,7 @@ class Fp8Matrix:
         assert ids is None or self.kept is None
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
             self.words, self.factors, ids, out, num_rows, self.width, self.factors.stride(0), N=_ROWS, K=TILE,
-            num_warps=4, **IN_TURN,
+            num_warps=4, **pdl_options(out.device),
         )  # fmt: skip
         return out
 
@@ -165,7 +165,7 @@ def put(matrix: Fp8Matrix, rows: slice, codes: Tensor, scale: Tensor) -> None:
 def _weights_kernel(
     words, factors, ids, out, num_rows, width, tile_stride, N: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
-    take_turn()
+    launch_dependents_and_wait()
     place, inside, row = rows_to_unpack(ids, num_rows, N)
     tile = tl.program_id(1)
     word = tile * (K // 2) + tl.arange(0, K // 2)

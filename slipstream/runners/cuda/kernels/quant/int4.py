@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import UNIT, UNIT_BITS, plain, rows_to_unpack, slabs
 
 TILE = 256
@@ -125,7 +125,7 @@ class Int4Matrix:
         out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
             self.words, self.pairs, ids, out, num_rows, self.width, self.words.shape[1], self.pairs.stride(0),
-            N=_ROWS, W=GROUP, num_warps=4, **IN_TURN,
+            N=_ROWS, W=GROUP, num_warps=4, **pdl_options(out.device),
         )  # fmt: skip
         return out
 
@@ -188,7 +188,7 @@ def _pairs(scale: Tensor, low: Tensor) -> Tensor:
 def _weights_kernel(
     words, pairs, ids, out, num_rows, width, row_words, group_stride, N: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
-    take_turn()
+    launch_dependents_and_wait()
     place, inside, row = rows_to_unpack(ids, num_rows, N)
     tile = tl.program_id(1)
     word = tile * W + tl.arange(0, W)

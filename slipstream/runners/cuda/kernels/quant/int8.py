@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import slabs
 
 TILE = 128
@@ -109,7 +109,7 @@ class Int8Matrix:
         out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         _weights_kernel[(num_rows, triton.cdiv(row_words, _BLOCK))](
             self.words, self.scale, ids, out, self.width, row_words, K=self.tile, BLOCK=_BLOCK, num_warps=4,
-            **IN_TURN,
+            **pdl_options(out.device),
         )  # fmt: skip
         return out
 
@@ -143,7 +143,7 @@ def _paired(levels: Tensor, tile: int) -> Tensor:
 
 @triton.jit(do_not_specialize=["width"])
 def _weights_kernel(words, scale, ids, out, width, row_words, K: tl.constexpr, BLOCK: tl.constexpr):
-    take_turn()
+    launch_dependents_and_wait()
     place = tl.program_id(0).to(tl.int64)
     row = place
     if ids is not None:

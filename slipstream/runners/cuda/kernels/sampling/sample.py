@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 _BLOCK = 1024
 _MAX_CHUNK = 16 * _BLOCK
@@ -66,7 +66,7 @@ def _partial_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a position and chunk: the best value and its lowest id; with SURE, the largest logit and the sum."""
-    take_turn()
+    launch_dependents_and_wait()
     position = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * chunk
     lanes = tl.arange(0, BLOCK)
@@ -122,7 +122,7 @@ def _combine_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a position, over its chunks' partials."""
-    take_turn()
+    launch_dependents_and_wait()
     position = tl.program_id(0).to(tl.int64)
     if tl.load(slots + position) < 0:
         tl.store(tokens + position, 0)
@@ -202,7 +202,7 @@ def _choose(
         BLOCK=_BLOCK,
         num_warps=4,
         enable_fp_fusion=False,  # the product is rounded before the noise is added, as in the reference
-        **IN_TURN,
+        **pdl_options(logits.device),
     )
     _combine_kernel[(num_positions,)](
         slots,
@@ -217,7 +217,7 @@ def _choose(
         SURE=sure is not None,
         BLOCK=triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK)),  # the same for any number of positions
         num_warps=1,
-        **IN_TURN,
+        **pdl_options(logits.device),
     )
     return tokens
 
