@@ -25,11 +25,11 @@ from slipstream.load.hf.folder import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
 from slipstream.runners.cuda.linear import CudaLinear
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaRoundedLinear, RoundedExperts, rounded_format
+from slipstream.runners.cuda.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.memory import plan_memory
-from slipstream.runners.torch.models.layers import InTurn
+from slipstream.runners.torch.models.layers import Sequential
 from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
 from slipstream.runners.torch.placement import place, resident
 from slipstream.runners.torch.weights import LinearFormat
@@ -46,12 +46,12 @@ def folders(kind: str, dtype: str, folder: Path, activations: torch.dtype = torc
     """A tiny model, and the same with the weights that its few bits stand for: 4 bits, in the activations' type."""
     model = tiny.build(kind)
     plain, rough = (tiny.save(model, folder / name, head=True) for name in ("plain", "rough"))
-    form = rounded_format(CudaOps(DEVICE, activations), dtype)
+    form = quantized_format(CudaOps(DEVICE, activations), dtype)
     tensors = load_file(plain / "model.safetensors")
     for name, tensor in tensors.items():
         is_matrix = tensor.ndim > 1 and tensor.shape[-2] > 1  # or a stack of them
         made = form.of(name).dense(tensor.flatten(0, -2)) if is_matrix else None
-        if isinstance(made, CudaRoundedLinear):
+        if isinstance(made, CudaQuantizedLinear):
             exact = torch.float32 if made.matrix.kind == "int8" else activations
             tensors[name] = made.matrix.weights(exact).float().cpu().view(tensor.shape)
     save_file(tensors, rough / "model.safetensors", {"format": "pt"})
@@ -59,7 +59,7 @@ def folders(kind: str, dtype: str, folder: Path, activations: torch.dtype = torc
 
 
 def is_stored_as(matrix: object, dtype: str) -> bool:
-    return isinstance(matrix, CudaRoundedLinear) and matrix.matrix.kind == dtype
+    return isinstance(matrix, CudaQuantizedLinear) and matrix.matrix.kind == dtype
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_tokens_equal_those_of_a_checkpoint_in_fp8(tmp_path: Path, kind: str) ->
     wanted = [alone(cpu, ask) for ask in asks]
     runner = open_resident(folder, rounded="stored")
     assert isinstance(runner.decoder.output, CudaLinear)
-    assert isinstance(runner.decoder.layers, InTurn)
+    assert isinstance(runner.decoder.layers, Sequential)
     for layer in runner.decoder.layers.layers:
         assert is_stored_as(layer.mixer.out, "fp8") == (kind in tiny_fp8.WHOLE)
     check_tokens(Traffic(runner, CONFIG), asks, wanted)
@@ -131,11 +131,11 @@ def test_random_weights_are_rounded_but_for_routers(dtype: str, stored: str) -> 
     assert runner.info.note.startswith(f"{DEVICE.type}, bfloat16, matrices {stored}, Triton")
     assert is_stored_as(runner.decoder.embedding, "int8")
     layers = runner.decoder.layers
-    assert isinstance(layers, InTurn)
+    assert isinstance(layers, Sequential)
     for layer in layers.layers:
         assert isinstance(layer.mlp, SparseMlp)
         assert isinstance(layer.mlp.router, CudaLinear)
-        assert isinstance(layer.mlp.experts, RoundedExperts)
+        assert isinstance(layer.mlp.experts, QuantizedExperts)
         assert layer.mlp.experts.gate_up.kind == layer.mlp.experts.down.kind == dtype
         assert is_stored_as(layer.mlp.shared.down, dtype)
 

@@ -144,7 +144,7 @@ class Kernels:
         self._c = library
         self._linear, self._norm, self._silu = library.ss_linear, library.ss_rms_norm, library.ss_silu_mul
         self.isa: str = library.ss_isa().decode()
-        self.rounds_x = self.isa != "portable"  # products with block formats round x to 15 bits: tile_integer.h
+        self.quantizes_x = self.isa != "portable"  # products with block formats round x to 15 bits: tile_integer.h
         self.panel_rows: int = library.ss_panel_rows()
         self.num_threads = 0
         self.set_threads(num_threads or available_threads())

@@ -69,7 +69,7 @@ void ss_sigmoid_mul(const float *gate, int64_t ldg, int rows, int cols, float *x
   pool_run(gate_chunk, &j, num_chunks(rows, j.per_chunk));
 }
 
-/* Half-split pairing: element i turns with element i + rot / 2; what lies behind rot is copied. */
+/* Half-split pairing: element i rotates with element i + rot / 2; elements from rot on are copied. */
 static void rotate(const float *x, const float *cos, const float *sin, int rot, int dim, float *out) {
   int half = rot / 2, i = 0;
   for (; i + VL <= half; i += VL) {

@@ -6,7 +6,7 @@
 
 #define MAX_HEAD_DIM 256
 
-/* Arguments of ss_rope_store; the same struct is declared in ops.py. */
+/* Arguments of ss_rope_store; the same struct is declared in bindings.py. */
 typedef struct {
   const float *qkv; /* [num_tokens, num_heads + 2 num_kv_heads, dim], ldx floats from token to token */
   float *q_out; /* [num_tokens, num_heads, dim] */

@@ -20,7 +20,7 @@ from slipstream.runners.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.experts import Experts
-from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, InTurn, Layers, Mixer
+from slipstream.runners.torch.models.layers import Attention, DecoderLayer, DenseMlp, Layers, Mixer, Sequential
 from slipstream.runners.torch.models.qwen3_5 import GatedDeltaNet
 from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
 from slipstream.runners.torch.ops import GdnWeights, HeadShape, Linear, Rotary, concat_norm, gated_delta_net
@@ -151,7 +151,7 @@ class CpuOps:
         known = [layer for layer in packed if layer is not None]
         attention = next((layer.mixer for layer in layers if isinstance(layer.mixer, Attention)), None)
         if len(known) < len(layers) or attention is None:
-            return InTurn(layers)
+            return Sequential(layers)
         shape = StackShape(attention.heads, attention.rotary, layers[0].input_norm.eps)
         return _FusedLayers(LayerStack(self._kernels, known, shape))
 

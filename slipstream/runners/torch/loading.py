@@ -13,7 +13,7 @@ from slipstream.runners.torch.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
-from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, rotary_table
+from slipstream.runners.torch.models.layers import DecoderLayer, Sequential, rotary_table
 from slipstream.runners.torch.models.mtp import MtpHead, load_head
 from slipstream.runners.torch.ops import Linear, Rotary
 from slipstream.runners.torch.placement import Placement, place
@@ -103,7 +103,7 @@ class _Loader:
             sources = (head, decoder.embedding, output, self.ops, table.block_table, self.max_depth)
             drafter = MtpDrafter(*sources, self.config.simulate_acceptance)
         parts = (self._info(lag=0), decoder, drafter, self.ops, table, self.kv, self.gdn)
-        return TorchRunner(*parts, self.config.simulate_acceptance, fused=not isinstance(decoder.layers, InTurn))
+        return TorchRunner(*parts, self.config.simulate_acceptance, fused=not isinstance(decoder.layers, Sequential))
 
     def _resident(self, decoder: Decoder) -> Runner:
         """Rows live on the device; the host is one step behind."""

@@ -12,7 +12,7 @@ from harness import open_runner, trunk_logits
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.cpu.ops import CpuOps
-from slipstream.runners.torch.models.layers import InTurn
+from slipstream.runners.torch.models.layers import Sequential
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, BLOCK_SIZE, SLOTS, BLOCKS = 96, 6, 2, 32, 160, 8, 3, 10
@@ -85,9 +85,9 @@ def test_a_model_has_the_same_bits_layer_by_layer(tmp_path: Path, kind: str, mon
     folder = tiny.save(tiny.build(kind), tmp_path)
     tokens, feeds = [7 * i % tiny.VOCAB for i in range(100)], [70, 1, 29]
     whole = open_runner(folder, kernels=True)
-    monkeypatch.setattr(CpuOps, "stack", lambda self, layers: InTurn(layers))
+    monkeypatch.setattr(CpuOps, "stack", lambda self, layers: Sequential(layers))
     apart = open_runner(folder, kernels=True)
-    assert isinstance(apart.decoder.layers, InTurn)
-    assert not isinstance(whole.decoder.layers, InTurn)
+    assert isinstance(apart.decoder.layers, Sequential)
+    assert not isinstance(whole.decoder.layers, Sequential)
     assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(apart, tokens, feeds))
     assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(whole, tokens, [33] * 3 + [1]))

@@ -51,7 +51,7 @@ def test_against_float64(any_kernels: Kernels, name: str, m: int, n: int, blocks
     cols = 32 * blocks - (cut if name in ("bf16", "f32") else 0)
     weight, matrix = make(any_kernels, name, n, cols, seed=m)
     x = torch.randn(m, cols)
-    assert_close(product(any_kernels, x, weight), x, matrix, any_kernels.rounds_x and name in QUANT)
+    assert_close(product(any_kernels, x, weight), x, matrix, any_kernels.quantizes_x and name in QUANT)
     assert torch.allclose(any_kernels.embed(torch.arange(n), weight), matrix, rtol=0, atol=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_bias_residual_and_strides(kernels: Kernels, name: str) -> None:
     wide = torch.randn(5, 200)
     x, bias, add = wide[:, 50:146], torch.randn(77), torch.randn(5, 90)[:, 3:80]
     plain = product(kernels, x, weight)
-    assert_close(plain, x, matrix, kernels.rounds_x and name in QUANT)
+    assert_close(plain, x, matrix, kernels.quantizes_x and name in QUANT)
     assert torch.equal(product(kernels, x, weight, bias=bias), plain + bias)
     assert torch.equal(product(kernels, x, weight, bias=bias, add=add), plain + bias + add)
     in_place = add.clone()

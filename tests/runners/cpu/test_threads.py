@@ -1,4 +1,4 @@
-"""Beside our kernels' threads PyTorch has none of its own."""
+"""Besides our kernels' threads PyTorch has none of its own."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.recurrent import gdn as kernels
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
-from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import most_chunks
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import max_chunks
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.caches import GdnCache, GdnRings
@@ -198,4 +198,4 @@ def test_no_step_has_more_chunks_than_expected() -> None:
     for _ in range(500):
         fed = [chance.choice([1, 32, 33, 57, 64, 65, 200]) for _ in range(chance.randrange(1, 9))]
         needed = sum(-(-(n + DEPTH) // 64) for n in fed if n > 32)
-        assert needed <= most_chunks(len(fed), sum(fed), DEPTH)
+        assert needed <= max_chunks(len(fed), sum(fed), DEPTH)

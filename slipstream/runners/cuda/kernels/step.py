@@ -236,7 +236,8 @@ def begin(
         batch.row_slots, batch.row_offsets, row_feed, token_rows, draw_flat,
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows,
         batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay, draw_slots, draw_index,
-        batch.num_rows, batch.num_tokens, num_draws, state.tokens.stride(0), B=BLOCK, num_warps=4, **pdl_options(state.tokens.device),
+        batch.num_rows, batch.num_tokens, num_draws, state.tokens.stride(0), B=BLOCK, num_warps=4,
+        **pdl_options(state.tokens.device),
     )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ class Layers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class Sequential:
     layers: Sequence[DecoderLayer]
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:

@@ -49,9 +49,9 @@ def _clear_padding(
     tokens = first + tl.arange(0, TOKENS)
     cols = tl.arange(0, BLOCK_D)
     padding = (tl.load(positions + tokens, mask=tokens < num_tokens, other=0) < 0)[:, None] & (cols < DIM)[None, :]
-    places = tokens.to(tl.int64)[:, None] * (NUM_KV * GROUP * DIM) + head * GROUP * DIM + cols[None, :]
+    targets = tokens.to(tl.int64)[:, None] * (NUM_KV * GROUP * DIM) + head * GROUP * DIM + cols[None, :]
     for i in tl.static_range(GROUP):
-        tl.store(out + places + i * DIM, tl.zeros([TOKENS, BLOCK_D], out.dtype.element_ty), mask=padding)
+        tl.store(out + targets + i * DIM, tl.zeros([TOKENS, BLOCK_D], out.dtype.element_ty), mask=padding)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
@@ -110,7 +110,7 @@ def _attend_kernel(
         return
     end = first + tl.minimum((part * BLOCK_M + BLOCK_M - 1) // GROUP + 1, TILE)
     low = 0
-    high = start + tl.minimum(end, fed)  # what the last of these tokens sees
+    high = start + tl.minimum(end, fed)  # the context of the last of these tokens
     if SPLIT:
         length = _split_length(start + fed, tl.num_programs(2), BLOCK_N)
         low = tl.program_id(2) * length
@@ -134,15 +134,15 @@ def _attend_kernel(
     v_head = v_cache + head * (BLOCK_SIZE * DIM) + cols
     for at in tl.range(low, high, BLOCK_N):
         seen = at + tl.arange(0, BLOCK_N)
-        stored = tl.minimum(seen, high - 1)  # behind the end: the last row again, with weight 0
+        stored = tl.minimum(seen, high - 1)  # past the end: the last row again, with weight 0
         block = tl.load(blocks + stored // BLOCK_SIZE).to(tl.int64)
-        place = block * stride_block + (stored % BLOCK_SIZE) * DIM
+        at_row = block * stride_block + (stored % BLOCK_SIZE) * DIM
         if DIM == BLOCK_D:
-            k = tl.load(k_head[None, :] + place[:, None])
-            v = tl.load(v_head[None, :] + place[:, None])
+            k = tl.load(k_head[None, :] + at_row[:, None])
+            v = tl.load(v_head[None, :] + at_row[:, None])
         else:
-            k = tl.load(k_head[None, :] + place[:, None], mask=inside[None, :], other=0.0)
-            v = tl.load(v_head[None, :] + place[:, None], mask=inside[None, :], other=0.0)
+            k = tl.load(k_head[None, :] + at_row[:, None], mask=inside[None, :], other=0.0)
+            v = tl.load(v_head[None, :] + at_row[:, None], mask=inside[None, :], other=0.0)
         scores = product(queries, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
         scores = tl.where((seen[None, :] <= sees[:, None]) & (seen < high)[None, :], scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -314,7 +314,7 @@ def _merge(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a launch is cut."""
+    """The tile config of a launch."""
 
     block_m: int  # (token, query head) pairs a program holds
     block_n: int  # positions it reads at a time
@@ -329,7 +329,7 @@ def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool) -> Blocks:
 
     Five stages make two buffers, because the rows' addresses are loaded first; where the tensor cores read shared
     memory themselves (64 pairs), three do. Exact float32 products keep their operands in registers: 16 pairs. At wide
-    heads one buffer is better (three stages), and few programs wait least with all that a short split has in it.
+    heads one buffer is better (three stages), and few programs are fastest with a whole short split in it.
     """
     block_d = max(16, triton.next_power_of_2(dim))
     block_m = min(64 if num_bytes == 2 else 16, max(16, triton.next_power_of_2(num_pairs)))
@@ -350,5 +350,5 @@ def split_count(num_programs: int, context: int, num_processors: int) -> int:
 @cache
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 132  # interpreted: cut as on an H100
+        return 132  # interpreted: the tile configs of an H100
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

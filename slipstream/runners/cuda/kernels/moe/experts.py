@@ -45,21 +45,21 @@ def _route_kernel(
     experts = tl.arange(0, WIDE_EXPERTS)
     inside = experts < EXPERTS
     left = tl.load(scores + token * stride + experts, mask=inside, other=float("-inf")).to(tl.float32)
-    places = tl.arange(0, WIDE)
+    ranks = tl.arange(0, WIDE)
     chosen = tl.zeros([WIDE], tl.int32)
     weights = tl.zeros([WIDE], tl.float32)
     peak = tl.max(left, axis=0)
-    for place in tl.static_range(ACTIVE):
+    for rank in tl.static_range(ACTIVE):
         best = tl.max(left, axis=0)
         # Scores that are no numbers must still name an expert.
         lowest = tl.minimum(tl.min(tl.where(left == best, experts, WIDE_EXPERTS), axis=0), EXPERTS - 1)
-        chosen = tl.where(places == place, lowest, chosen)
-        weights = tl.where(places == place, tl.exp(best - peak), weights)
+        chosen = tl.where(ranks == rank, lowest, chosen)
+        weights = tl.where(ranks == rank, tl.exp(best - peak), weights)
         left = tl.where(experts == lowest, float("-inf"), left)
     # The softmax over all experts, normalised over the chosen: its denominator cancels.
     weights = weights / tl.sum(weights, axis=0)
-    tl.store(expert + token * ACTIVE + places, chosen, mask=places < ACTIVE)
-    tl.store(share + token * ACTIVE + places, weights, mask=places < ACTIVE)
+    tl.store(expert + token * ACTIVE + ranks, chosen, mask=ranks < ACTIVE)
+    tl.store(share + token * ACTIVE + ranks, weights, mask=ranks < ACTIVE)
 
 
 @triton.jit
@@ -189,8 +189,8 @@ def _combine_kernel(
     mask = cols < HIDDEN
     real = cols < tl.where(tl.load(positions + token) < 0, 0, HIDDEN)  # a padding token's pairs were never written
     total = tl.zeros([BLOCK], tl.float32)
-    for place in tl.static_range(ACTIVE):
-        pair = token * ACTIVE + place
+    for rank in tl.static_range(ACTIVE):
+        pair = token * ACTIVE + rank
         total += tl.load(share + pair) * tl.load(pairs + pair * HIDDEN + cols, mask=real, other=0.0).to(tl.float32)
     if SHARED:
         gate = tl.sigmoid(tl.load(shared_gate + token * gate_stride).to(tl.float32))
