@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from slipstream.runners.cpu.bindings import Kernels, PackedWeight, Tensor
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.packed import PackedWeight
 from slipstream.runners.torch.experts import Addends
 
 MAX_ACTIVE = 64  # as in moe.h

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from slipstream.runners.cpu.bindings import Kernels, PackedWeight, Tensor
+from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.experts import PackedExperts
 from slipstream.runners.cpu.gdn import GdnLayer, row_table
+from slipstream.runners.cpu.packed import PackedWeight
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
@@ -26,7 +28,7 @@ class Layer:
 
     mixer_norm: Tensor  # [hidden]
     mlp_norm: Tensor  # [hidden]
-    entry: PackedWeight  # rows: queries, keys, values, gate; or what Gated DeltaNet takes
+    entry: PackedWeight  # rows: queries, keys, values, gate; or the inputs of Gated DeltaNet
     out: PackedWeight
     gate_up: PackedWeight  # rows: gate, up; of the dense MLP or the shared expert
     down: PackedWeight
@@ -48,7 +50,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """What the layers of a stack have in common."""
+    """Shared by the layers of a stack."""
 
     heads: HeadShape
     rotary: Rotary

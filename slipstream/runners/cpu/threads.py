@@ -12,7 +12,7 @@ _local = threading.local()
 def keep_to_this_thread() -> None:
     """From now on PyTorch's operations stay on the thread that calls this.
 
-    They are small compared with the kernels, and PyTorch's helpers wait for more by spinning, on cores that the kernels need.
+    They are small compared with the kernels, and PyTorch's helpers wait by spinning, on cores that the kernels need.
     """
     if not getattr(_local, "kept", False):
         torch.set_num_threads(1)  # of threads that have not computed yet, too; those that have keep theirs

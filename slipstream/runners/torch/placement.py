@@ -13,7 +13,8 @@ from slipstream.errors import ConfigError
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.bindings import load as load_kernels
-from slipstream.runners.cpu.ops import CpuOps, PackedFormat
+from slipstream.runners.cpu.formats import PackedFormat
+from slipstream.runners.cpu.ops import CpuOps
 from slipstream.runners.torch.caches import CONV_KERNEL
 from slipstream.runners.torch.models.layers import DecoderLayer, Layers, Sequential
 from slipstream.runners.torch.ops import Ops, TorchOps

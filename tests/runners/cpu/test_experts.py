@@ -8,7 +8,8 @@ from torch import Tensor
 
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.experts import PackedExperts
-from slipstream.runners.cpu.ops import CpuOps, PackedLinear
+from slipstream.runners.cpu.formats import PackedLinear
+from slipstream.runners.cpu.ops import CpuOps
 from slipstream.runners.torch.experts import Addends, ExpertList
 
 EXPERTS, ACTIVE, INNER = 12, 3, 64

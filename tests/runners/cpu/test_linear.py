@@ -9,7 +9,8 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.runners.cpu.bindings import Kernels, PackedWeight
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.packed import PackedWeight
 
 EXAMPLES = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slipstream.runners.cuda.kernels.sample.sample import choose, choose_sure
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.sampling import sample
+from slipstream.runners.cuda.kernels.sampling.sample import choose, choose_sure
 from slipstream.runners.torch.noise import signed64
 from slipstream.runners.torch.ops import TorchOps
 
