@@ -83,7 +83,7 @@ def trunk_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot:
     with torch.inference_mode():
         for feed in feeds:
             batch = make_batch((RowSpan(slot, start, 0, feed),), tokens[start : start + feed], table)
-            pieces.append(runner.decoder.unembed(runner.decoder.forward(batch)))
+            pieces.append(runner.decoder.unembed(runner.decoder.forward(runner.decoder.embed(batch.tokens), batch)))
             start += feed
     return torch.cat(pieces)
 

@@ -35,8 +35,8 @@ MAX_GROUP = 64  # query heads of a KV head
 
 class _Rope(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "q_out", "k_cache", "v_cache", "positions", "token_slot")),
-        *((name, ctypes.c_void_p) for name in ("block_table", "cos", "sin", "q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "q_out", "k_cache", "v_cache", "positions", "rope_positions")),
+        *((name, ctypes.c_void_p) for name in ("token_slot", "block_table", "cos", "sin", "q_norm", "k_norm")),
         ("ldx", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim", "rot")),
         *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "per_chunk")),
@@ -250,7 +250,8 @@ class Kernels:
         q_out: Tensor,  # [T, Hq D]
         k_cache: Tensor,  # [num_blocks, Hkv, block_size, D]
         v_cache: Tensor,
-        positions: Tensor,  # int32 [T]
+        positions: Tensor,  # int32 [T]: in the cache
+        rope_positions: Tensor,  # int32 [T]: of the rotation
         token_slot: Tensor,  # int32 [T]
         block_table: Tensor,  # int32 [num_slots, max_blocks]
         cos: Tensor,  # [max_pos, rot / 2]
@@ -267,15 +268,15 @@ class Kernels:
         assert q_out.shape == (num_tokens, heads * dim)
         assert k_cache.shape == v_cache.shape
         assert rot <= dim <= MAX_HEAD_DIM
-        assert positions.shape == (num_tokens,)
+        assert positions.shape == rope_positions.shape == (num_tokens,)
         assert (q_norm is None) == (k_norm is None)
         assert token_slot.shape == (num_tokens,)
         assert cos.shape == sin.shape
         norms = (None, None) if q_norm is None or k_norm is None else (floats(q_norm), floats(k_norm))
         job = _Rope(
             qkv.data_ptr(), floats(q_out), floats(k_cache), floats(v_cache),
-            _flat(positions, torch.int32), _flat(token_slot, torch.int32), _flat(block_table, torch.int32),
-            floats(cos), floats(sin), *norms, qkv.stride(0),
+            _flat(positions, torch.int32), _flat(rope_positions, torch.int32), _flat(token_slot, torch.int32),
+            _flat(block_table, torch.int32), floats(cos), floats(sin), *norms, qkv.stride(0),
             num_tokens, heads, kv_heads, dim, rot, block_size, block_table.shape[1], 0, eps,
         )  # fmt: skip
         self._c.ss_rope_store(ctypes.addressof(job))

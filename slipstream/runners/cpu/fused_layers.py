@@ -35,7 +35,8 @@ class FusedLayers:
         self._stack = stack
 
     def __call__(self, x: Tensor, batch: RaggedBatch) -> Tensor:
-        return self._stack.run(x, batch.positions, batch.token_slots, batch.block_table, batch.rows)
+        where = (batch.positions, batch.rope_positions, batch.token_slots, batch.block_table)
+        return self._stack.run(x, *where, batch.rows)
 
 
 def _packed_layer(layer: DecoderLayer) -> Layer | None:

@@ -46,7 +46,7 @@ class CpuOps:
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
         q = torch.empty(qkv.shape[0], heads.num_q * heads.dim)
-        where = (batch.positions, batch.token_slots, batch.block_table)
+        where = (batch.positions, batch.rope_positions, batch.token_slots, batch.block_table)
         return self._kernels.rope_store(qkv, q, kv.k, kv.v, *where, rotary.cos, rotary.sin, *(norms or ()))
 
     def attend(

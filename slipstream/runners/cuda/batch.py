@@ -16,7 +16,8 @@ class DeviceBatch:
     num_rows: int  # R, padded
     num_tokens: int  # T, padded
     tokens: Tensor  # int32 [T]; 0 for padding
-    positions: Tensor  # int32 [T]; -1 for padding: nothing is read or written for such a token
+    positions: Tensor  # int32 [T]: in the cache; -1 for padding: nothing is read or written for such a token
+    rope_positions: Tensor  # int32 [T]: of the rotation; for text the same tensor
     token_slots: Tensor  # int32 [T]; 0 for padding
     token_rows: Tensor  # int32 [T]; 0 for padding
     row_slots: Tensor  # int32 [R]; 0 for padding

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from slipstream.runners.rows import RowSpan
 
+Shared = TypeVar("Shared")
+
 
 class Batch(Protocol):
-    """What a model sees of a step; the rest is between the runner and its operations."""
+    """A step as a model sees it: handed on to the operations, which know this runner's batches."""
 
     @property
     def tokens(self) -> Tensor: ...
@@ -22,9 +25,18 @@ class Batch(Protocol):
 class RaggedBatch:
     rows: tuple[RowSpan, ...]
     tokens: Tensor  # int64 [tokens]
-    positions: Tensor  # int32 [tokens]
+    positions: Tensor  # int32 [tokens]: in the cache
+    rope_positions: Tensor  # int32 [tokens]: of the rotation; for text the same tensor
     token_slots: Tensor  # int32 [tokens]
     block_table: Tensor  # int32 [slots, blocks per slot], shared by all steps
+    _shared: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, name: str, make: Callable[[], Shared]) -> Shared:
+        """A value that all layers of this step share: made by the first one that asks."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        shared: Shared = self._shared[name]
+        return shared
 
     @property
     def num_tokens(self) -> int:
@@ -40,4 +52,4 @@ def make_batch(rows: tuple[RowSpan, ...], tokens: list[int], block_table: Tensor
     # One upload for all three. [3, tokens]
     packed = torch.tensor([tokens, positions, slots]).to(block_table.device, non_blocking=True)
     small = packed[1:].int()
-    return RaggedBatch(rows, packed[0], small[0], small[1], block_table)
+    return RaggedBatch(rows, packed[0], small[0], small[0], small[1], block_table)

@@ -72,7 +72,7 @@ def _batch(table: RowTable, info: RunnerInfo, num_tokens: int, start: int) -> Ra
 
 
 def _verify_step(decoder: Decoder, ops: Ops, batch: RaggedBatch) -> None:
-    ops.argmax(decoder.unembed(decoder.forward(batch)))
+    ops.argmax(decoder.unembed(decoder.forward(decoder.embed(batch.tokens), batch)))
 
 
 def _proposal(
@@ -80,7 +80,7 @@ def _proposal(
 ) -> Task:
     spans = tuple(RowSpan(slot, start, slot, 1) for slot in range(num_rows))
     batch = make_batch(spans, [1] * num_rows, table.block_table)
-    hidden = decoder.forward(batch).clone()
+    hidden = decoder.forward(decoder.embed(batch.tokens), batch).clone()
     greedy = RowDraw(True, 1.0, 0, 0.0, 0, True, ())
     rows = [Row(span.slot, [1] * start, greedy) for span in spans]
     last = torch.arange(num_rows, device=ops.device)

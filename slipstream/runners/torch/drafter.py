@@ -142,7 +142,8 @@ class MtpDrafter:
             for i, row in enumerate(active)
         )
         slots = torch.tensor([span.slot for span in spans], dtype=torch.int32).to(hidden.device, non_blocking=True)
-        batch = RaggedBatch(spans, tokens, positions.int(), slots, self._block_table)
+        small = positions.int()
+        batch = RaggedBatch(spans, tokens, small, small, slots, self._block_table)
         return self._head.forward(self._embedding.rows(tokens), hidden, batch)
 
 

@@ -14,7 +14,7 @@ from slipstream.runners.torch.ops import Linear, Ops, wide
 
 @dataclass(frozen=True, slots=True)
 class Addends:
-    """What the routed experts' sum is added to."""
+    """Added to the routed experts' sum."""
 
     residual: Tensor  # [tokens, hidden]
     shared: Tensor  # [tokens, hidden]: the shared expert's output
@@ -44,7 +44,7 @@ class ExpertList:
         share = (share / share.sum(-1, keepdim=True)).to(x.dtype)
         pairs = x.new_empty(*expert.shape, x.shape[1])  # [tokens, active, hidden]
         for e in expert.unique().tolist():
-            token, place = (expert == e).nonzero(as_tuple=True)
-            pairs[token, place] = self.down[e](self.ops.silu_mul(self.gate_up[e](x[token])))
+            token, rank = (expert == e).nonzero(as_tuple=True)
+            pairs[token, rank] = self.down[e](self.ops.silu_mul(self.gate_up[e](x[token])))
         y = addends.residual + torch.sigmoid(addends.shared_gate) * addends.shared
         return y + (pairs * share[..., None]).sum(1)

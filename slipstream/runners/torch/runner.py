@@ -150,7 +150,7 @@ class TorchRunner:
 
     def _forward(self, batch: RaggedBatch) -> Tensor:
         self.num_forwards += 1
-        return self.decoder.forward(batch)
+        return self.decoder.forward(self.decoder.embed(batch.tokens), batch)
 
     def _drawing(self, rows: Sequence[Row], spans: Sequence[RowSpan]) -> _Drawing:
         index = [i for i, (row, span) in enumerate(zip(rows, spans, strict=True)) if row.draws(span)]

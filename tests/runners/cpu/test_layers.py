@@ -48,7 +48,7 @@ def run_by_hand(
     qkv = kernels.linear(normed, layer.entry, torch.empty(t, layer.entry.rows), bias=layer.entry_bias)
     caches = layer.k_cache, layer.v_cache
     q = torch.empty(t, HEADS * DIM)
-    kernels.rope_store(qkv, q, *caches, *index, *tables, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=EPS)
+    kernels.rope_store(qkv, q, *caches, index[0], *index, *tables, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=EPS)
     attended = kernels.attend(q, *caches, *index, SCALE, torch.empty_like(q))
     x = kernels.linear(attended, layer.out, torch.empty_like(x), add=x)
     normed = kernels.rms_norm(x, layer.mlp_norm, EPS, torch.empty_like(x))
@@ -69,14 +69,14 @@ def test_stack_equals_single_operations(kernels: Kernels, qkv_bias: bool, qk_nor
     by_hand = x.clone()
     for layer in layers:
         by_hand = run_by_hand(kernels, layer, by_hand, (positions, slots, block_table), tables)
-    whole = stack.run(x.clone(), positions, slots, block_table)
+    whole = stack.run(x.clone(), positions, positions, slots, block_table)
     assert torch.isfinite(whole).all()
     assert torch.equal(whole, by_hand)
     for threads in (1, 3, 2):
         kernels.set_threads(threads)
         for at in range(20):  # the same tokens one position at a time
             rows = positions == at
-            step = stack.run(x[rows].clone(), positions[rows], slots[rows], block_table)
+            step = stack.run(x[rows].clone(), positions[rows], positions[rows], slots[rows], block_table)
             assert torch.equal(step, whole[rows])
 
 

@@ -92,6 +92,7 @@ def step(num_tokens: int, tile_size: int, context: int) -> Any:
     rows = {name: ints(num_rows) for name in ("row_slots", "row_offsets", "row_starts", "row_fed")}
     tokens = {name: ints(num_tokens) for name in ("positions", "token_slots", "token_rows")}
     tiles = {"tile_rows": ints(num_rows), "tile_firsts": ints(num_rows), "tile_size": tile_size}
+    tokens["rope_positions"] = tokens["positions"]
     return SimpleNamespace(**rows, **tokens, **tiles, block_table=ints(64, 4096), context_hint=context)
 
 

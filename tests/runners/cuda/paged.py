@@ -16,6 +16,7 @@ from slipstream.runners.torch.ops import HeadShape, LayerKv
 class PaddedBatch:
     num_tokens: int
     positions: Tensor
+    rope_positions: Tensor
     token_slots: Tensor
     token_rows: Tensor
     row_slots: Tensor
@@ -111,9 +112,11 @@ def _padded(
     def ints(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=table.device)
 
+    where = ints(positions)
     return PaddedBatch(
         num_tokens,
-        ints(positions),
+        where,
+        where,
         ints(token_slots),
         ints(token_rows),
         ints([*slots, 0]),

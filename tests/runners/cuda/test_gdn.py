@@ -45,11 +45,13 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
 
     pad = [0] * padding
     nothing = ints([])
+    positions = ints([s.start + j for s in spans for j in range(s.num_fed)])
     return DeviceBatch(
         num_rows=len(spans) + padding,
         num_tokens=sum(s.num_fed for s in spans),
         tokens=nothing,
-        positions=ints([s.start + j for s in spans for j in range(s.num_fed)]),
+        positions=positions,
+        rope_positions=positions,
         token_slots=nothing,
         token_rows=ints([i for i, s in enumerate(spans) for _ in range(s.num_fed)]),
         row_slots=ints([s.slot for s in spans] + pad),

@@ -16,6 +16,11 @@ class TokenPositions(Protocol):
         ...
 
     @property
+    def rope_positions(self) -> Tensor:
+        """Of the rotation. int32 [tokens]; ``positions`` itself where they are the same."""
+        ...
+
+    @property
     def token_slots(self) -> Tensor:
         """int32 [tokens]; 0 for padding."""
         ...

@@ -33,7 +33,8 @@ class SparseMlp:
 def load_moe(weights: Weights, name: str, spec: ModelSpec) -> SparseMlp:
     moe = spec.moe
     assert moe is not None
-    router = weights.linear([f"{name}.gate", f"{name}.shared_expert_gate"], [moe.num_experts, 1], spec.hidden_size)
+    names = [f"{name}.gate", f"{name}.shared_expert_gate"]
+    router = weights.linear(names, [moe.num_experts, 1], spec.hidden_size, role="replicated")
     shared = load_mlp(weights, f"{name}.shared_expert", spec.hidden_size, moe.shared_size)
     experts = weights.experts(f"{name}.experts", moe.num_experts, moe.expert_size, spec.hidden_size)
     return SparseMlp(router, experts, shared, moe.num_experts, moe.num_active)

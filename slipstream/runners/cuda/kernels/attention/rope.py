@@ -43,6 +43,7 @@ def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, D
 def _rope_store_kernel(
     mixed,
     positions,
+    rope_positions,  # None: as positions
     token_slots,
     block_table,
     cos_table,
@@ -75,10 +76,13 @@ def _rope_store_kernel(
     position = tl.load(positions + tokens, mask=real, other=-1)
     written = position >= 0
     position = tl.maximum(position, 0)  # padding is rotated too, so that its q is finite
+    angle = position
+    if rope_positions is not None:
+        angle = tl.maximum(tl.load(rope_positions + tokens, mask=real, other=0), 0)
     source = mixed + (tokens.to(tl.int64) * stride_mixed)[:, None] + head * DIM
     if head < NUM_Q:
         mask = real[:, None] & inside
-        q = _rotated(source, position, mask, cols, cos_table, sin_table, weight_q, eps, DIM, HALF)
+        q = _rotated(source, angle, mask, cols, cos_table, sin_table, weight_q, eps, DIM, HALF)
         target = tokens.to(tl.int64)[:, None] * (NUM_Q * DIM) + head * DIM + cols[None, :]
         tl.store(q_out + target, q.to(q_out.dtype.element_ty), mask=mask)
     else:
@@ -89,7 +93,7 @@ def _rope_store_kernel(
         at_row = block * stride_block + (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
         target = at_row[:, None] + cols[None, :]
         if head < NUM_Q + NUM_KV:
-            k = _rotated(source, position, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
+            k = _rotated(source, angle, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
             tl.store(k_cache + target, k.to(k_cache.dtype.element_ty), mask=mask)
         else:
             wait_for_previous()
@@ -121,6 +125,7 @@ def rope_store(
     _rope_store_kernel[(triton.cdiv(num_tokens, tokens_each), heads.num_q + 2 * heads.num_kv)](
         mixed,
         batch.positions,
+        None if batch.rope_positions is batch.positions else batch.rope_positions,
         batch.token_slots,
         batch.block_table,
         rotary.cos,
