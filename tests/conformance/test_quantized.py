@@ -1,4 +1,4 @@
-"""Matrices in 8 or 4 bits, or in FP8, on the GPU's runner: what it says equals a plain model of the same weights.
+"""Matrices in 8 or 4 bits, or in FP8, on the GPU's runner: its output equals that of a plain model of the same weights.
 
 On a GPU, or on the CPU in Triton's interpreter.
 """
@@ -104,7 +104,7 @@ def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, kind: str) -
     assert planned.weights + planned.head == stored_bytes(placement.form, checkpoint)
 
 
-# Not with one key head: there, rounding the weights as bfloat16 does moves the second token's logits by 1.
+# Not with one key head: there, the bfloat16 rounding of weights moves the second token's logits by 1.
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "one-key-head" not in kind] if ON_GPU else ["qwen3_5"])
 def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: str, dtype: str) -> None:
@@ -115,7 +115,7 @@ def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: 
     run = Traffic(runner, CONFIG)
     run.run([ask])
     wanted = run_alone(open_runner(rough, head=True), ask)
-    got, exact = ([told.logprob for told in each.logprobs["0"]] for each in (run, wanted))
+    got, exact = ([entry.logprob for entry in each.logprobs["0"]] for each in (run, wanted))
     assert len(got) == len(exact) == 8
     off = [abs(one - other) for one, other in zip(got, exact, strict=True)]
     assert median(off) < 0.1
@@ -145,7 +145,7 @@ def config(dtype: str, **more: object) -> RunnerConfig:
 
 
 def rounded_bytes(model: OpenedModel, dtype: str) -> float:
-    """By the bits of a weight, facts of groups included; those of rows and what is no matrix are too few to count."""
+    """By the bits of a weight, scales of groups included; scales of rows and vectors are too few to count."""
     sizes = {name: model.checkpoint.num_bytes(name) for name in model.checkpoint.names()}
     vocabulary = sum(sizes.get(name, 0) for name in VOCABULARY)
     others = model.num_bytes - vocabulary

@@ -67,7 +67,7 @@ class CudaQuantizedLinear:
 
     @property
     def max_fused_tokens(self) -> int:
-        """None with 4 bits: measured, fused operations take registers that unpacking needs."""
+        """None with 4 bits: measured, fused operations take registers that unpacking needs (log 119)."""
         fuses = self.bias is None and self.dtype == torch.bfloat16 and self.matrix.bits == 8
         return MAX_TOKENS if fuses and self._tile_config(MAX_TOKENS) is not None else 0
 

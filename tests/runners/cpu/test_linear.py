@@ -35,11 +35,11 @@ def product(kernels: Kernels, x: torch.Tensor, weight: PackedWeight, **more: tor
     return kernels.linear(x, weight, torch.full((x.shape[0], weight.rows), torch.nan), **more)
 
 
-def assert_close(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, rounded: bool = False) -> None:
+def assert_close(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, quantized: bool = False) -> None:
     exact = x.double() @ matrix.double().T
-    size = x.double().abs() @ matrix.double().abs().T  # what rounding errors are relative to
+    size = x.double().abs() @ matrix.double().abs().T  # the scale of rounding errors
     allowed = 2e-6 * size + 1e-6
-    if rounded:  # each x is off by half a step at most, a step being 1 / 16256 of the block's largest
+    if quantized:  # each x is off by half a step at most, a step being 1 / 16256 of the block's largest
         steps = x.double().abs().unflatten(1, (-1, 32)).amax(2, keepdim=True).expand(-1, -1, 32).flatten(1) / 16256
         allowed += 0.5 * steps @ matrix.double().abs().T
     assert ((got.double() - exact).abs() <= allowed).all()
@@ -47,9 +47,9 @@ def assert_close(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, round
 
 @pytest.mark.parametrize("name", FORMATS)
 @EXAMPLES
-@given(m=st.integers(1, 70), n=st.integers(1, 200), blocks=st.integers(1, 9), cut=st.integers(0, 31))
-def test_against_float64(any_kernels: Kernels, name: str, m: int, n: int, blocks: int, cut: int) -> None:
-    cols = 32 * blocks - (cut if name in ("bf16", "f32") else 0)
+@given(m=st.integers(1, 70), n=st.integers(1, 200), blocks=st.integers(1, 9), missing=st.integers(0, 31))
+def test_against_float64(any_kernels: Kernels, name: str, m: int, n: int, blocks: int, missing: int) -> None:
+    cols = 32 * blocks - (missing if name in ("bf16", "f32") else 0)
     weight, matrix = make(any_kernels, name, n, cols, seed=m)
     x = torch.randn(m, cols)
     assert_close(product(any_kernels, x, weight), x, matrix, any_kernels.quantizes_x and name in QUANT)

@@ -328,7 +328,10 @@ def _combine(
 
 
 def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype) -> _Tiles:
-    """Few pairs an expert: narrow tiles, so that many programs read weights. Many: tiles for the tensor cores."""
+    """Few pairs an expert: narrow tiles, so that many programs read weights. Many: tiles for the tensor cores.
+
+    Source: not in the log.
+    """
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 4:
         return _Tiles(16, 32, 64, 256, 4, 4)
     if pairs_per_expert <= 24 or dtype == torch.float32:

@@ -20,7 +20,7 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.matmul.product import split, split_product
 
-CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory
+CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
 LONG = tl.constexpr(32)  # a row that feeds more certain tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
