@@ -19,7 +19,7 @@ from slipstream.llm import LLM
 from slipstream.load.random_model import RANDOM_SHAPES, RandomCheckpoint, random_model
 from slipstream.load.spec import GdnSpec, ModelSpec, RopeSpec
 from slipstream.runners.cpu.quantize import q8_0_blocks
-from slipstream.runners.torch.twin import unrounded
+from slipstream.runners.torch.twin import dequantized
 from slipstream.sampling import SamplingParams
 
 TINY = RANDOM_SHAPES["tiny"]
@@ -106,7 +106,7 @@ def test_matrices_are_rounded_as_the_runner_rounds_them(name: str, tmp_path: Pat
         if tensor.tensor_type.name == "Q8_0":
             assert torch.equal(blocks, torch.tensor(tensor.data).flatten(0, -2)), tensor.name
         elif "ffn_gate_inp" in tensor.name:
-            assert np.array_equal(tensor.data.ravel(), unrounded(q8_0_blocks(wide.view(-1, 64))).numpy().ravel())
+            assert np.array_equal(tensor.data.ravel(), dequantized(q8_0_blocks(wide.view(-1, 64))).numpy().ravel())
         else:
             assert np.array_equal(tensor.data, exact[tensor.name].data), tensor.name
 

@@ -15,7 +15,7 @@ from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import open_hf
-from slipstream.runners.cuda.quantized import CudaStoredFormat, rounded_format
+from slipstream.runners.cuda.quantized import CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.rows import RowSpan
@@ -68,7 +68,7 @@ def open_resident(
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
     placement = resident(device, config, checkpoint.spec)
     if rounded:
-        form = CudaStoredFormat(placement.ops) if rounded == "stored" else rounded_format(placement.ops, rounded)
+        form = CudaStoredFormat(placement.ops) if rounded == "stored" else quantized_format(placement.ops, rounded)
         placement = replace(placement, form=form, head_form=form)
     runner = load_placed(model, engine, config, placement)
     assert isinstance(runner, CudaRunner)

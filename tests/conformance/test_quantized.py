@@ -1,4 +1,4 @@
-"""Matrices in 8 or 4 bits, or in FP8, on the GPU's runner: what it says equals a plain model of the same weights.
+"""Matrices in 8 or 4 bits, or in FP8, on the GPU's runner: its output equals that of a plain model of the same weights.
 
 On a GPU, or on the CPU in Triton's interpreter.
 """
@@ -25,11 +25,11 @@ from slipstream.load.hf.folder import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
 from slipstream.runners.cuda.linear import CudaLinear
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaRoundedLinear, RoundedExperts, rounded_format
+from slipstream.runners.cuda.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.memory import plan_memory
-from slipstream.runners.torch.models.layers import InTurn
+from slipstream.runners.torch.models.layers import Sequential
 from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
 from slipstream.runners.torch.placement import place, resident
 from slipstream.runners.torch.weights import LinearFormat
@@ -46,12 +46,12 @@ def folders(kind: str, dtype: str, folder: Path, activations: torch.dtype = torc
     """A tiny model, and the same with the weights that its few bits stand for: 4 bits, in the activations' type."""
     model = tiny.build(kind)
     plain, rough = (tiny.save(model, folder / name, head=True) for name in ("plain", "rough"))
-    form = rounded_format(CudaOps(DEVICE, activations), dtype)
+    form = quantized_format(CudaOps(DEVICE, activations), dtype)
     tensors = load_file(plain / "model.safetensors")
     for name, tensor in tensors.items():
         is_matrix = tensor.ndim > 1 and tensor.shape[-2] > 1  # or a stack of them
         made = form.of(name).dense(tensor.flatten(0, -2)) if is_matrix else None
-        if isinstance(made, CudaRoundedLinear):
+        if isinstance(made, CudaQuantizedLinear):
             exact = torch.float32 if made.matrix.kind == "int8" else activations
             tensors[name] = made.matrix.weights(exact).float().cpu().view(tensor.shape)
     save_file(tensors, rough / "model.safetensors", {"format": "pt"})
@@ -59,7 +59,7 @@ def folders(kind: str, dtype: str, folder: Path, activations: torch.dtype = torc
 
 
 def is_stored_as(matrix: object, dtype: str) -> bool:
-    return isinstance(matrix, CudaRoundedLinear) and matrix.matrix.kind == dtype
+    return isinstance(matrix, CudaQuantizedLinear) and matrix.matrix.kind == dtype
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_tokens_equal_those_of_a_checkpoint_in_fp8(tmp_path: Path, kind: str) ->
     wanted = [alone(cpu, ask) for ask in asks]
     runner = open_resident(folder, rounded="stored")
     assert isinstance(runner.decoder.output, CudaLinear)
-    assert isinstance(runner.decoder.layers, InTurn)
+    assert isinstance(runner.decoder.layers, Sequential)
     for layer in runner.decoder.layers.layers:
         assert is_stored_as(layer.mixer.out, "fp8") == (kind in tiny_fp8.WHOLE)
     check_tokens(Traffic(runner, CONFIG), asks, wanted)
@@ -104,7 +104,7 @@ def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, kind: str) -
     assert planned.weights + planned.head == stored_bytes(placement.form, checkpoint)
 
 
-# Not with one key head: there, rounding the weights as bfloat16 does moves the second token's logits by 1.
+# Not with one key head: there, the bfloat16 rounding of weights moves the second token's logits by 1.
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "one-key-head" not in kind] if ON_GPU else ["qwen3_5"])
 def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: str, dtype: str) -> None:
@@ -115,7 +115,7 @@ def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: 
     run = Traffic(runner, CONFIG)
     run.run([ask])
     wanted = run_alone(open_runner(rough, head=True), ask)
-    got, exact = ([told.logprob for told in each.logprobs["0"]] for each in (run, wanted))
+    got, exact = ([entry.logprob for entry in each.logprobs["0"]] for each in (run, wanted))
     assert len(got) == len(exact) == 8
     off = [abs(one - other) for one, other in zip(got, exact, strict=True)]
     assert median(off) < 0.1
@@ -131,11 +131,11 @@ def test_random_weights_are_rounded_but_for_routers(dtype: str, stored: str) -> 
     assert runner.info.note.startswith(f"{DEVICE.type}, bfloat16, matrices {stored}, Triton")
     assert is_stored_as(runner.decoder.embedding, "int8")
     layers = runner.decoder.layers
-    assert isinstance(layers, InTurn)
+    assert isinstance(layers, Sequential)
     for layer in layers.layers:
         assert isinstance(layer.mlp, SparseMlp)
         assert isinstance(layer.mlp.router, CudaLinear)
-        assert isinstance(layer.mlp.experts, RoundedExperts)
+        assert isinstance(layer.mlp.experts, QuantizedExperts)
         assert layer.mlp.experts.gate_up.kind == layer.mlp.experts.down.kind == dtype
         assert is_stored_as(layer.mlp.shared.down, dtype)
 
@@ -145,7 +145,7 @@ def config(dtype: str, **more: object) -> RunnerConfig:
 
 
 def rounded_bytes(model: OpenedModel, dtype: str) -> float:
-    """By the bits of a weight, facts of groups included; those of rows and what is no matrix are too few to count."""
+    """By the bits of a weight, scales of groups included; scales of rows and vectors are too few to count."""
     sizes = {name: model.checkpoint.num_bytes(name) for name in model.checkpoint.names()}
     vocabulary = sum(sizes.get(name, 0) for name in VOCABULARY)
     others = model.num_bytes - vocabulary

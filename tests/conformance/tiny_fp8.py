@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the layout of published FP8 ones: blocks of 128 x 128, a tensor of scales beside each matrix.
+"""Tiny checkpoints in the layout of published FP8 ones: blocks of 128 x 128, a tensor of scales next to each matrix.
 
 Kept in BF16: embedding, output, norms, routers, the small projections of Gated DeltaNet, the head's fc. Experts are
 stored one by one, or as stacks.
@@ -31,10 +31,10 @@ QUANTISED = {
     "modules_to_not_convert": ["lm_head"],
 }
 
-# Whole blocks, several of them: what transformers can read.
+# Whole blocks, several of them: transformers can read these.
 _WHOLE = {"hidden_size": 256, "intermediate_size": 384, "linear_key_head_dim": 32, "linear_value_head_dim": 64}
 _EXPERTS = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
-# Blocks that are cut off below and on the right.
+# Incomplete blocks below and on the right.
 _ODD = {"hidden_size": 160, "intermediate_size": 328, "linear_key_head_dim": 24, "linear_value_head_dim": 40}
 _ODD_EXPERTS = {"moe_intermediate_size": 136, "shared_expert_intermediate_size": 72}
 _QWEN3 = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
@@ -89,7 +89,7 @@ def is_fp8(weight: Tensor) -> bool:
 
 
 def save_floats(folder: Path, target: Path) -> Path:
-    """The same model without quantisation: ``floats(folder)``, for those who cannot read the folder."""
+    """The same model without quantisation: ``floats(folder)``, for readers that cannot open the folder."""
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (target / "config.json").write_text(json.dumps(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ from slipstream.errors import ConfigError, LoadError
 from slipstream.load.hf.config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch import loading
 from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.runners.torch.memory import plan_memory
 from slipstream.runners.torch.placement import place
+from slipstream.runners.torch.random_weights import open_weights
+from slipstream.runners.torch.weights import Weights
 from slipstream.sampling import SamplingParams
 
 ENGINE = EngineConfig(max_streams=2, max_depth=2)
@@ -52,6 +56,24 @@ def test_logits_are_of_ordinary_size_and_the_same_each_time(shape: str, dtype: s
 
 
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_every_matrix_has_a_role(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Weights] = []
+
+    def remember(*given: Any) -> Weights:
+        opened.append(open_weights(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(loading, "open_weights", remember)
+    load(shape, "float32", kernels=False)
+    roles = {name: role for weights in opened for name, role in weights.roles.items()}
+    by_last = {name.rpartition(".")[2]: role for name, role in roles.items()}
+    rows = {name for name, role in by_last.items() if role == "row"}
+    assert rows == {"o_proj", "out_proj", "down_proj"}
+    assert {by_last[name] for name in ("q_proj", "k_proj", "in_proj_qkv", "gate_proj", "embed_tokens")} == {"column"}
+    assert by_last["fc"] == by_last.get("gate", "replicated") == "replicated"
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 def test_the_plan_counts_what_is_made(shape: str) -> None:
     model, config = open_random(shape), RunnerConfig(device="cpu", dtype="bfloat16", kernels=False)
     plan = plan_memory(model, place(config, model.spec), ENGINE, config)
@@ -78,9 +100,9 @@ def test_a_shape_is_what_its_config_would_be_read_as() -> None:
 
 
 def test_a_cut_vocabulary() -> None:
-    whole, cut = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
-    assert whole.num_bytes - cut.num_bytes == (248320 - 65536) * 1024 * 2
-    assert replace(cut.spec, vocab_size=248320) == whole.spec
+    whole, small = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
+    assert whole.num_bytes - small.num_bytes == (248320 - 65536) * 1024 * 2
+    assert replace(small.spec, vocab_size=248320) == whole.spec
     for vocab in (0, 255, 248321):
         with pytest.raises(LoadError, match="cannot be cut"):
             open_random("qwen3.5-0.8b", vocab)

@@ -1,4 +1,4 @@
-"""Blocks and FP8 unpacked by PyTorch, on any device, are what the reference makes of them."""
+"""Blocks and FP8 unpacked by PyTorch, on any device, equal the reference."""
 
 from __future__ import annotations
 

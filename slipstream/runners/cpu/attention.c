@@ -1,6 +1,6 @@
 /* Causal attention over paged keys and values, grouped heads.
  *
- * The order of every sum depends on the token's own position only: its keys are cut into segments of SEGMENT
+ * The order of every sum depends on the token's own position only: its keys are divided into segments of SEGMENT
  * positions counted from 0; a segment yields (maximum, sum, weighted values), and segments are folded from the left.
  * So a token has the same bits alone, in a draft row or in a prefill chunk.
  *
@@ -144,7 +144,7 @@ static void weigh_rows(int n, work_t *w, const float *cache, int dim, int row, i
   }
 }
 
-/* Rows share the positions that all of them see; what one sees beyond is added for it alone, in the same order. */
+/* Rows share the positions that all of them see; the others are added for each row alone, in the same order. */
 static void weigh_all(work_t *w, const float *cache, int dim) {
   for (int row = 0; row < w->num_rows; row += ROW_STEP) {
     int n = w->num_rows - row < ROW_STEP ? w->num_rows - row : ROW_STEP, common = SEGMENT;
@@ -163,7 +163,7 @@ static int row_count(const attend_args *a, int token, int segment) {
   return n < SEGMENT ? n : SEGMENT;
 }
 
-/* Where each position of the segment lies; positions nobody sees point at the first, which exists. */
+/* Where each position of the segment lies; positions that no row sees point at the first, which exists. */
 static void find_positions(const attend_job *j, work_t *w, const run_t *run, int kv_head, int segment, int seen) {
   const attend_args *a = j->a;
   const int32_t *table = a->block_table + (int64_t)a->token_slot[run->first] * a->max_blocks;

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Arguments of ss_attend; the same struct is declared in ops.py. */
+/* Arguments of ss_attend; the same struct is declared in bindings.py. */
 typedef struct {
   const float *q; /* [num_tokens, num_heads, dim] */
   const float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim] */

@@ -1,45 +1,42 @@
 """The C kernels as functions on torch tensors. Checks shapes by assert, allocates nothing but results.
 
-Calls release the GIL and must come from one thread at a time. Every result row has the same bits whatever rows stand
-beside it and however many threads compute it.
+Calls release the GIL and must come from one thread at a time. Every result row has the same bits whatever rows share
+its batch and however many threads compute it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from slipstream.host import available_threads
 from slipstream.runners.cpu.build import build
+from slipstream.runners.cpu.packed import (
+    BF16,
+    F32,
+    RAW_BLOCK_BYTES,
+    STACK,
+    W4,
+    W4M,
+    W8,
+    PackedWeight,
+    packed_weight,
+    stacked_weight,
+)
 from slipstream.runners.cpu.quantize import q4_1_blocks, q8_0_blocks
 
-Tensor = torch.Tensor
-
-W4, W4M, W8, BF16, F32, STACK = range(6)  # as in weight.h
-FORMAT_NAMES = ("w4", "w4m", "w8", "bf16", "f32", "stack")
-RAW_BLOCK_BYTES = {W4: 18, W4M: 20, W8: 34}  # of a GGUF block of 32
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64  # query heads of a KV head
 
 
-class _Weight(ctypes.Structure):
-    _fields_ = (
-        ("format", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("cols", ctypes.c_int32),
-        ("num_parts", ctypes.c_int32),
-        ("data", ctypes.c_void_p),
-    )
-
-
 class _Rope(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "q_out", "k_cache", "v_cache", "positions", "token_slot")),
-        *((name, ctypes.c_void_p) for name in ("block_table", "cos", "sin", "q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "q_out", "k_cache", "v_cache", "positions", "rope_positions")),
+        *((name, ctypes.c_void_p) for name in ("token_slot", "block_table", "cos", "sin", "q_norm", "k_norm")),
         ("ldx", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim", "rot")),
         *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "per_chunk")),
@@ -55,42 +52,6 @@ class _Attend(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("block_size", "max_blocks")),
         ("scale", ctypes.c_float),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A matrix [rows, cols] in the kernels' layout. A slice shares ``data`` with the whole."""
-
-    format: int
-    rows: int
-    cols: int
-    data: Tensor = field(repr=False)  # uint8 [packed bytes]; of a stack: int64 [addresses of the parts]
-    struct: _Weight = field(repr=False)
-    address: int = field(repr=False)  # of struct
-    parts: tuple[PackedWeight, ...] = field(default=(), repr=False)  # of a stack
-
-    def slice_rows(self, num_rows: int) -> PackedWeight:
-        """The first ``num_rows`` output rows, nothing copied."""
-        assert 0 < num_rows <= self.rows
-        assert self.format != STACK
-        return _weight(self.format, num_rows, self.cols, self.data)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts) if self.parts else self.data.numel()
-
-
-Weight = PackedWeight  # what ``linear`` takes: a plain weight or a stack
-
-
-def _weight(format: int, rows: int, cols: int, data: Tensor, parts: tuple[PackedWeight, ...] = ()) -> PackedWeight:
-    struct = _Weight(format, rows, cols, len(parts), data.data_ptr())
-    return PackedWeight(format, rows, cols, data, struct, ctypes.addressof(struct), parts)
-
-
-def _stack(parts: list[PackedWeight]) -> PackedWeight:
-    addresses = torch.tensor([part.address for part in parts], dtype=torch.int64)
-    return _weight(STACK, sum(part.rows for part in parts), parts[0].cols, addresses, tuple(parts))
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -144,7 +105,7 @@ class Kernels:
         self._c = library
         self._linear, self._norm, self._silu = library.ss_linear, library.ss_rms_norm, library.ss_silu_mul
         self.isa: str = library.ss_isa().decode()
-        self.rounds_x = self.isa != "portable"  # products with block formats round x to 15 bits: tile_integer.h
+        self.quantizes_x = self.isa != "portable"  # products with block formats quantize x to 15 bits: tile_integer.h
         self.panel_rows: int = library.ss_panel_rows()
         self.num_threads = 0
         self.set_threads(num_threads or available_threads())
@@ -163,7 +124,7 @@ class Kernels:
     def _empty(self, format: int, rows: int, cols: int) -> PackedWeight:
         assert rows > 0
         assert cols > 0
-        return _weight(format, rows, cols, torch.zeros(self.packed_bytes(format, rows, cols), dtype=torch.uint8))
+        return packed_weight(format, rows, cols, torch.zeros(self.packed_bytes(format, rows, cols), dtype=torch.uint8))
 
     def pack_blocks(self, format: int, raw: Tensor, cols: int) -> PackedWeight:
         """raw: uint8 [rows, bytes per row], as in a GGUF file."""
@@ -197,11 +158,11 @@ class Kernels:
         return weight
 
     def quantize_w8(self, matrix: Tensor) -> PackedWeight:
-        """Round a float matrix to 8 bits, as GGUF's Q8_0."""
+        """Quantize a float matrix to 8 bits, as GGUF's Q8_0."""
         return self.pack_blocks(W8, q8_0_blocks(matrix), matrix.shape[1])
 
     def quantize_w4(self, matrix: Tensor) -> PackedWeight:
-        """Round a float matrix to 4 bits, as GGUF's Q4_1."""
+        """Quantize a float matrix to 4 bits, as GGUF's Q4_1."""
         return self.pack_blocks(W4M, q4_1_blocks(matrix), matrix.shape[1])
 
     def concat(self, parts: list[PackedWeight]) -> PackedWeight:
@@ -211,7 +172,7 @@ class Kernels:
         first = parts[0]
         assert all(part.cols == first.cols and part.format != STACK for part in parts)
         if any(part.format != first.format for part in parts):
-            return _stack(parts)
+            return stacked_weight(parts)
         return self.gather(sum(part.rows for part in parts), parts)
 
     def gather(self, num_rows: int, parts: Iterable[PackedWeight]) -> PackedWeight:
@@ -289,7 +250,8 @@ class Kernels:
         q_out: Tensor,  # [T, Hq D]
         k_cache: Tensor,  # [num_blocks, Hkv, block_size, D]
         v_cache: Tensor,
-        positions: Tensor,  # int32 [T]
+        positions: Tensor,  # int32 [T]: in the cache
+        rope_positions: Tensor,  # int32 [T]: of the rotation
         token_slot: Tensor,  # int32 [T]
         block_table: Tensor,  # int32 [num_slots, max_blocks]
         cos: Tensor,  # [max_pos, rot / 2]
@@ -306,15 +268,15 @@ class Kernels:
         assert q_out.shape == (num_tokens, heads * dim)
         assert k_cache.shape == v_cache.shape
         assert rot <= dim <= MAX_HEAD_DIM
-        assert positions.shape == (num_tokens,)
+        assert positions.shape == rope_positions.shape == (num_tokens,)
         assert (q_norm is None) == (k_norm is None)
         assert token_slot.shape == (num_tokens,)
         assert cos.shape == sin.shape
         norms = (None, None) if q_norm is None or k_norm is None else (floats(q_norm), floats(k_norm))
         job = _Rope(
             qkv.data_ptr(), floats(q_out), floats(k_cache), floats(v_cache),
-            _flat(positions, torch.int32), _flat(token_slot, torch.int32), _flat(block_table, torch.int32),
-            floats(cos), floats(sin), *norms, qkv.stride(0),
+            _flat(positions, torch.int32), _flat(rope_positions, torch.int32), _flat(token_slot, torch.int32),
+            _flat(block_table, torch.int32), floats(cos), floats(sin), *norms, qkv.stride(0),
             num_tokens, heads, kv_heads, dim, rot, block_size, block_table.shape[1], 0, eps,
         )  # fmt: skip
         self._c.ss_rope_store(ctypes.addressof(job))

@@ -1,6 +1,6 @@
 """Compiles the C kernels with the system's compiler and keeps the result in the user's cache folder.
 
-Knows compilers, flags and files; knows nothing of what the kernels do. Where there is no compiler, or it fails, the
+Knows compilers, flags and files, not the kernels themselves. Where there is no compiler, or it fails, the
 answer is a sentence for the user: the runner then computes with PyTorch's own operations.
 """
 

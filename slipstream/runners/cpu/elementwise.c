@@ -69,7 +69,7 @@ void ss_sigmoid_mul(const float *gate, int64_t ldg, int rows, int cols, float *x
   pool_run(gate_chunk, &j, num_chunks(rows, j.per_chunk));
 }
 
-/* Half-split pairing: element i turns with element i + rot / 2; what lies behind rot is copied. */
+/* Half-split pairing: element i rotates with element i + rot / 2; elements from rot on are copied. */
 static void rotate(const float *x, const float *cos, const float *sin, int rot, int dim, float *out) {
   int half = rot / 2, i = 0;
   for (; i + VL <= half; i += VL) {
@@ -95,14 +95,14 @@ static void norm_and_rotate(const rope_job *r, const float *x, const float *norm
 }
 
 static void rope_token(const rope_job *r, int t) {
-  int pos = r->positions[t], dim = r->dim;
+  int pos = r->positions[t], angle = r->rope_positions[t], dim = r->dim;
   int64_t block = r->block_table[(int64_t)r->token_slot[t] * r->max_blocks + pos / r->block_size];
   int64_t at = (block * r->num_kv_heads * r->block_size + pos % r->block_size) * dim;
   const float *q = r->qkv + t * r->ldx, *k = q + r->num_heads * dim, *v = k + r->num_kv_heads * dim;
   for (int h = 0; h < r->num_heads; h++)
-    norm_and_rotate(r, q + h * dim, r->q_norm, pos, r->q_out + ((int64_t)t * r->num_heads + h) * dim);
+    norm_and_rotate(r, q + h * dim, r->q_norm, angle, r->q_out + ((int64_t)t * r->num_heads + h) * dim);
   for (int h = 0; h < r->num_kv_heads; h++, at += (int64_t)r->block_size * dim) {
-    norm_and_rotate(r, k + h * dim, r->k_norm, pos, r->k_cache + at);
+    norm_and_rotate(r, k + h * dim, r->k_norm, angle, r->k_cache + at);
     memcpy(r->v_cache + at, v + h * dim, (size_t)dim * 4);
   }
 }

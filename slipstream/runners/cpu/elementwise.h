@@ -6,12 +6,12 @@
 
 #define MAX_HEAD_DIM 256
 
-/* Arguments of ss_rope_store; the same struct is declared in ops.py. */
+/* Arguments of ss_rope_store; the same struct is declared in bindings.py. */
 typedef struct {
   const float *qkv; /* [num_tokens, num_heads + 2 num_kv_heads, dim], ldx floats from token to token */
   float *q_out; /* [num_tokens, num_heads, dim] */
   float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim] */
-  const int32_t *positions, *token_slot; /* [num_tokens] */
+  const int32_t *positions, *rope_positions, *token_slot; /* [num_tokens]: in the cache, of the rotation, slots */
   const int32_t *block_table; /* [slots, max_blocks] */
   const float *cos, *sin; /* [max positions, rot / 2] */
   const float *q_norm, *k_norm; /* [dim] or NULL */

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from slipstream.runners.cpu.bindings import Kernels, PackedWeight, Tensor
-from slipstream.runners.torch.experts import Beside
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.packed import PackedWeight
+from slipstream.runners.torch.experts import Addends
 
 MAX_ACTIVE = 64  # as in moe.h
 
@@ -48,9 +50,9 @@ class PackedExperts:
             self._structs[num_active] = _MoeLayer(*pointers, count, num_active)
         return ctypes.addressof(self._structs[num_active])
 
-    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
-        gated = torch.cat([scores, beside.shared_gate], dim=1)
-        return self.kernels.moe(self.address(num_active), x, gated, beside.shared, beside.residual)
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, addends: Addends, batch: Any) -> Tensor:
+        gated = torch.cat([scores, addends.shared_gate], dim=1)
+        return self.kernels.moe(self.address(num_active), x, gated, addends.shared, addends.residual)
 
 
 def _addresses(weights: Sequence[PackedWeight]) -> Tensor:

@@ -5,9 +5,9 @@
  *     r = sum over i of k[i] S[i], i rising     delta = beta (v - g r)     S[i] = k[i] delta + g S[i]
  *     o = sum over i of q[i] S[i], i rising
  *
- * so a token has the same bits whatever rows stand beside it and however its prompt was cut into steps. Stepping costs
- * little beside the products: a slice of SLICE columns of the state stays in the nearest cache while a block of tokens
- * passes over it, and one pass updates the state, reads it for this token and recalls it for the next.
+ * so a token has the same bits whatever rows share its batch and however its prompt was divided into steps. Stepping
+ * costs little compared with the products: a slice of SLICE columns of the state stays in the nearest cache while a
+ * block of tokens passes over it, and one pass updates the state, reads it for this token and recalls it for the next.
  *
  * A work item is one value head of one row. Windows and tapes are written when all items are done: heads share keys.
  */
@@ -208,7 +208,7 @@ static void head_item(void *job, int item) {
 
 /* ---- commit ---- */
 
-/* The window behind the last certain token, oldest first: it may move down inside itself. Then the drafts' tape. */
+/* The window after the last certain token, oldest first: it may move down inside itself. Then the drafts' tape. */
 static void row_item(void *job, int item) {
   const gdn_job *j = job;
   const gdn_layer *l = j->l;

@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.cpu.bindings import Kernels, Tensor, floats
+from slipstream.runners.cpu.bindings import Kernels, floats
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.caches import GdnLayerCache
 from slipstream.runners.torch.ops import GdnWeights

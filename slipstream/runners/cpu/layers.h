@@ -24,7 +24,7 @@ typedef struct {
 /* What all layers share in a step. */
 typedef struct {
   float *x; /* [num_tokens, hidden], in and out */
-  const int32_t *positions, *token_slot; /* [num_tokens] */
+  const int32_t *positions, *rope_positions, *token_slot; /* [num_tokens] */
   const int32_t *block_table; /* [slots, max_blocks] */
   const float *cos, *sin; /* [max positions, rot / 2] */
   const gdn_row *rows; /* [num_rows] */

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from slipstream.runners.cpu.bindings import Kernels, PackedWeight, Tensor
+from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.experts import PackedExperts
 from slipstream.runners.cpu.gdn import GdnLayer, row_table
+from slipstream.runners.cpu.packed import PackedWeight
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
@@ -26,7 +28,7 @@ class Layer:
 
     mixer_norm: Tensor  # [hidden]
     mlp_norm: Tensor  # [hidden]
-    entry: PackedWeight  # rows: queries, keys, values, gate; or what Gated DeltaNet takes
+    entry: PackedWeight  # rows: queries, keys, values, gate; or the inputs of Gated DeltaNet
     out: PackedWeight
     gate_up: PackedWeight  # rows: gate, up; of the dense MLP or the shared expert
     down: PackedWeight
@@ -48,7 +50,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """What the layers of a stack have in common."""
+    """Shared by the layers of a stack."""
 
     heads: HeadShape
     rotary: Rotary
@@ -61,7 +63,8 @@ class _Layer(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "positions", "token_slot", "block_table", "cos", "sin", "rows")),
+        *((name, ctypes.c_void_p) for name in ("x", "positions", "rope_positions", "token_slot", "block_table")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "rows")),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_rows", "num_heads", "num_kv_heads", "dim", "rot")),
         *((name, ctypes.c_int32) for name in ("block_size", "max_blocks")),
         ("eps", ctypes.c_float),
@@ -101,22 +104,27 @@ class LayerStack:
         assert layer.out.cols == heads.num_q * heads.dim
 
     def run(
-        self, x: Tensor, positions: Tensor, token_slot: Tensor, block_table: Tensor, rows: Sequence[RowSpan] = ()
+        self,
+        x: Tensor,  # [T, hidden], changed in place
+        positions: Tensor,  # int32 [T]: in the cache
+        rope_positions: Tensor,  # int32 [T]: of the rotation
+        token_slot: Tensor,  # int32 [T]
+        block_table: Tensor,  # int32 [slots, max_blocks]
+        rows: Sequence[RowSpan] = (),  # for recurrence
     ) -> Tensor:
-        """x: [T, hidden], changed in place; the rest int32: [T], [T], [slots, max_blocks]. ``rows``: for recurrence."""
         num_tokens = x.shape[0]
         heads, rotary = self._shape.heads, self._shape.rotary
         assert x.dtype == torch.float32
         assert x.is_contiguous()
         assert x.shape[1] == self._layers[0].entry.cols
-        for index in (positions, token_slot, block_table):
+        for index in (positions, rope_positions, token_slot, block_table):
             assert index.dtype == torch.int32
             assert index.is_contiguous()
-        assert positions.shape == token_slot.shape == (num_tokens,)
+        assert positions.shape == rope_positions.shape == token_slot.shape == (num_tokens,)
         table = row_table(rows)
         step = _Step(
-            x.data_ptr(), positions.data_ptr(), token_slot.data_ptr(), block_table.data_ptr(),
-            rotary.cos.data_ptr(), rotary.sin.data_ptr(), table.data_ptr(),
+            x.data_ptr(), positions.data_ptr(), rope_positions.data_ptr(), token_slot.data_ptr(),
+            block_table.data_ptr(), rotary.cos.data_ptr(), rotary.sin.data_ptr(), table.data_ptr(),
             num_tokens, len(rows), heads.num_q, heads.num_kv, heads.dim,
             2 * rotary.cos.shape[1], self._block_size, block_table.shape[1], self._shape.eps, heads.dim**-0.5,
         )  # fmt: skip

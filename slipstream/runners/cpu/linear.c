@@ -31,10 +31,10 @@ typedef void (*tile_fn)(const linear_job *, int panel, int row);
 #define KIND_W8 TILE_INTEGER
 #define KIND_BF16 tile_float
 #define KIND_F32 tile_float
-INLINE int rounds_x(int format) { return format <= W8; }
+INLINE int quantizes_x(int format) { return format <= W8; }
 #else
 #define KIND(F) tile_float
-INLINE int rounds_x(int format) { return (void)format, 0; }
+INLINE int quantizes_x(int format) { return (void)format, 0; }
 #endif
 
 #define TILE(F, MT)                                                                                                   \
@@ -101,22 +101,24 @@ static void store_parts(const linear_job *j, int i, int8_t *parts, const int32_t
 #endif
 }
 
-static void round_row(const linear_job *j, int i, int blocks, const float *x) {
+static void quantize_row(const linear_job *j, int i, int blocks, const float *x) {
   for (int b = 0; b < blocks; b++) {
     int32_t v[BLOCK];
-    round_block(x + b * BLOCK, offset_of(j->w->format), v, j->facts + (int64_t)i * blocks + b);
+    quantize_block(x + b * BLOCK, offset_of(j->w->format), v, j->x_scales + (int64_t)i * blocks + b);
     store_parts(j, i, parts_of(j->parts, blocks, i, b), v);
   }
 }
 #else
-static void round_row(const linear_job *j, int i, int blocks, const float *x) { (void)j, (void)i, (void)blocks, (void)x; }
+static void quantize_row(const linear_job *j, int i, int blocks, const float *x) {
+  (void)j, (void)i, (void)blocks, (void)x;
+}
 #endif
 
 static void prepare_row(const linear_job *j, int i) {
   const int cols = j->w->cols, blocks = num_blocks(cols);
   const float *x = j->x + i * j->ldx;
   const int64_t at = (int64_t)i * blocks;
-  if (j->parts) round_row(j, i, blocks, x);
+  if (j->parts) quantize_row(j, i, blocks, x);
   if (j->padded) {
     float *to = j->padded + at * BLOCK;
     memset(to + (blocks - 1) * BLOCK, 0, BLOCK * 4);
@@ -133,12 +135,12 @@ static void prepare_chunk(const linear_job *j, int chunk) {
 
 /* What the format's tile wants of x: its bytes or words, or whole blocks and their sums. Block formats have whole blocks. */
 static int needs_padding(const linear_job *j) { return j->w->cols % BLOCK != 0; }
-static int needs_sums(const linear_job *j) { return j->w->format == W4M && !rounds_x(W4M); }
+static int needs_sums(const linear_job *j) { return j->w->format == W4M && !quantizes_x(W4M); }
 
 static uint64_t prepared_bytes(const linear_job *j) {
   const uint64_t whole = (uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT; /* rows, in whole groups */
   const uint64_t n = whole * (uint64_t)num_blocks(j->w->cols);
-  uint64_t bytes = rounds_x(j->w->format) ? n * (PARTS_BYTES + sizeof(block_facts)) : 0;
+  uint64_t bytes = quantizes_x(j->w->format) ? n * (PARTS_BYTES + sizeof(block_scales)) : 0;
   if (needs_padding(j)) bytes += n * BLOCK * 4;
   if (needs_sums(j)) bytes += n * 4;
   return (bytes + 63) / 64 * 64;
@@ -146,7 +148,7 @@ static uint64_t prepared_bytes(const linear_job *j) {
 
 static void place(linear_job *j, uint8_t *memory) {
   const uint64_t n = ((uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT) * (uint64_t)num_blocks(j->w->cols);
-  if (rounds_x(j->w->format)) j->parts = (int8_t *)memory, j->facts = (block_facts *)(memory + n * PARTS_BYTES);
+  if (quantizes_x(j->w->format)) j->parts = (int8_t *)memory, j->x_scales = (block_scales *)(memory + n * PARTS_BYTES);
   if (needs_padding(j)) j->padded = (float *)memory, memory += n * BLOCK * 4;
   if (needs_sums(j)) j->sums = (float *)memory;
 }

@@ -1,8 +1,8 @@
 /* The thread pool.
  *
- * A job is cut into chunks; a 64-bit ticket (generation | number of chunks | next chunk) hands them out by one
+ * A job is divided into chunks; a 64-bit ticket (generation | number of chunks | next chunk) hands them out by one
  * atomic add, so a late worker can never mix one job's chunk with the next job's function. The caller works too and
- * waits only for chunks that somebody claimed: a worker that the system has put aside delays nobody.
+ * waits only for chunks that a worker has claimed: a worker that the system has put aside delays no job.
  * Workers spin for half a millisecond (about the gap between two steps of a small model), then sleep.
  * A worker put aside in the middle of a chunk does cost a time slice: then another process wants its core, and the
  * caller goes on alone for four times as long as it was made to wait.
@@ -120,7 +120,7 @@ static int all_done(int num_chunks) {
 
 /* All chunks are claimed; those of others may still run. Give the core away if that takes long. */
 static void wait_done(int num_chunks) {
-  for (int turns = 0; turns < 500; turns++) {
+  for (int spins = 0; spins < 500; spins++) {
     if (all_done(num_chunks)) return;
     relax();
   }

@@ -1,4 +1,4 @@
-/* Norms and activations of one row: what elementwise.c and gdn.c share. */
+/* Norms and activations of one row, shared by elementwise.c and gdn.c. */
 #ifndef SS_ROWWISE_H
 #define SS_ROWWISE_H
 

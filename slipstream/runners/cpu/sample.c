@@ -1,7 +1,7 @@
 /* The next token of each row: greedy, or by the Gumbel maximum with counter-based noise. Ties go to the lowest id.
  * And log-probabilities.
  *
- * A row is cut into parts of PART ids whatever the number of threads; parts are joined from the left.
+ * A row is divided into parts of PART ids whatever the number of threads; parts are joined from the left.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What the tiles of linear.c share: the job, the last touch on a result, and fetching ahead. */
+/* Shared by the tiles of linear.c: the job, the epilogue of a result, and prefetching. */
 #ifndef SS_TILE_H
 #define SS_TILE_H
 
@@ -7,10 +7,10 @@
 #define FETCH_BYTES 4096
 
 typedef struct {
-  float step; /* what 1 means in the bytes */
-  float sum; /* of x as rounded */
+  float step; /* of x, per unit of v */
+  float sum; /* of x as quantized */
   int32_t start; /* where the integer sum starts, so that unsigned weights come out signed */
-} block_facts;
+} block_scales;
 
 typedef struct {
   const weight_t *w;
@@ -18,7 +18,7 @@ typedef struct {
   float *padded; /* [m, padded cols]: a copy of x in whole blocks, where it has none */
   float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
   int8_t *parts; /* x in two bytes or in words, integer tiles only (tile_dot.h, tile_word.h) */
-  block_facts *facts; /* [m, blocks]: integer tiles only */
+  block_scales *x_scales; /* [m, blocks]: integer tiles only */
   const float *bias, *add;
   float *out;
   int64_t ldx, ldo, lda;

@@ -79,8 +79,8 @@ INLINE void finish_block(const linear_job *j, const int format, const uint8_t *p
     _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++) {
       const int64_t i = at + (int64_t)m * blocks;
       vi high = vi_load(dots[g] + m * VL), rest = vi_load(dots[g] + (MAX_MT + m) * VL);
-      vi t = vi_add(vi_add(vi_shl(high, 7), rest), vi_set(j->facts[i].start));
-      acc[m][g] = add_dot(format, d, low, t, j->facts + i, acc[m][g]);
+      vi t = vi_add(vi_add(vi_shl(high, 7), rest), vi_set(j->x_scales[i].start));
+      acc[m][g] = add_dot(format, d, low, t, j->x_scales + i, acc[m][g]);
     }
   }
 }

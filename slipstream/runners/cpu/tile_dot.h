@@ -58,12 +58,12 @@ INLINE void load_pair(const int format, const uint8_t *p, int i, vi w[2]) {
  * groups, and a word of x is read once for all of them: a broadcast for every product would keep the load ports as busy as
  * the byte products keep theirs. */
 INLINE void dot_block(const int format, const int mt, const int from, const int to, const uint8_t *p,
-                      const int8_t *parts, const block_facts *facts, int blocks, int fetch, sums_t acc) {
+                      const int8_t *parts, const block_scales *x_scales, int blocks, int fetch, sums_t acc) {
   const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
   vi high[WIDE_MT][NUM_GROUPS], rest[WIDE_MT][NUM_GROUPS];
   _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
-      high[m - from][g] = vi_set(0), rest[m - from][g] = vi_set(facts[(int64_t)m * blocks].start);
+      high[m - from][g] = vi_set(0), rest[m - from][g] = vi_set(x_scales[(int64_t)m * blocks].start);
   _Pragma("GCC unroll 4") for (int i = 0; i < NUM_WORDS / 2; i++) {
     vi w[NUM_GROUPS][2];
     fetch_quarter(format, p, i, fetch);
@@ -82,7 +82,7 @@ INLINE void dot_block(const int format, const int mt, const int from, const int 
     vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
     _Pragma("GCC unroll 4") for (int m = from; m < to; m++) {
       vi t = vi_add(vi_shl(high[m - from][g], 7), rest[m - from][g]);
-      acc[m][g] = add_dot(format, d, low, t, facts + (int64_t)m * blocks, acc[m][g]);
+      acc[m][g] = add_dot(format, d, low, t, x_scales + (int64_t)m * blocks, acc[m][g]);
     }
   }
 }
@@ -90,13 +90,13 @@ INLINE void dot_block(const int format, const int mt, const int from, const int 
 INLINE void tile_dot(const linear_job *j, const int format, const int mt, int panel, int row) {
   const int blocks = num_blocks(j->w->cols), half = mt <= WIDE_MT ? mt : (mt + 1) / 2;
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  const block_facts *facts = j->facts + (int64_t)row * blocks;
+  const block_scales *x_scales = j->x_scales + (int64_t)row * blocks;
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
     const int8_t *parts = parts_of(j->parts, blocks, row, b);
-    dot_block(format, mt, 0, half, p, parts, facts + b, blocks, j->fetch, acc);
-    if (half < mt) dot_block(format, mt, half, mt, p, parts, facts + b, blocks, 0, acc);
+    dot_block(format, mt, 0, half, p, parts, x_scales + b, blocks, j->fetch, acc);
+    if (half < mt) dot_block(format, mt, half, mt, p, parts, x_scales + b, blocks, 0, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }

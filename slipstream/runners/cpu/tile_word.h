@@ -39,12 +39,12 @@ INLINE void load_words(const int format, const uint8_t *p, int i, vi w[4]) {
   w[2] = vi_and(odd, low), w[3] = vw_shr(odd, 8);
 }
 
-INLINE void word_block(const int format, const int mt, const uint8_t *p, const int16_t *words, const block_facts *facts,
-                       int blocks, int fetch, sums_t acc) {
+INLINE void word_block(const int format, const int mt, const uint8_t *p, const int16_t *words,
+                       const block_scales *x_scales, int blocks, int fetch, sums_t acc) {
   const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
   vi sum[MAX_MT][NUM_GROUPS];
   _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = vi_set(facts[(int64_t)m * blocks].start);
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = vi_set(x_scales[(int64_t)m * blocks].start);
   _Pragma("GCC unroll 4") for (int i = 0; i < BLOCK / 8; i++) {
     fetch_quarter(format, p, i, fetch);
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
@@ -63,19 +63,19 @@ INLINE void word_block(const int format, const int mt, const uint8_t *p, const i
     vf d = v_load_scale(scale + g * VL);
     vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
     _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
-      acc[m][g] = add_dot(format, d, low, sum[m][g], facts + (int64_t)m * blocks, acc[m][g]);
+      acc[m][g] = add_dot(format, d, low, sum[m][g], x_scales + (int64_t)m * blocks, acc[m][g]);
   }
 }
 
 INLINE void tile_word(const linear_job *j, const int format, const int mt, int panel, int row) {
   const int blocks = num_blocks(j->w->cols);
   const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  const block_facts *facts = j->facts + (int64_t)row * blocks;
+  const block_scales *x_scales = j->x_scales + (int64_t)row * blocks;
   sums_t acc;
   clear(mt, acc);
   for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
     const int16_t *words = (const int16_t *)parts_of(j->parts, blocks, row, b);
-    word_block(format, mt, p, words, facts + b, blocks, j->fetch, acc);
+    word_block(format, mt, p, words, x_scales + b, blocks, j->fetch, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }

@@ -103,7 +103,7 @@ void ss_pack(const weight_t *w, const uint8_t *raw, int64_t raw_stride, int row0
   pool_run(pack_chunk, &job, (rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK);
 }
 
-/* Copy all rows of src behind row0 of dst: same format, same columns. */
+/* Copy all rows of src to dst, from row0 on: same format, same columns. */
 void ss_append(const weight_t *dst, int row0, const weight_t *src) {
   int units = num_units(src->format);
   for (int i = 0; i < src->rows; i++) {

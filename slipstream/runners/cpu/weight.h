@@ -24,7 +24,7 @@
 
 enum { W4 = 0, W4M = 1, W8 = 2, BF16 = 3, F32 = 4, STACK = 5 };
 
-/* The same struct is declared in ops.py. A STACK is other weights, one below the other: data points to their addresses. */
+/* The same struct is declared in packed.py. A STACK is other weights, one below the other: data points to their addresses. */
 typedef struct {
   int32_t format;
   int32_t rows;

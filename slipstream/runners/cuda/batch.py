@@ -1,7 +1,7 @@
 """One step's rows and tokens as the kernels see them: device tensors of padded sizes, so that a graph can be replayed.
 
-What is known to the host (which rows, how many places each may fill) fixes the sizes; what only the device knows
-(how many tokens really count, from which position) lies in the tensors. Padding is skipped inside the kernels.
+The host knows the rows and an upper bound of their tokens, which fixes the sizes; only the device knows how many tokens
+count and from which position, so these lie in the tensors. Padding is skipped inside the kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ class DeviceBatch:
     num_rows: int  # R, padded
     num_tokens: int  # T, padded
     tokens: Tensor  # int32 [T]; 0 for padding
-    positions: Tensor  # int32 [T]; -1 for padding: nothing is read or written for such a token
+    positions: Tensor  # int32 [T]: in the cache; -1 for padding: nothing is read or written for such a token
+    rope_positions: Tensor  # int32 [T]: of the rotation; for text the same tensor
     token_slots: Tensor  # int32 [T]; 0 for padding
     token_rows: Tensor  # int32 [T]; 0 for padding
     row_slots: Tensor  # int32 [R]; 0 for padding
@@ -28,7 +29,7 @@ class DeviceBatch:
     max_replay: int  # no row has more
     tile_rows: Tensor  # int32 [N]: row of each piece of attention work; -1 for padding
     tile_firsts: Tensor  # int32 [N]: its first token, counted from the row's offset
-    tile_size: int  # tokens it covers at most: a power of two
+    tile_size: int  # the maximum of its tokens: a power of two
     block_table: Tensor  # int32 [slots, blocks per slot]
     context_hint: int  # no token lies at this position or beyond
     has_prompts: bool  # rows may be longer than a draft

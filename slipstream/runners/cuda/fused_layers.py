@@ -1,6 +1,6 @@
-"""Dense layers in fewer launches: norms and activations are done by the products around them (matmul/linear.py).
+"""Dense layers in fewer launches: norms and activations are fused into the products around them (matmul/linear.py).
 
-For steps of few tokens; larger ones, and layers that have other parts, run as everywhere.
+For steps of few tokens; larger steps, and layers with other parts, run layer by layer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.cuda.kernels.matmul.linear import Unscaled
-from slipstream.runners.cuda.kernels.matmul.product import STRIPE_ROWS
+from slipstream.runners.cuda.kernels.matmul.product import INTERLEAVE_ROWS
 from slipstream.runners.torch.batch import Batch
-from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, InTurn, Layers
+from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, Layers, Sequential
 from slipstream.runners.torch.ops import Linear, RmsNorm
 
 
 @runtime_checkable
-class JoinedLinear(Protocol):
-    """A matrix whose product does what surrounds it."""
+class FusedLinear(Protocol):
+    """A matrix with norms and activations fused into its product."""
 
     @property
     def num_out(self) -> int: ...
 
     @property
-    def most_joined(self) -> int:
-        """Tokens; 0: it does not."""
+    def max_fused_tokens(self) -> int:
+        """The largest step with fused operations; 0: none."""
         ...
 
     def __call__(self, x: Tensor | Unscaled, add: Tensor | None = None) -> Tensor: ...
@@ -37,8 +37,8 @@ class JoinedLinear(Protocol):
         """x W^T + add, and that normalised."""
         ...
 
-    def stripe(self) -> None:
-        """Of a matrix with gate and up one below the other: bring their rows into the order that ``gated`` takes."""
+    def interleave_gate_up(self) -> None:
+        """Bring the rows of a gate-up matrix, gate first, into the interleaved order that ``gated`` takes."""
         ...
 
     def gated(self, x: Tensor | Unscaled) -> Tensor:
@@ -47,39 +47,41 @@ class JoinedLinear(Protocol):
 
 
 def stack(layers: Sequence[DecoderLayer]) -> Layers:
-    """Takes the layers over: what they multiply with may lie in another order afterwards."""
-    most = min(_most_joined(layer) for layer in layers)
-    return Joined([replace(layer, mlp=_striped_mlp(layer)) for layer in layers], most) if most else InTurn(layers)
+    """Owns the layers from here on: their gate-up matrices may be interleaved in place."""
+    max_tokens = min(_max_fused_tokens(layer) for layer in layers)
+    if not max_tokens:
+        return Sequential(layers)
+    return FusedLayers([replace(layer, mlp=_interleaved_mlp(layer)) for layer in layers], max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class StripedMlp:
-    gate_up: JoinedLinear  # rows of gate and of up in stripes
-    down: JoinedLinear
+class InterleavedMlp:
+    gate_up: FusedLinear  # rows of gate and up interleaved
+    down: FusedLinear
 
     def __call__(self, x: Tensor, norm: RmsNorm, batch: Batch) -> Tensor:
         return self.down(self.activated(norm(x)), x)
 
     def activated(self, x: Tensor | Unscaled) -> Tensor:
         """silu(gate x) * up x"""
-        return (
-            self.gate_up.gated(x) if x.shape[0] <= self.gate_up.most_joined else silu_mul(self.gate_up(x), STRIPE_ROWS)
-        )
+        if x.shape[0] <= self.gate_up.max_fused_tokens:
+            return self.gate_up.gated(x)
+        return silu_mul(self.gate_up(x), INTERLEAVE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(InTurn):
-    most_tokens: int  # that all products take
+class FusedLayers(Sequential):
+    max_tokens: int  # of a step with fused operations
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        if x.shape[0] > self.most_tokens:
-            return InTurn.__call__(self, x, batch)
+        if x.shape[0] > self.max_tokens:
+            return Sequential.__call__(self, x, batch)
         y: Tensor | Unscaled = self.layers[0].input_norm(x)
         for layer, following in zip(self.layers, [*self.layers[1:], None], strict=True):
             entry, out, mlp = layer.mixer.entry, layer.mixer.out, layer.mlp
-            assert isinstance(mlp, StripedMlp)
-            assert _does_join(entry)
-            assert _does_join(out)
+            assert isinstance(mlp, InterleavedMlp)
+            assert _is_fused(entry)
+            assert _is_fused(out)
             x, y = out.normed(layer.mixer.mix(entry(y), batch), x, layer.post_norm)
             inner = mlp.activated(y)
             if following is None:
@@ -88,22 +90,22 @@ class Joined(InTurn):
         return x
 
 
-def _most_joined(layer: DecoderLayer) -> int:
-    """Tokens; 0: not this layer."""
-    if not isinstance(layer.mlp, DenseMlp) or layer.mlp.gate_up.num_out % (2 * STRIPE_ROWS):
+def _max_fused_tokens(layer: DecoderLayer) -> int:
+    """The largest step in which this layer is fused; 0: none."""
+    if not isinstance(layer.mlp, DenseMlp) or layer.mlp.gate_up.num_out % (2 * INTERLEAVE_ROWS):
         return 0
     matrices = (layer.mixer.entry, layer.mixer.out, layer.mlp.gate_up, layer.mlp.down)
-    return min(each.most_joined if _does_join(each) else 0 for each in matrices)
+    return min(each.max_fused_tokens if _is_fused(each) else 0 for each in matrices)
 
 
-def _does_join(linear: Linear) -> TypeGuard[JoinedLinear]:
-    return isinstance(linear, JoinedLinear)
+def _is_fused(linear: Linear) -> TypeGuard[FusedLinear]:
+    return isinstance(linear, FusedLinear)
 
 
-def _striped_mlp(layer: DecoderLayer) -> StripedMlp:
+def _interleaved_mlp(layer: DecoderLayer) -> InterleavedMlp:
     assert isinstance(layer.mlp, DenseMlp)
     gate_up, down = layer.mlp.gate_up, layer.mlp.down
-    assert _does_join(gate_up)
-    assert _does_join(down)
-    gate_up.stripe()
-    return StripedMlp(gate_up, down)
+    assert _is_fused(gate_up)
+    assert _is_fused(down)
+    gate_up.interleave_gate_up()
+    return InterleavedMlp(gate_up, down)

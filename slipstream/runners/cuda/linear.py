@@ -1,6 +1,6 @@
-"""Matrices on a GPU: our kernels while reading the weights is all that counts, the library's product beyond.
+"""Matrices on a GPU: our kernels while reading the weights is the bottleneck, the library's product beyond.
 
-Stored in the activations' own type; rounded.py has those in fewer bits.
+Stored in the activations' own type; quantized.py has those in fewer bits.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW_TOKENS,
     MAX_TOKENS,
     Scratch,
-    Tiling,
+    TileConfig,
     Unscaled,
     fitted,
+    interleaved_rows,
     skinny_gated,
     skinny_linear,
     skinny_normed,
-    stripes,
-    tiling,
+    tile_config,
 )
 from slipstream.runners.cuda.kernels.moe.experts import combine, expert_pairs, route
-from slipstream.runners.cuda.kernels.pdl import OVERLAP
-from slipstream.runners.torch.experts import Beside, Experts
+from slipstream.runners.cuda.kernels.pdl import supports_pdl
+from slipstream.runners.torch.experts import Addends, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
 Stack = TypeVar("Stack")
-GLUON_VERSIONS = ((3, 6), (3, 9))  # of Triton, first and last that linear_ahead.py was compiled with
+GLUON_VERSIONS = ((3, 6), (3, 9))  # of Triton, first and last that linear_prefetch.py was compiled with
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +43,37 @@ class CudaLinear(DenseLinear):
     """Its weight is contiguous."""
 
     scratch: Scratch = field(kw_only=True)
-    few: Tiling | None = field(kw_only=True)  # for up to FEW_TOKENS; None: the library
-    some: Tiling | None = field(kw_only=True)  # for up to MAX_TOKENS; None: the library
+    few: TileConfig | None = field(kw_only=True)  # for up to FEW_TOKENS; None: the library
+    some: TileConfig | None = field(kw_only=True)  # for up to MAX_TOKENS; None: the library
 
     def __call__(self, x: Tensor | Unscaled, add: Tensor | None = None) -> Tensor:
-        cut = self.cut(x.shape[0])
-        if cut is not None:
-            return skinny_linear(x, self.weight, cut, self.scratch, add)
+        config = self.tile_config(x.shape[0])
+        if config is not None:
+            return skinny_linear(x, self.weight, config, self.scratch, add)
         assert isinstance(x, Tensor)
         return library_product(x, self.weight, self.bias, add)
 
     @property
-    def most_joined(self) -> int:
+    def max_fused_tokens(self) -> int:
         if self.few is None or self.weight.dtype != torch.bfloat16:  # float16: a sum times a norm's weight is too large
             return 0
         return MAX_TOKENS if self.some is not None else FEW_TOKENS
 
     def normed(self, x: Tensor, add: Tensor, norm: RmsNorm) -> tuple[Tensor, Unscaled]:
-        cut = self.cut(x.shape[0])
-        assert cut is not None
-        return skinny_normed(x, self.weight, cut, self.scratch, add, norm.weight, norm.eps)
+        config = self.tile_config(x.shape[0])
+        assert config is not None
+        return skinny_normed(x, self.weight, config, self.scratch, add, norm.weight, norm.eps)
 
-    def stripe(self) -> None:
+    def interleave_gate_up(self) -> None:
         # In place: of all layers together there is no room for a copy.
-        self.weight.copy_(self.weight[stripes(self.num_out, self.weight.device)])
+        self.weight.copy_(self.weight[interleaved_rows(self.num_out, self.weight.device)])
 
     def gated(self, x: Tensor | Unscaled) -> Tensor:
-        cut = self.cut(x.shape[0])
-        assert cut is not None
-        return skinny_gated(x, self.weight, cut, self.scratch)
+        config = self.tile_config(x.shape[0])
+        assert config is not None
+        return skinny_gated(x, self.weight, config, self.scratch)
 
-    def cut(self, num_tokens: int) -> Tiling | None:
+    def tile_config(self, num_tokens: int) -> TileConfig | None:
         """None: the library."""
         return self.few if num_tokens <= FEW_TOKENS else self.some if num_tokens <= MAX_TOKENS else None
 
@@ -93,32 +93,31 @@ def library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor 
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
-    few, some = (_cut(weight, bias, num_tokens) for num_tokens in (FEW_TOKENS, MAX_TOKENS))
+    few, some = (_fitted_config(weight, bias, num_tokens) for num_tokens in (FEW_TOKENS, MAX_TOKENS))
     return CudaLinear(weight, bias, scratch=scratch, few=few, some=some)
 
 
-def _cut(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tiling | None:
+def _fitted_config(weight: Tensor, bias: Tensor | None, num_tokens: int) -> TileConfig | None:
     if bias is not None or weight.dtype not in (torch.bfloat16, torch.float16):
         return None
     num_out, width = weight.shape
-    cut = tiling(num_out, width, num_tokens)
-    if cut is not None and cut.ahead:
-        cut = replace(cut, ahead=weight.dtype == torch.bfloat16 and _has_gluon(weight.device))
-    return cut and fitted(cut, num_tokens, weight.itemsize, shared_bytes(weight.device))
+    config = tile_config(num_out, width, num_tokens)
+    if config is not None and config.prefetch:
+        config = replace(config, prefetch=weight.dtype == torch.bfloat16 and _has_gluon(weight.device))
+    return config and fitted(config, num_tokens, weight.itemsize, shared_bytes(weight.device))
 
 
 @cache
 def _has_gluon(device: torch.device) -> bool:
-    """Whether the products that fetch ahead run here. Gluon is experimental: each version of Triton may move it."""
+    """Whether the products with prefetch run here. Gluon is experimental: each version of Triton may move it."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     known = GLUON_VERSIONS[0] <= version <= GLUON_VERSIONS[1]
-    here = device.type == "cuda" and OVERLAP.value
-    return known and here and torch.cuda.get_device_capability(device)[0] == 9
+    return known and supports_pdl(device) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """That a program may have. Asked once: it takes a millisecond."""
+    """Shared memory of a program. Asked once: it takes a millisecond."""
     if device.type == "cpu":
         return 1 << 30
     return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
@@ -131,10 +130,10 @@ class ExpertStack(Generic[Stack]):
     gate_up: Stack
     down: Stack
 
-    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, addends: Addends, batch: Any) -> Tensor:
         expert, share = route(scores, num_active)
         pairs = self.pairs(x, expert, batch.positions)
-        return combine(pairs, share, batch.positions, beside.shared, beside.shared_gate, beside.residual)
+        return combine(pairs, share, batch.positions, addends.shared, addends.shared_gate, addends.residual)
 
     def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
         """Each active expert's MLP of its token. [tokens, active, hidden]"""
@@ -169,6 +168,6 @@ class CudaFormat(DenseFormat):
     def _stacked(self, matrices: Sequence[Parts]) -> Tensor:
         first = self.matrix(matrices[0])
         whole = torch.empty(len(matrices), *first.shape, device=first.device, dtype=first.dtype)
-        for place, parts in zip(whole, matrices, strict=True):
-            place.copy_(self.matrix(parts))
+        for target, parts in zip(whole, matrices, strict=True):
+            target.copy_(self.matrix(parts))
         return whole

@@ -16,7 +16,7 @@ from slipstream.runners.torch.ops import GdnWeights, HeadShape, Rotary, TorchOps
 
 
 class CudaOps(TorchOps):
-    """Drawing tokens is the runner's own business here: it needs the rows that live on the device."""
+    """Sampling is the runner's own here: it needs the rows that live on the device."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
@@ -49,5 +49,5 @@ class CudaOps(TorchOps):
     def gdn(  # type: ignore[override]
         self, mixed: Tensor, weights: GdnWeights, cache: GdnRingLayer, batch: DeviceBatch
     ) -> Tensor:
-        beside = (weights.conv, weights.decay_scale, weights.dt_bias, weights.norm, weights.eps, weights.spec)
-        return gdn_mix(mixed, *beside, cache.state, cache.ring, batch)
+        others = (weights.conv, weights.decay_scale, weights.dt_bias, weights.norm, weights.eps, weights.spec)
+        return gdn_mix(mixed, *others, cache.state, cache.ring, batch)

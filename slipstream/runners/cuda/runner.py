@@ -274,7 +274,8 @@ class CudaRunner:
         _, _, feed, _, token_rows, _, _, draw_flat = self.buffers.parts(shape)
         kernels.begin(self.rows.state, batch, feed, token_rows, draw_flat, *self.buffers.draws(shape))
         norm = self.decoder.norm
-        rms_norm(self.decoder.body(batch), norm.weight, norm.eps, out=self.buffers.hidden(shape))
+        body = self.decoder.body(self.decoder.embed(batch.tokens), batch)
+        rms_norm(body, norm.weight, norm.eps, out=self.buffers.hidden(shape))
 
     def _verify(self, shape: StepShape) -> None:
         """The other half: verdict and commit of all rows, and the head's share of what was computed."""

@@ -22,7 +22,7 @@ from slipstream.host import available_threads
 from slipstream.runners.cuda.kernels.matmul.linear import padded
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
 from slipstream.runners.cuda.layout import Layout
-from slipstream.runners.torch.models.layers import InTurn, Layers
+from slipstream.runners.torch.models.layers import Layers, Sequential
 
 if TYPE_CHECKING:
     from slipstream.runners.cuda.runner import CudaRunner
@@ -156,7 +156,7 @@ def shortened(runner: CudaRunner) -> Iterator[None]:
 
 def one_of_each(layers: Layers) -> Layers:
     """The first kind comes twice: behind another layer it may run otherwise."""
-    if not isinstance(layers, InTurn):
+    if not isinstance(layers, Sequential):
         return layers
     kinds = list({(type(layer.mixer), type(layer.mlp)): layer for layer in layers.layers}.values())
     return replace(layers, layers=[*kinds, kinds[0]])

@@ -1,8 +1,8 @@
-"""What a stream leaves behind on the device: paged KV, and for recurrent layers one committed state and a tape.
+"""The caches of a stream on the device: paged KV, and for recurrent layers one committed state and a tape.
 
 Buffers are allocated once and never move. A KV write beyond a row's cursor is harmless: it is overwritten before it is
 read. A recurrent layer cannot forget, so its state stands after the last *certain* token and the raw inputs of the
-drafts behind it lie on a tape; the next step replays those that were accepted. Knows slots, not requests.
+drafts after it lie on a tape; the next step replays those that were accepted. Knows slots, not requests.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class GdnCache:
 # On a GPU window and tape are one ring of raw inputs by position. Like the KV cache it is written ahead and is
 # overwritten before it is read, so a slot needs no reset: a row at position 0 starts from zeros by itself.
 
-CONV_KERNEL = 4  # what the kernel is written for
+CONV_KERNEL = 4  # the size that the kernel is written for
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class GdnRingLayer:
 
 
 def ring_size(max_depth: int) -> int:
-    """A step reads the window and what it replays, and writes a token and its drafts: none of them may meet."""
+    """A step reads the window and replayed drafts, and writes a token and its drafts: all in distinct entries."""
     needed = (CONV_KERNEL - 1) + max_depth + (1 + max_depth)
     return 1 << (needed - 1).bit_length()
 

@@ -13,8 +13,8 @@ from slipstream.runners.torch.ops import Linear, Ops, wide
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What the routed experts' sum is added to."""
+class Addends:
+    """Added to the routed experts' sum."""
 
     residual: Tensor  # [tokens, hidden]
     shared: Tensor  # [tokens, hidden]: the shared expert's output
@@ -22,7 +22,7 @@ class Beside:
 
 
 class Experts(Protocol):
-    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, addends: Addends, batch: Any) -> Tensor:
         """residual + sigmoid(shared_gate) * shared + the best experts of x, by their share of the scores."""
         ...
 
@@ -39,12 +39,12 @@ class ExpertList:
     def num_bytes(self) -> int:
         return sum(each.num_bytes for each in (*self.gate_up, *self.down))
 
-    def __call__(self, x: Tensor, scores: Tensor, num_active: int, beside: Beside, batch: Any) -> Tensor:
+    def __call__(self, x: Tensor, scores: Tensor, num_active: int, addends: Addends, batch: Any) -> Tensor:
         share, expert = wide(scores).softmax(-1).topk(num_active, dim=-1)  # [tokens, active]
         share = (share / share.sum(-1, keepdim=True)).to(x.dtype)
         pairs = x.new_empty(*expert.shape, x.shape[1])  # [tokens, active, hidden]
         for e in expert.unique().tolist():
-            token, place = (expert == e).nonzero(as_tuple=True)
-            pairs[token, place] = self.down[e](self.ops.silu_mul(self.gate_up[e](x[token])))
-        y = beside.residual + torch.sigmoid(beside.shared_gate) * beside.shared
+            token, rank = (expert == e).nonzero(as_tuple=True)
+            pairs[token, rank] = self.down[e](self.ops.silu_mul(self.gate_up[e](x[token])))
+        y = addends.residual + torch.sigmoid(addends.shared_gate) * addends.shared
         return y + (pairs * share[..., None]).sum(1)

@@ -8,7 +8,6 @@ whether a token is fed, replayed or drafted; long prefill rows use the chunked f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,13 +31,13 @@ def gdn_mix(
 ) -> Tensor:
     """The recurrence's output [tokens, v heads * v dim]; commits the state up to each row's last certain token."""
     out = torch.empty(conv_in.shape[0], gdn.num_v_heads * gdn.v_dim, device=conv_in.device, dtype=conv_in.dtype)
-    for layout in _layouts(batch.rows, conv_in.device):
+    for layout in batch.once("gdn_layouts", lambda: _layouts(batch.rows, conv_in.device)):
         _mix_group(layout, conv_in, gates, conv_weight, gdn, cache, out)
     return out
 
 
 class _Layout:
-    """Index lists that place a group's tokens in a padded [rows, before + after] grid."""
+    """Index lists of a group's tokens in a padded [rows, before + after] grid."""
 
     def __init__(self, rows: Sequence[RowSpan], device: torch.device) -> None:
         self.num_rows = len(rows)
@@ -69,7 +68,6 @@ def _upload(values: Sequence[object], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=1)
 def _layouts(rows: tuple[RowSpan, ...], device: torch.device) -> list[_Layout]:
     """All layers of a step share them: short rows together, each long prefill row by itself."""
     short = [row for row in rows if row.num_committed <= SEQUENTIAL_LIMIT]

@@ -95,8 +95,7 @@ class TorchModel:
         return make_batch(spans, self.table.blocks)
 
     def forward(self, tokens: Sequence[int], batch: RaggedBatch) -> Tensor:
-        embedded = self.decoder.embedding.rows(self.tokens(tokens))
-        return self.decoder.norm(self.decoder.layers(embedded, batch))
+        return self.decoder.forward(self.decoder.embed(self.tokens(tokens)), batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.unembed(hidden)
@@ -157,7 +156,7 @@ class TorchHead:
         self._head = head
 
     def forward(self, hidden: Tensor, tokens: Sequence[int] | Tensor, batch: RaggedBatch) -> Tensor:
-        embedded = self._model.decoder.embedding.rows(self._model.tokens(tokens))
+        embedded = self._model.decoder.embed(self._model.tokens(tokens))
         return self._head.forward(embedded, hidden, batch)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from slipstream.runners.torch.host_model import BlockTable, TorchHead, TorchMode
 from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
-from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, rotary_table
+from slipstream.runners.torch.models.layers import DecoderLayer, Sequential, rotary_table
 from slipstream.runners.torch.models.mtp import MtpHead, load_head
 from slipstream.runners.torch.ops import Linear, Rotary
 from slipstream.runners.torch.placement import Placement, place
@@ -96,7 +96,7 @@ class _Loader:
         """Rows live on the host; the step waits for its verdict."""
         assert not isinstance(self.gdn, GdnRings)
         table = BlockTable(self.memory.num_slots, self.blocks_per_slot, self.ops.device)
-        fused = not isinstance(decoder.layers, InTurn)
+        fused = not isinstance(decoder.layers, Sequential)
         model = TorchModel(decoder, self.ops, table, self.kv, self.gdn, fused=fused)
         survival = self.config.simulate_acceptance
         simulation = Simulation(survival, self.max_depth) if survival else None

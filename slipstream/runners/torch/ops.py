@@ -21,7 +21,7 @@ from slipstream.runners.torch.noise import gumbel_noise
 
 
 class Linear(Protocol):
-    """y = x W^T (+ bias) (+ add), whatever the storage format of W. The result may take the place of ``add``."""
+    """y = x W^T (+ bias) (+ add), whatever the storage format of W. The result may overwrite ``add``."""
 
     @property
     def num_out(self) -> int: ...
@@ -32,7 +32,7 @@ class Linear(Protocol):
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor: ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """The rows of W that ``ids`` name, as activations: an embedding."""
+        """The rows ``ids`` of W, as activations: an embedding."""
         ...
 
     def for_drafts(self, num_rows: int) -> Linear:
@@ -86,7 +86,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class GdnWeights:
-    """What a Gated DeltaNet layer has beside its matrices."""
+    """The weights of a Gated DeltaNet layer besides its matrices."""
 
     conv: Tensor  # [kernel, channels]
     decay_scale: Tensor  # [v heads]: -exp(A_log), float32
@@ -97,7 +97,7 @@ class GdnWeights:
 
 
 class Ops(Protocol):
-    """``batch`` is what this runner's steps are made of; a model hands it on unread."""
+    """``batch`` is this runner's own kind of batch; a model hands it on unread."""
 
     device: torch.device
     dtype: torch.dtype  # of activations and caches
@@ -189,8 +189,8 @@ class TorchOps:
         q, k, v = (part.view(num_tokens, -1, heads.dim) for part in qkv.split(widths, dim=-1))
         if norms is not None:
             q, k = self.rms_norm(q, norms[0], norms[2]), self.rms_norm(k, norms[1], norms[2])
-        positions = batch.positions.long()
-        q, k = _rotate(q, rotary, positions), _rotate(k, rotary, positions)
+        positions, rope_positions = batch.positions.long(), batch.rope_positions.long()
+        q, k = _rotate(q, rotary, rope_positions), _rotate(k, rotary, rope_positions)
         block_size = kv.k.shape[2]
         block = batch.block_table[batch.token_slots.long(), positions // block_size].long()  # [tokens]
         kv.k[block, :, positions % block_size] = k
@@ -259,5 +259,5 @@ def _rotate(x: Tensor, rotary: Rotary, positions: Tensor) -> Tensor:
     half = rotary.cos.shape[1]
     cos, sin = rotary.cos[positions][:, None], rotary.sin[positions][:, None]
     low, high = wide(x[..., :half]), wide(x[..., half : 2 * half])
-    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
-    return torch.cat([turned, x[..., 2 * half :]], dim=-1)
+    rotated = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+    return torch.cat([rotated, x[..., 2 * half :]], dim=-1)

@@ -13,9 +13,10 @@ from slipstream.errors import ConfigError
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.bindings import load as load_kernels
-from slipstream.runners.cpu.ops import CpuOps, PackedFormat
+from slipstream.runners.cpu.formats import PackedFormat
+from slipstream.runners.cpu.ops import CpuOps
 from slipstream.runners.torch.caches import CONV_KERNEL
-from slipstream.runners.torch.models.layers import DecoderLayer, InTurn, Layers
+from slipstream.runners.torch.models.layers import DecoderLayer, Layers, Sequential
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
 
@@ -34,7 +35,7 @@ class Placement:
     draft_vocab: int  # the head drafts among the first so many tokens
     resident: bool = False  # rows live on the device, and the host is one step behind
     prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
-    stack: Callable[[Sequence[DecoderLayer]], Layers] = InTurn  # how layers are joined
+    stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
 
     @property
     def device(self) -> torch.device:
@@ -85,13 +86,13 @@ def resident(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Pla
     from slipstream.runners.cuda.fused_layers import stack  # Triton is not everywhere
     from slipstream.runners.cuda.linear import CudaFormat
     from slipstream.runners.cuda.ops import CudaOps
-    from slipstream.runners.cuda.quantized import CudaStoredFormat, rounded_format
+    from slipstream.runners.cuda.quantized import CudaStoredFormat, quantized_format
 
     rounded, as_stored = config.dtype in ROUNDED, config.dtype == "auto"
     name = _half(device) if rounded else "bfloat16" if as_stored else config.dtype
     ops = CudaOps(device, getattr(torch, name))
     if rounded:
-        form: CudaFormat = rounded_format(ops, config.dtype)
+        form: CudaFormat = quantized_format(ops, config.dtype)
     else:
         form = CudaStoredFormat(ops, unpacks=spec.fp8) if as_stored else CudaFormat(ops)
     few_bits = config.dtype if rounded else "fp8" if as_stored and spec.fp8 else ""

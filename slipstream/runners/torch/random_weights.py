@@ -1,6 +1,6 @@
 """Weights for a model that has a shape but no files: made up on the device itself, at its speed.
 
-Matrices keep the size of what they multiply, norms are close to one, the recurrence forgets at the pace trained models
+Matrices keep the size of activations, norms are close to one, the recurrence forgets at the pace trained models
 do: activations stay finite through any number of layers. A tensor depends on its name alone, not on the order.
 """
 
@@ -38,12 +38,12 @@ class RandomWeights(Weights):
         self._made(name)
         return made
 
-    def linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, *, bias: bool = False) -> Linear:
+    def _linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, bias: bool) -> Linear:
         biases = [self.tensor(f"{n}.bias", (out,)) for n, out in zip(names, outs, strict=True)] if bias else []
         matrix = self._matrix_of([f"{n}.weight" for n in names], (sum(outs), num_in))
         return self.form.of(names[0]).dense(matrix, torch.cat(biases) if biases else None)
 
-    def gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
+    def _gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
         num_rows = 2 * (heads.num_q + heads.num_kv) * heads.dim
         return self.form.of(names[0]).dense(self._matrix_of([f"{n}.weight" for n in names], (num_rows, num_in)))
 

@@ -22,8 +22,8 @@ from slipstream.runners.torch.weights import DenseFormat
 
 Stored = Literal["Q8_0", "BF16", "F32"]
 TWINS: dict[str, Stored] = {"auto": "BF16", "bfloat16": "BF16", "float32": "F32", "int8": "Q8_0"}  # by dtype
-ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # float32 in every file; here with the numbers of the rounded ones
-SLAB = 1 << 24  # elements rounded at once
+ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # float32 in every file; here with the numbers of the quantized ones
+SLAB = 1 << 24  # elements quantized at once
 Named = Iterator[tuple[str, Tensor]]
 
 
@@ -136,10 +136,10 @@ def _stored(name: str, tensor: Tensor, form: Stored) -> tuple[Tensor, Stored]:
     if form == "Q8_0" and tensor.shape[-1] % 32:
         form = "BF16"  # as our kernels do
     if name.split(".")[-2] in ROUTERS:
-        exact = unrounded(_rounded(tensor)) if form == "Q8_0" else tensor.float()
+        exact = dequantized(_quantized(tensor)) if form == "Q8_0" else tensor.float()
         return _bytes(exact.squeeze(0)), "F32"
     if form == "Q8_0":
-        return _rounded(tensor), "Q8_0"
+        return _quantized(tensor), "Q8_0"
     return _bytes(tensor if form == "BF16" else tensor.float()), form
 
 
@@ -147,15 +147,15 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-def _rounded(tensor: Tensor) -> Tensor:
-    """Slab by slab: rounding takes several times the matrix."""
+def _quantized(tensor: Tensor) -> Tensor:
+    """Slab by slab: quantization takes several times the matrix's memory."""
     rows = tensor.reshape(-1, tensor.shape[-1])
     slabs = [q8_0_blocks(slab) for slab in rows.split(max(1, SLAB // rows.shape[1]))]
     return torch.cat(slabs).view(*tensor.shape[:-1], -1)
 
 
-def unrounded(blocks: Tensor) -> Tensor:
+def dequantized(blocks: Tensor) -> Tensor:
     """The numbers that Q8_0 blocks stand for. float32 [rows, columns]"""
-    each = blocks.view(blocks.shape[0], -1, 34)  # a half-precision scale, 32 levels
-    scale, levels = each[..., :2].contiguous().view(torch.float16), each[..., 2:].contiguous().view(torch.int8)
-    return (scale.float() * levels.float()).flatten(1)
+    each = blocks.view(blocks.shape[0], -1, 34)  # a half-precision scale, 32 codes
+    scale, codes = each[..., :2].contiguous().view(torch.float16), each[..., 2:].contiguous().view(torch.int8)
+    return (scale.float() * codes.float()).flatten(1)

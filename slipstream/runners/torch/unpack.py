@@ -1,4 +1,4 @@
-"""GGUF blocks and FP8 made into floats where they will be used: a GPU does in milliseconds what takes a host a second.
+"""GGUF blocks and FP8 dequantized on the device that uses them: milliseconds on a GPU, a second on a host.
 
 The GGUF types are those of small models; load/dequantize.py knows all, and is the reference: the same floats, bit for
 bit.
@@ -37,7 +37,7 @@ def _q4_1(blocks: Tensor) -> Tensor:
     return _nibbles(blocks[:, 4:]) * _halves(blocks[:, :2]) + _halves(blocks[:, 2:4])
 
 
-_BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {  # bytes of a block, and what they are
+_BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {  # bytes of a block, and their floats
     "Q8_0": (34, _q8_0),
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),

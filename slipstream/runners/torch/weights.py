@@ -1,13 +1,13 @@
-"""From a checkpoint's raw tensors to what models multiply with: merged, converted once, checked for shape.
+"""From a checkpoint's raw tensors to a model's matrices: merged, converted once, checked for shape.
 
-Owns the choice of storage format. Knows names and shapes, not what a layer does with them.
+Owns the choice of storage format. Knows names, shapes and roles, not layers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ def as_tensor(raw: RawTensor, device: torch.device = CPU) -> Tensor:
 
 
 Parts = Sequence[RawTensor]  # of one matrix, stacked along the output
+# How a matrix may be sharded: by output features, by input features, or not at all.
+Role = Literal["column", "row", "replicated"]
 
 
 class LinearFormat(Protocol):
@@ -62,15 +64,15 @@ class LinearFormat(Protocol):
         ...
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """What a tensor of that type and shape will take once loaded."""
+        """Memory of a tensor of that type and shape once loaded."""
         ...
 
     def draft_bytes(self, num_rows: int, shape: tuple[int, int]) -> int:
-        """What ``for_drafts(num_rows)`` of a matrix of that shape takes beside it."""
+        """Memory of ``for_drafts(num_rows)`` of a matrix of that shape, besides the matrix."""
         ...
 
     def unpacked_bytes(self, shape: tuple[int, int]) -> int:
-        """What a product with a matrix of that shape takes beside its result, while it lasts."""
+        """Temporary memory of a product with a matrix of that shape, besides its result."""
         ...
 
 
@@ -115,6 +117,7 @@ class Weights:
         self.checkpoint = checkpoint
         self.ops = ops
         self.form = form
+        self.roles: dict[str, Role] = {}  # of each matrix that a model asked for, by name
         self._progress = progress
 
     def raw(self, name: str, shape: tuple[int, ...]) -> RawTensor:
@@ -133,19 +136,30 @@ class Weights:
         """Norm weights and the like: at least float32."""
         return self.tensor(name, (size,), torch.promote_types(self.ops.dtype, torch.float32))
 
-    def linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self, names: Sequence[str], outs: Sequence[int], num_in: int, *, role: Role, bias: bool = False
+    ) -> Linear:
+        """The matrices of ``names``, stacked along the output. ``role`` is recorded; nothing is sharded yet."""
+        self.roles |= dict.fromkeys(names, role)
+        return self._linear(names, outs, num_in, bias)
+
+    def _linear(self, names: Sequence[str], outs: Sequence[int], num_in: int, bias: bool) -> Linear:
         parts = [self.raw(f"{n}.weight", (out, num_in)) for n, out in zip(names, outs, strict=True)]
         biases = [self.tensor(f"{n}.bias", (out,)) for n, out in zip(names, outs, strict=True)] if bias else []
         return self._matrix(self.form.of(names[0]), parts, torch.cat(biases) if biases else None)
 
     def gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
         """q_proj holds query and gate alternating by head: brought into the order q, k, v, gate."""
+        self.roles |= dict.fromkeys(names, "column")
+        return self._gated_qkv(names, heads, num_in)
+
+    def _gated_qkv(self, names: Sequence[str], heads: HeadShape, num_in: int) -> Linear:
         q_rows, kv_rows = heads.num_q * heads.dim, heads.num_kv * heads.dim
         mixed = self.raw(f"{names[0]}.weight", (2 * q_rows, num_in))
         k, v = (self.raw(f"{n}.weight", (kv_rows, num_in)) for n in names[1:])
         # [query heads, query or gate, dim]
-        places = np.arange(2 * q_rows).reshape(heads.num_q, 2, heads.dim)
-        query, gate = (mixed.rows(places[:, i].ravel()) for i in (0, 1))
+        rows = np.arange(2 * q_rows).reshape(heads.num_q, 2, heads.dim)
+        query, gate = (mixed.rows(rows[:, i].ravel()) for i in (0, 1))
         return self._matrix(self.form.of(names[0]), [query, k, v, gate])
 
     def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:

@@ -1,4 +1,4 @@
-"""Routed experts in C: right by the reference, and the same bits for a token whatever tokens stand beside it."""
+"""Routed experts in C: right by the reference, and the same bits for a token whatever tokens share its batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.experts import PackedExperts
-from slipstream.runners.cpu.ops import CpuOps, PackedLinear
-from slipstream.runners.torch.experts import Beside, ExpertList
+from slipstream.runners.cpu.formats import PackedLinear
+from slipstream.runners.cpu.ops import CpuOps
+from slipstream.runners.torch.experts import Addends, ExpertList
 
 EXPERTS, ACTIVE, INNER = 12, 3, 64
 
@@ -19,19 +20,19 @@ def packed(kernels: Kernels, form: str, rows: int, cols: int) -> list[PackedLine
     return [PackedLinear(kernels, pack(torch.randn(rows, cols) / cols**0.5)) for _ in range(EXPERTS)]
 
 
-def beside(num_tokens: int, hidden: int) -> Beside:
-    return Beside(torch.randn(num_tokens, hidden), torch.randn(num_tokens, hidden), torch.randn(num_tokens, 1))
+def addends(num_tokens: int, hidden: int) -> Addends:
+    return Addends(torch.randn(num_tokens, hidden), torch.randn(num_tokens, hidden), torch.randn(num_tokens, 1))
 
 
-def row(given: Beside, i: int) -> Beside:
-    return Beside(given.residual[i : i + 1], given.shared[i : i + 1], given.shared_gate[i : i + 1])
+def row(given: Addends, i: int) -> Addends:
+    return Addends(given.residual[i : i + 1], given.shared[i : i + 1], given.shared_gate[i : i + 1])
 
 
 @pytest.mark.parametrize(("form", "hidden"), [("w8", 96), ("f32", 100)])
 def test_they_equal_the_reference(any_kernels: Kernels, form: str, hidden: int) -> None:
     up, down = (packed(any_kernels, form, *shape) for shape in ((2 * INNER, hidden), (hidden, INNER)))
     experts = PackedExperts(any_kernels, [each.weight for each in up], [each.weight for each in down])
-    x, scores, given = torch.randn(40, hidden), torch.randn(40, EXPERTS), beside(40, hidden)
+    x, scores, given = torch.randn(40, hidden), torch.randn(40, EXPERTS), addends(40, hidden)
     wanted = ExpertList(up, down, CpuOps(any_kernels))(x, scores, ACTIVE, given, None)
     torch.testing.assert_close(experts(x, scores, ACTIVE, given, None), wanted, atol=1e-5, rtol=1e-5)
 
@@ -40,7 +41,7 @@ def test_a_token_has_the_same_bits_in_any_batch(any_kernels: Kernels) -> None:
     hidden = 96
     up, down = (packed(any_kernels, "w8", *shape) for shape in ((2 * INNER, hidden), (hidden, INNER)))
     experts = PackedExperts(any_kernels, [each.weight for each in up], [each.weight for each in down])
-    x, scores, given = torch.randn(70, hidden), torch.randn(70, EXPERTS), beside(70, hidden)
+    x, scores, given = torch.randn(70, hidden), torch.randn(70, EXPERTS), addends(70, hidden)
     scores[:, 0] = 3.0  # one expert that every token wants
     whole = experts(x, scores, ACTIVE, given, None)
     for i in range(0, 70, 7):
@@ -53,7 +54,7 @@ def chosen(kernels: Kernels, scores: Tensor, num_active: int) -> Tensor:
     up = [kernels.pack_float(torch.ones(2, 4)) for _ in range(scores.shape[1])]
     down = [kernels.pack_float(torch.full((4, 1), float(e + 1))) for e in range(scores.shape[1])]
     x = torch.ones(scores.shape[0], 4)
-    nothing = Beside(torch.zeros_like(x), torch.zeros_like(x), torch.zeros(scores.shape[0], 1))
+    nothing = Addends(torch.zeros_like(x), torch.zeros_like(x), torch.zeros(scores.shape[0], 1))
     silu = 4.0 * torch.sigmoid(torch.tensor(4.0)) * 4.0
     return PackedExperts(kernels, up, down)(x, scores, num_active, nothing, None)[:, 0] / silu
 

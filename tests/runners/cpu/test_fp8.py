@@ -11,8 +11,9 @@ import torch
 from slipstream.config import RunnerConfig
 from slipstream.load.random_model import open_random
 from slipstream.load.tensor import RawTensor
-from slipstream.runners.cpu.bindings import BF16, W8, Kernels
-from slipstream.runners.cpu.ops import SLAB, PackedFormat, PackedLinear
+from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.formats import SLAB, PackedFormat, PackedLinear
+from slipstream.runners.cpu.packed import BF16, W8
 from slipstream.runners.torch.placement import place
 from slipstream.runners.torch.weights import as_tensor
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet in C: right by the float64 reference, and the same bits however a row's tokens are cut into steps."""
+"""Gated DeltaNet in C: right by the float64 reference, and the same bits however a row is divided into steps."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def run(ops: Ops, weights: GdnWeights, cache: GdnLayerCache, rows: list[Row], rn
     while waiting := [row for row in rows if not row.done]:
         spans, fed, offset = [], [], 0
         for row in rng.sample(waiting, rng.randint(1, len(waiting))):
-            most = max(1, len(row.x) - 1 - row.cursor)
-            certain = min(most, rng.choice([1, 1, 3, 17, 64, 90]))
-            drafts = rng.randint(0, min(DEPTH, most - certain)) if certain < most else 0
+            limit = max(1, len(row.x) - 1 - row.cursor)
+            certain = min(limit, rng.choice([1, 1, 3, 17, 64, 90]))
+            drafts = rng.randint(0, min(DEPTH, limit - certain)) if certain < limit else 0
             span, x = row.feed(certain, drafts, rng.randint(0, drafts), offset)
             spans.append((row, span))
             fed.append(x)

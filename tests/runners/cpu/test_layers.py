@@ -12,7 +12,7 @@ from harness import open_runner, trunk_logits
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.layers import Layer, LayerStack, StackShape
 from slipstream.runners.cpu.ops import CpuOps
-from slipstream.runners.torch.models.layers import InTurn
+from slipstream.runners.torch.models.layers import Sequential
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, BLOCK_SIZE, SLOTS, BLOCKS = 96, 6, 2, 32, 160, 8, 3, 10
@@ -48,7 +48,7 @@ def run_by_hand(
     qkv = kernels.linear(normed, layer.entry, torch.empty(t, layer.entry.rows), bias=layer.entry_bias)
     caches = layer.k_cache, layer.v_cache
     q = torch.empty(t, HEADS * DIM)
-    kernels.rope_store(qkv, q, *caches, *index, *tables, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=EPS)
+    kernels.rope_store(qkv, q, *caches, index[0], *index, *tables, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=EPS)
     attended = kernels.attend(q, *caches, *index, SCALE, torch.empty_like(q))
     x = kernels.linear(attended, layer.out, torch.empty_like(x), add=x)
     normed = kernels.rms_norm(x, layer.mlp_norm, EPS, torch.empty_like(x))
@@ -69,14 +69,14 @@ def test_stack_equals_single_operations(kernels: Kernels, qkv_bias: bool, qk_nor
     by_hand = x.clone()
     for layer in layers:
         by_hand = run_by_hand(kernels, layer, by_hand, (positions, slots, block_table), tables)
-    whole = stack.run(x.clone(), positions, slots, block_table)
+    whole = stack.run(x.clone(), positions, positions, slots, block_table)
     assert torch.isfinite(whole).all()
     assert torch.equal(whole, by_hand)
     for threads in (1, 3, 2):
         kernels.set_threads(threads)
         for at in range(20):  # the same tokens one position at a time
             rows = positions == at
-            step = stack.run(x[rows].clone(), positions[rows], slots[rows], block_table)
+            step = stack.run(x[rows].clone(), positions[rows], positions[rows], slots[rows], block_table)
             assert torch.equal(step, whole[rows])
 
 
@@ -85,9 +85,9 @@ def test_a_model_has_the_same_bits_layer_by_layer(tmp_path: Path, kind: str, mon
     folder = tiny.save(tiny.build(kind), tmp_path)
     tokens, feeds = [7 * i % tiny.VOCAB for i in range(100)], [70, 1, 29]
     whole = open_runner(folder, kernels=True)
-    monkeypatch.setattr(CpuOps, "stack", lambda self, layers: InTurn(layers))
+    monkeypatch.setattr(CpuOps, "stack", lambda self, layers: Sequential(layers))
     apart = open_runner(folder, kernels=True)
-    assert isinstance(apart.model.decoder.layers, InTurn)
-    assert not isinstance(whole.model.decoder.layers, InTurn)
+    assert isinstance(apart.model.decoder.layers, Sequential)
+    assert not isinstance(whole.model.decoder.layers, Sequential)
     assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(apart, tokens, feeds))
     assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(whole, tokens, [33] * 3 + [1]))

@@ -76,21 +76,22 @@ def test_rope_store(
     table = torch.randperm(3 * max_pos, dtype=torch.int32).reshape(3, max_pos)
     pairs = torch.randperm(3 * max_pos)[:num_tokens]  # (slot, position), each once
     slot, positions = (pairs // max_pos).int(), (pairs % max_pos).int()
+    angles = torch.randint(max_pos, (num_tokens,), dtype=torch.int32)  # rotary positions of their own
     qkv = torch.randn(num_tokens, (heads + 2 * kv_heads) * dim)
     cos, sin = torch.randn(2, max_pos, rot // 2)
     weights = torch.randn(2, dim)
     cache = torch.zeros(2, 3 * max_pos, kv_heads, block_size, dim)
     norms = {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-6} if norm else {}
     q = any_kernels.rope_store(
-        qkv, torch.empty(num_tokens, heads * dim), cache[0], cache[1], positions, slot, table, cos, sin, **norms
+        qkv, torch.empty(num_tokens, heads * dim), cache[0], cache[1], positions, angles, slot, table, cos, sin, **norms
     )
     want_q, want_k, want_v = qkv.reshape(num_tokens, -1, dim).split([heads, kv_heads, kv_heads], 1)
     if norm:
         want_q, want_k = rms_norm(want_q, weights[0], 1e-6), rms_norm(want_k, weights[1], 1e-6)
-    turn = cos[positions.long()], sin[positions.long()]
-    assert torch.allclose(q.reshape(num_tokens, heads, dim), rotate(want_q, *turn), rtol=1e-5, atol=1e-5)
+    rotation = cos[angles.long()], sin[angles.long()]
+    assert torch.allclose(q.reshape(num_tokens, heads, dim), rotate(want_q, *rotation), rtol=1e-5, atol=1e-5)
     block = table[slot.long(), (positions // block_size).long()].long()
     at = (positions % block_size).long()
-    assert torch.allclose(cache[0][block, :, at], rotate(want_k, *turn), rtol=1e-5, atol=1e-5)
+    assert torch.allclose(cache[0][block, :, at], rotate(want_k, *rotation), rtol=1e-5, atol=1e-5)
     assert torch.equal(cache[1][block, :, at], want_v)
     assert cache[1].count_nonzero() == want_v.count_nonzero()

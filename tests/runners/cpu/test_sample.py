@@ -71,7 +71,7 @@ def test_gumbel_argmax(
     got = any_kernels.gumbel_argmax(logits, inv, torch.full((rows,), seed), positions)
     noisy = logits.double() * inv.double()[:, None] + torch.stack([gumbel(seed, p, vocab) for p in positions.tolist()])
     chosen = noisy.gather(1, got[:, None])[:, 0]
-    assert (noisy.amax(1) - chosen <= 1e-5).all()  # the best, or one that rounding cannot tell from it
+    assert (noisy.amax(1) - chosen <= 1e-5).all()  # the best, or equal up to rounding
 
 
 def test_gumbel_noise_is_accurate_at_both_ends(any_kernels: Kernels) -> None:
@@ -89,6 +89,8 @@ def test_gumbel_noise_is_accurate_at_both_ends(any_kernels: Kernels) -> None:
 def test_gumbel_draws_follow_the_softmax(kernels: Kernels) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
     n = 20000
-    draws = kernels.gumbel_argmax(logits.expand(n, 4).contiguous(), torch.ones(n), torch.full((n,), 9), torch.arange(n))
-    share = torch.bincount(draws, minlength=4) / n
+    samples = kernels.gumbel_argmax(
+        logits.expand(n, 4).contiguous(), torch.ones(n), torch.full((n,), 9), torch.arange(n)
+    )
+    share = torch.bincount(samples, minlength=4) / n
     assert torch.allclose(share, logits.softmax(1)[0], atol=0.015)

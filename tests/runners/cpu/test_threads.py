@@ -1,4 +1,4 @@
-"""Beside our kernels' threads PyTorch has none of its own."""
+"""Besides our kernels' threads PyTorch has none of its own."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def test_the_thread_that_computes_keeps_pytorch_to_itself() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(computes).result() == 1
-    assert torch.get_num_threads() == before, "whoever has computed before keeps what it had"
+    assert torch.get_num_threads() == before, "a thread that has computed before keeps its number of threads"

@@ -23,26 +23,27 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from slipstream.load.spec import GdnSpec
+from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.cuda.kernels.matmul import linear
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
-    MEETINGS,
-    SCRATCH,
-    rounded_gated,
-    rounded_linear,
-    rounded_normed,
-    tiling,
+    SCRATCH_FLOATS,
+    SPLIT_K_COUNTERS,
+    quantized_gated,
+    quantized_linear,
+    quantized_normed,
+    tile_config,
 )
-from slipstream.runners.cuda.kernels.moe.experts_quantized import rounded_expert_pairs
+from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.cuda.kernels.quant import fp8
 from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
 from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
-from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
+from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
 from slipstream.runners.cuda.warmup import noted
 from slipstream.runners.torch.caches import GdnRings, LayerKv
@@ -78,6 +79,7 @@ def resources(kernel: Any) -> dict[str, Any]:
         "spilled_bytes": int(usage["STACK"]) + int(usage["LOCAL"]),
         "shared_bytes": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
+        "waits": "griddepcontrol.wait" in kernel.asm["ptx"] and kernel.metadata.launch_pdl,
     }
 
 
@@ -90,6 +92,7 @@ def step(num_tokens: int, tile_size: int, context: int) -> Any:
     rows = {name: ints(num_rows) for name in ("row_slots", "row_offsets", "row_starts", "row_fed")}
     tokens = {name: ints(num_tokens) for name in ("positions", "token_slots", "token_rows")}
     tiles = {"tile_rows": ints(num_rows), "tile_firsts": ints(num_rows), "tile_size": tile_size}
+    tokens["rope_positions"] = tokens["positions"]
     return SimpleNamespace(**rows, **tokens, **tiles, block_table=ints(64, 4096), context_hint=context)
 
 
@@ -128,11 +131,11 @@ def head_entry(width: int) -> None:
     concat_norm(hidden, weight, hidden, weight, 1e-6)
 
 
-def joined_products(num_out: int, hidden: int, inner: int, num_tokens: int = 1, ahead: bool = False) -> None:
+def fused_products(num_out: int, hidden: int, inner: int, num_tokens: int = 1, prefetch: bool = False) -> None:
     """One that normalises what it made, and one with the activation in it that takes it."""
     device, add = torch.device("cpu"), torch.empty(num_tokens, hidden, dtype=BF16)
-    cuts = [linear.tiling(*size, 16) for size in ((hidden, inner), (num_out, hidden))]
-    first, second = (replace(cut, ahead=ahead) for cut in cuts if cut is not None)
+    configs = [linear.tile_config(*size, 16) for size in ((hidden, inner), (num_out, hidden))]
+    first, second = (replace(config, prefetch=prefetch) for config in configs if config is not None)
     x, weight = torch.empty(num_tokens, inner, dtype=BF16), torch.empty(hidden, inner, dtype=BF16)
     _, normed = skinny_normed(x, weight, first, Scratch(device), add, torch.empty(hidden), 1e-6)
     skinny_gated(normed, torch.empty(num_out, hidden, dtype=BF16), second, Scratch(device))
@@ -152,35 +155,38 @@ def fp8_matrix(num_out: int, width: int, num_kept: int = 0) -> Fp8Matrix:
     return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept)
 
 
-def joined_rounded(make: Callable[[int, int], RoundedMatrix], num_tokens: int) -> None:
+def fused_quantized(make: Callable[[int, int], QuantizedMatrix], num_tokens: int) -> None:
     """A layer's two products around its second norm, the latter with the activation in it."""
-    scratch, add = Scratch(torch.device("cpu"), SCRATCH, MEETINGS), torch.empty(num_tokens, 5120, dtype=BF16)
+    scratch, add = (
+        Scratch(torch.device("cpu"), SCRATCH_FLOATS, SPLIT_K_COUNTERS),
+        torch.empty(num_tokens, 5120, dtype=BF16),
+    )
     out, gate_up = make(5120, 6144), make(34816, 5120)
-    first, second = (tiling(matrix, num_tokens) for matrix in (out, gate_up))
+    first, second = (tile_config(matrix, num_tokens) for matrix in (out, gate_up))
     assert first is not None
     assert second is not None
     x = torch.empty(num_tokens, 6144, dtype=BF16)
-    _, normed = rounded_normed(x, out, first, scratch, add, torch.empty(5120), 1e-6)
-    rounded_gated(normed, gate_up, second, scratch)
+    _, normed = quantized_normed(x, out, first, scratch, add, torch.empty(5120), 1e-6)
+    quantized_gated(normed, gate_up, second, scratch)
 
 
-def experts(make: Callable[[int, int], RoundedMatrix], num_tokens: int) -> None:
+def experts(make: Callable[[int, int], QuantizedMatrix], num_tokens: int) -> None:
     """The 35B-A3B's: 256 of them, 8 active."""
     stacks = make(256 * 1024, 2048), make(256 * 2048, 512)
-    rounded_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
+    quantized_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
 
 
-def rounded_product(matrix: RoundedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
-    cut = tiling(matrix, num_tokens)
-    assert cut is not None
+def quantized_product(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
+    config = tile_config(matrix, num_tokens)
+    assert config is not None
     add = torch.empty(num_tokens, matrix.num_rows, dtype=dtype)
-    scratch = Scratch(torch.device("cpu"), SCRATCH, MEETINGS)
-    rounded_linear(torch.empty(num_tokens, matrix.width, dtype=dtype), matrix, cut, scratch, add=add)
+    scratch = Scratch(torch.device("cpu"), SCRATCH_FLOATS, SPLIT_K_COUNTERS)
+    quantized_linear(torch.empty(num_tokens, matrix.width, dtype=dtype), matrix, config, scratch, add=add)
 
 
 CASES: dict[str, Callable[[], object]] = {
-    "joined 27B": lambda: joined_products(34816, 5120, 17408),
-    "joined 4B, ahead": lambda: joined_products(18432, 2560, 4096, ahead=True),
+    "fused 27B": lambda: fused_products(34816, 5120, 17408),
+    "fused 4B, prefetch": lambda: fused_products(18432, 2560, 4096, prefetch=True),
     "norm 27B": lambda: rms_norm(torch.empty(4, 5120, dtype=BF16), torch.empty(5120), 1e-6),
     "norm heads": lambda: rms_norm(torch.empty(4, 48, 128, dtype=BF16), torch.empty(128), 1e-6),
     "head entry 27B": lambda: head_entry(5120),
@@ -189,36 +195,36 @@ CASES: dict[str, Callable[[], object]] = {
     "rope 27B, 4": lambda: rope(QWEN, 4, 32),
     "rope 27B, 2048": lambda: rope(QWEN, 2048, 32),
     "rope SmolLM2, 4": lambda: rope(SMOLLM, 4, 32),
-    "int8 27B, 34816 x 5120, 16": lambda: rounded_product(int8_matrix(34816, 5120), 16),
-    "int8 27B, 34816 x 5120, 64": lambda: rounded_product(int8_matrix(34816, 5120), 64),
-    "int8 27B, 34816 x 5120, 512": lambda: rounded_product(int8_matrix(34816, 5120), 512),
-    "int8 27B, 5120 x 17408, 1": lambda: rounded_product(int8_matrix(5120, 17408), 1),
-    "int8 27B, 5120 x 17408, 64": lambda: rounded_product(int8_matrix(5120, 17408), 64),
-    "int8 27B, 5120 x 17408, 128": lambda: rounded_product(int8_matrix(5120, 17408), 128),
-    "int8 27B in float16, 16480 x 5120, 16": lambda: rounded_product(int8_matrix(16480, 5120), 16, torch.float16),
+    "int8 27B, 34816 x 5120, 16": lambda: quantized_product(int8_matrix(34816, 5120), 16),
+    "int8 27B, 34816 x 5120, 64": lambda: quantized_product(int8_matrix(34816, 5120), 64),
+    "int8 27B, 34816 x 5120, 512": lambda: quantized_product(int8_matrix(34816, 5120), 512),
+    "int8 27B, 5120 x 17408, 1": lambda: quantized_product(int8_matrix(5120, 17408), 1),
+    "int8 27B, 5120 x 17408, 64": lambda: quantized_product(int8_matrix(5120, 17408), 64),
+    "int8 27B, 5120 x 17408, 128": lambda: quantized_product(int8_matrix(5120, 17408), 128),
+    "int8 27B in float16, 16480 x 5120, 16": lambda: quantized_product(int8_matrix(16480, 5120), 16, torch.float16),
     "int8 27B, rows": lambda: int8_matrix(97, 5120).weights(BF16, ints(4)),
     "int8 27B, unpacked": lambda: int8_matrix(97, 5120).weights(BF16),
-    "int4 27B, 34816 x 5120, 1": lambda: rounded_product(int4_matrix(34816, 5120), 1),
-    "int4 27B, 34816 x 5120, 16": lambda: rounded_product(int4_matrix(34816, 5120), 16),
-    "int4 27B, 34816 x 5120, 64": lambda: rounded_product(int4_matrix(34816, 5120), 64),
-    "int4 27B, 34816 x 5120, 256": lambda: rounded_product(int4_matrix(34816, 5120), 256),
-    "int4 27B, 5120 x 17408, 1": lambda: rounded_product(int4_matrix(5120, 17408), 1),
-    "int4 27B, 5120 x 17408, 64": lambda: rounded_product(int4_matrix(5120, 17408), 64),
-    "int4 27B in float16, 16480 x 5120, 16": lambda: rounded_product(int4_matrix(16480, 5120), 16, torch.float16),
-    "int4 27B in float16, 16480 x 5120, 1": lambda: rounded_product(int4_matrix(16480, 5120), 1, torch.float16),
-    "int4 4B in float32, 2560 x 4096, 1": lambda: rounded_product(int4_matrix(2560, 4096), 1, torch.float32),
+    "int4 27B, 34816 x 5120, 1": lambda: quantized_product(int4_matrix(34816, 5120), 1),
+    "int4 27B, 34816 x 5120, 16": lambda: quantized_product(int4_matrix(34816, 5120), 16),
+    "int4 27B, 34816 x 5120, 64": lambda: quantized_product(int4_matrix(34816, 5120), 64),
+    "int4 27B, 34816 x 5120, 256": lambda: quantized_product(int4_matrix(34816, 5120), 256),
+    "int4 27B, 5120 x 17408, 1": lambda: quantized_product(int4_matrix(5120, 17408), 1),
+    "int4 27B, 5120 x 17408, 64": lambda: quantized_product(int4_matrix(5120, 17408), 64),
+    "int4 27B in float16, 16480 x 5120, 16": lambda: quantized_product(int4_matrix(16480, 5120), 16, torch.float16),
+    "int4 27B in float16, 16480 x 5120, 1": lambda: quantized_product(int4_matrix(16480, 5120), 1, torch.float16),
+    "int4 4B in float32, 2560 x 4096, 1": lambda: quantized_product(int4_matrix(2560, 4096), 1, torch.float32),
     "int4 27B, rows": lambda: int4_matrix(97, 5120).weights(BF16, ints(4)),
     "int4 27B, unpacked": lambda: int4_matrix(97, 5120).weights(BF16),
-    "fp8 27B, 34816 x 5120, 1": lambda: rounded_product(fp8_matrix(34816, 5120), 1),
-    "fp8 27B, 34816 x 5120, 64": lambda: rounded_product(fp8_matrix(34816, 5120), 64),
-    "fp8 27B, 5120 x 17408, 256": lambda: rounded_product(fp8_matrix(5120, 17408), 256),
-    "fp8 27B, 16480 x 5120, 1": lambda: rounded_product(fp8_matrix(16480, 5120, 96), 1),
-    "fp8 27B, 16480 x 5120, 64": lambda: rounded_product(fp8_matrix(16480, 5120, 96), 64),
-    "fp8 27B in float16, 16480 x 5120, 16": lambda: rounded_product(fp8_matrix(16480, 5120), 16, torch.float16),
+    "fp8 27B, 34816 x 5120, 1": lambda: quantized_product(fp8_matrix(34816, 5120), 1),
+    "fp8 27B, 34816 x 5120, 64": lambda: quantized_product(fp8_matrix(34816, 5120), 64),
+    "fp8 27B, 5120 x 17408, 256": lambda: quantized_product(fp8_matrix(5120, 17408), 256),
+    "fp8 27B, 16480 x 5120, 1": lambda: quantized_product(fp8_matrix(16480, 5120, 96), 1),
+    "fp8 27B, 16480 x 5120, 64": lambda: quantized_product(fp8_matrix(16480, 5120, 96), 64),
+    "fp8 27B in float16, 16480 x 5120, 16": lambda: quantized_product(fp8_matrix(16480, 5120), 16, torch.float16),
     "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
-    "int8 27B joined, 1": lambda: joined_rounded(int8_matrix, 1),
-    "fp8 27B joined, 1": lambda: joined_rounded(fp8_matrix, 1),
-    "fp8 27B joined, 64": lambda: joined_rounded(fp8_matrix, 64),
+    "int8 27B fused, 1": lambda: fused_quantized(int8_matrix, 1),
+    "fp8 27B fused, 1": lambda: fused_quantized(fp8_matrix, 1),
+    "fp8 27B fused, 64": lambda: fused_quantized(fp8_matrix, 64),
     **{
         f"{kind} 35B-A3B experts, {num_tokens}": lambda make=make, num_tokens=num_tokens: experts(make, num_tokens)
         for kind, make in (("int8", int8_matrix), ("int4", int4_matrix), ("fp8", fp8_matrix))
@@ -249,6 +255,7 @@ CASES: dict[str, Callable[[], object]] = {
 
 def main() -> None:
     triton.runtime.driver.set_active(H100())
+    pdl.supports_pdl = lambda device: True
     run = JITFunction.run
     # What an earlier case compiled is not launched either.
     JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))

@@ -1,7 +1,7 @@
 """As much of Gluon as our kernels use, on tensors of a CPU: program after program, copies as late as they may come.
 
-What a copy will overwrite is NaN until somebody waits for it; what other kernels write may be read in the kernel's turn
-only.
+The target of a copy is NaN until the program waits for it; data of other kernels may be read after the wait for the
+previous kernel only.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ def block_of(tensor: Tensor) -> Block:
 
 
 @dataclass
-class Turn:
-    taken: bool = False
-    next_is_in: bool = False
+class Pdl:
+    """The state of one program."""
+
+    waited: bool = False
+    launched_next: bool = False
 
 
 @dataclass
 class Pointer:
     memory: Tensor  # flat
-    turn: Turn
-    certain: bool = False  # nobody writes it: it may be read before the turn
+    pdl: Pdl
+    constant: bool = False  # no kernel writes it: it may be read before the wait
     at: Any = 0
 
     @property
@@ -47,7 +49,7 @@ class Pointer:
         return SimpleNamespace(element_ty=self.memory.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.memory, self.turn, self.certain, self.at + offset)
+        return Pointer(self.memory, self.pdl, self.constant, self.at + offset)
 
 
 @dataclass
@@ -56,8 +58,8 @@ class Tiles:
 
     matrix: Tensor
     block: Sequence[int]
-    turn: Turn
-    certain: bool
+    pdl: Pdl
+    constant: bool
     layout: None = None
 
     @property
@@ -106,7 +108,7 @@ def allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Barriers 
 
 def fetch(source: Tiles, at: Sequence[Any], barrier: Barrier, target: Shared, pred: Any = True) -> None:
     if pred:
-        assert source.certain or source.turn.taken, "read before its turn"
+        assert source.constant or source.pdl.waited, "read before the wait"
         target.tensor.fill_(float("nan"))
         barrier.copies.append((source.tile(int(at[0]), int(at[1])), target.tensor))
 
@@ -128,7 +130,7 @@ def wait(barrier: Barrier, phase: int) -> None:
 
 
 def load(pointer: Pointer, mask: Any = None, other: float = 0.0, cache_modifier: str = "") -> Tensor:
-    assert pointer.certain or pointer.turn.taken, "read before its turn"
+    assert pointer.constant or pointer.pdl.waited, "read before the wait"
     at = torch.as_tensor(pointer.at)
     if mask is None:
         return block_of(pointer.memory[at])
@@ -138,7 +140,7 @@ def load(pointer: Pointer, mask: Any = None, other: float = 0.0, cache_modifier:
 
 
 def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
-    assert pointer.turn.taken, "written before its turn"
+    assert pointer.pdl.waited, "written before the wait"
     at = torch.as_tensor(pointer.at)
     values = torch.as_tensor(value).to(pointer.memory.dtype).broadcast_to(at.shape)
     there = torch.ones_like(at, dtype=torch.bool) if mask is None else mask.broadcast_to(at.shape)
@@ -151,16 +153,16 @@ def atomic_add(pointer: Pointer, value: int, sem: str) -> int:
     return before
 
 
-def run(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any], turn: Turn) -> None:
-    """All programs of a ``gluon.jit`` function, each with a turn of its own; ``turn`` is the one of its arguments."""
+def run(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any], pdl: Pdl) -> None:
+    """All programs of a ``gluon.jit`` function; its arguments hold ``pdl``, which is reset for each program."""
     where = [0, 0]
 
-    def take() -> None:
-        turn.taken = True
+    def wait_for_previous() -> None:
+        pdl.waited = True
 
-    def let_in() -> None:
-        assert turn.taken
-        turn.next_is_in = True
+    def launch_dependents() -> None:
+        assert pdl.waited
+        pdl.launched_next = True
 
     anything: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     language = SimpleNamespace(
@@ -175,15 +177,15 @@ def run(kernel: Any, grid: tuple[int, int], arguments: dict[str, Any], turn: Tur
     )  # fmt: skip
     barriers = SimpleNamespace(init=anything, expect=expect, wait=wait, MBarrierLayout=anything)
     functions = {
-        "gl": language, "mbarrier": barriers, "fetch": fetch, "meet": anything,
-        "wait_for_last": take, "let_next_in": let_in,
+        "gl": language, "mbarrier": barriers, "fetch": fetch, "barrier": anything,
+        "wait_for_previous": wait_for_previous, "launch_dependents": launch_dependents,
         "warpgroup_mma": lambda a, b, total, is_async: total + a.tensor.float() @ b.tensor.float(),
         "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0],
     }  # fmt: skip
     constants = {name: each.value for name, each in kernel.fn.__globals__.items() if isinstance(each, constexpr)}
     body = FunctionType(kernel.fn.__code__, kernel.fn.__globals__ | constants | functions)
     for where[0], where[1] in product(*map(range, grid)):
-        turn.taken = turn.next_is_in = False
+        pdl.waited = pdl.launched_next = False
         body(**arguments)
-        assert turn.taken
-        assert turn.next_is_in
+        assert pdl.waited
+        assert pdl.launched_next

@@ -16,6 +16,7 @@ from slipstream.runners.torch.ops import HeadShape, LayerKv
 class PaddedBatch:
     num_tokens: int
     positions: Tensor
+    rope_positions: Tensor
     token_slots: Tensor
     token_rows: Tensor
     row_slots: Tensor
@@ -33,10 +34,10 @@ class PaddedBatch:
 class Row:
     start: int  # position of the first token
     fed: int  # tokens that count
-    room: int = 0  # places in the flat batch that the host kept for it, where more than ``fed``
+    room: int = 0  # tokens of the flat batch reserved for it, where more than ``fed``
 
     @property
-    def places(self) -> int:
+    def num_reserved(self) -> int:
         return max(self.fed, self.room)
 
     @property
@@ -75,18 +76,18 @@ def make_case(
         k[at] = torch.randn(row.end, heads.num_kv, heads.dim).to(dtype)
         v[at] = torch.randn(row.end, heads.num_kv, heads.dim).to(dtype)
     table = table.to(device)
-    offsets = [sum(row.places for row in rows[:i]) for i in range(len(rows))]
+    offsets = [sum(row.num_reserved for row in rows[:i]) for i in range(len(rows))]
     real = torch.cat([torch.arange(at, at + row.fed) for at, row in zip(offsets, rows)]).to(device)
     packed = [sum(row.fed for row in rows[:i]) for i in range(len(rows))]
     spans = [RowSpan(slot, row.start, at, row.fed) for slot, row, at in zip(slots, rows, packed) if row.fed]
     ragged = make_batch(spans, table)
-    num_tokens = sum(row.places for row in rows) + num_padding
+    num_tokens = sum(row.num_reserved for row in rows) + num_padding
     padded = _padded(rows, slots, offsets, num_tokens, tile_size, table, hint or max(row.end for row in rows))
     return Case(heads, LayerKv(k.to(device), v.to(device)), padded, ragged, real)
 
 
 def _block_table(rows: list[Row], block_size: int) -> Tensor:
-    """Blocks in random order; -1, never to be read, behind a row's last one."""
+    """Blocks in random order; -1, never to be read, after a row's last one."""
     counts = [-(-row.end // block_size) for row in rows][::-1]  # by slot
     free = (torch.randperm(sum(counts)) + 1).int()  # block 0 belongs to nobody
     table = torch.full((len(rows), max(counts) + 1), -1, dtype=torch.int32)
@@ -105,15 +106,17 @@ def _padded(
         span = slice(offset, offset + row.fed)
         positions[span] = range(row.start, row.end)
         token_slots[span], token_rows[span] = [slot] * row.fed, [i] * row.fed
-        tiles += [(i, first) for first in range(0, row.places, tile_size)]
+        tiles += [(i, first) for first in range(0, row.num_reserved, tile_size)]
     tiles.append((-1, 0))
 
     def ints(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=table.device)
 
+    where = ints(positions)
     return PaddedBatch(
         num_tokens,
-        ints(positions),
+        where,
+        where,
         ints(token_slots),
         ints(token_rows),
         ints([*slots, 0]),

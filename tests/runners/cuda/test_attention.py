@@ -30,7 +30,7 @@ def check(
     wide = factor * torch.randn(case.padded.num_tokens, 2 * width + 3, device=device, dtype=dtype)
     q, gate = wide[:, :width], wide[:, width + 3 :] if gated else None
     got = attend(q, heads, case.kv, case.padded, gate)
-    # The reference reads whole blocks: what lies behind a row's end must be finite there, and only there.
+    # The reference reads whole blocks: entries after a row's end must be finite there, and only there.
     kv = LayerKv(case.kv.k.float().nan_to_num(), case.kv.v.float().nan_to_num())
     ops = TorchOps(device, torch.float32)
     want = ops.attend(q[case.real].float(), heads, kv, case.ragged)

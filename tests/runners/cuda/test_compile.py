@@ -13,14 +13,14 @@ import pytest
 SCRIPT = Path(__file__).parent / "compile_report.py"
 LARGEST_SHARED = 227 * 1024  # bytes a program of compute capability 9.0 may have
 ONE_OF_A_KIND = [
-    "joined 4B, ahead",
+    "fused 4B, prefetch",
     "attend 27B, prompt in 64",
-    "int8 27B joined, 1",
+    "int8 27B fused, 1",
     "int4 27B, 34816 x 5120, 16",
     "fp8 35B-A3B experts, 1024",
 ]
 HEAVIEST = [
-    "joined 27B",
+    "fused 27B",
     "head entry 27B",
     "rope 27B, 2048",
     "attend 27B, 1 row of 4",
@@ -29,7 +29,7 @@ HEAVIEST = [
     "int8 27B, 5120 x 17408, 64",
     "fp8 27B, 16480 x 5120, 64",
     "fp8 27B, 5120 x 17408, 256",
-    "fp8 27B joined, 64",
+    "fp8 27B fused, 64",
     "int8 35B-A3B experts, 1",
     "int4 35B-A3B experts, 4096",
     "int4 27B, 34816 x 5120, 1",
@@ -54,5 +54,6 @@ def test_the_heaviest_launches_compile_without_spilling(cases: list[str], tmp_pa
     launches = [json.loads(line) for line in done.stdout.splitlines()]
     assert {launch["case"] for launch in launches} == set(cases)
     for launch in launches:
+        assert launch["waits"], launch
         assert launch["spilled_bytes"] == 0, launch
         assert launch["shared_bytes"] <= LARGEST_SHARED, launch

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_linear_int8 import levels
+from test_linear_int8 import codes
 from torch import Tensor
 
-from slipstream.runners.cuda.fused_layers import Joined, StripedMlp, stack
+from slipstream.runners.cuda.fused_layers import FusedLayers, InterleavedMlp, stack
 from slipstream.runners.cuda.kernels.matmul.linear import FEW_TOKENS, MAX_TOKENS, Scratch
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix
-from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
+from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.linear import CudaFormat, CudaLinear, make_linear
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaRoundedLinear, rounded_format
-from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, InTurn
+from slipstream.runners.cuda.quantized import CudaQuantizedLinear, quantized_format
+from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, Sequential
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm, TorchOps
 
 HIDDEN, MIXED, INNER = 640, 512, 1152
@@ -45,9 +45,9 @@ def matrices() -> list[Tensor]:
 
 def layers_of(weights: list[list[Tensor]], norms: Tensor, ops: Any, make: Any) -> list[DecoderLayer]:
     made = []
-    for each, (before, behind) in zip(weights, norms, strict=True):
+    for each, (before, after) in zip(weights, norms, strict=True):
         entry, out, gate_up, down = (make(weight) for weight in each)
-        input_norm, post_norm = (RmsNorm(weight, 1e-3, ops) for weight in (before, behind))
+        input_norm, post_norm = (RmsNorm(weight, 1e-3, ops) for weight in (before, after))
         made.append(DecoderLayer(input_norm, Halves(entry, out), post_norm, DenseMlp(gate_up, down, ops)))
     return made
 
@@ -76,32 +76,32 @@ def test_equals_layer_by_layer(
     weights = [[weight.to(device, torch.bfloat16) for weight in matrices()] for _ in range(2)]
     norms = (1 + 0.3 * torch.randn(2, 2, HIDDEN)).to(device)
     ops, exact_ops = CudaOps(device, torch.bfloat16), TorchOps(device, torch.float64)
-    form = CudaFormat(ops) if dtype == "bfloat16" else rounded_format(ops, dtype)
-    exact = InTurn(layers_of(weights, norms, exact_ops, lambda weight: DenseLinear(weights_of(form.dense(weight)))))
+    form = CudaFormat(ops) if dtype == "bfloat16" else quantized_format(ops, dtype)
+    exact = Sequential(layers_of(weights, norms, exact_ops, lambda weight: DenseLinear(weights_of(form.dense(weight)))))
     # A stack keeps what it is given.
-    joined = stack(layers_of(weights, norms, ops, lambda weight: form.dense(weight.clone())))
-    assert isinstance(joined, Joined)
+    fused = stack(layers_of(weights, norms, ops, lambda weight: form.dense(weight.clone())))
+    assert isinstance(fused, FusedLayers)
     # Narrow matrices in bfloat16: the library takes more.
-    assert joined.most_tokens == (FEW_TOKENS if dtype == "bfloat16" else MAX_TOKENS)
+    assert fused.max_tokens == (FEW_TOKENS if dtype == "bfloat16" else MAX_TOKENS)
     x = torch.randn(num_tokens, HIDDEN).to(device, torch.bfloat16)
     wanted = exact(x.double(), BATCH)
-    got = joined(x.clone(), BATCH)
-    one_by_one = InTurn.__call__(joined, x.clone(), BATCH)
+    got = fused(x.clone(), BATCH)
+    one_by_one = Sequential.__call__(fused, x.clone(), BATCH)
     assert error(got, wanted) < 0.02
     assert error(got, wanted) < 1.5 * error(one_by_one, wanted)
 
 
 def weights_of(linear: Linear) -> Tensor:
-    if isinstance(linear, CudaRoundedLinear):
+    if isinstance(linear, CudaQuantizedLinear):
         return stands_for(linear.matrix, linear.dtype)
     assert isinstance(linear, CudaLinear)
     return linear.weight.double()
 
 
-def stands_for(matrix: RoundedMatrix, dtype: torch.dtype) -> Tensor:
+def stands_for(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     """The weights that products in that type compute with: but for int8, rounded to it. [rows, columns]"""
     if isinstance(matrix, Int8Matrix):  # not by our kernel, which takes a program for each row
-        return (levels(matrix).to(matrix.scale.device) * matrix.scale[:, None]).double()
+        return (codes(matrix).to(matrix.scale.device) * matrix.scale[:, None]).double()
     return matrix.weights(dtype).double()
 
 
@@ -120,10 +120,10 @@ def test_wide_matrices_are_joined_for_more_tokens() -> None:
     layer = DecoderLayer(norm, Halves(entry, out), norm, DenseMlp(gate_up, down, ops))
     assert all(each.some is not None for each in (entry, out, gate_up, down))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipstream.runners.cuda.fused_layers._striped_mlp", lambda _: StripedMlp(gate_up, down))
-        joined = stack([layer])
-    assert isinstance(joined, Joined)
-    assert joined.most_tokens == MAX_TOKENS
+        patch.setattr("slipstream.runners.cuda.fused_layers._interleaved_mlp", lambda _: InterleavedMlp(gate_up, down))
+        fused = stack([layer])
+    assert isinstance(fused, FusedLayers)
+    assert fused.max_tokens == MAX_TOKENS
 
 
 def test_what_cannot_be_joined_stays_as_it_is() -> None:
@@ -136,7 +136,7 @@ def test_what_cannot_be_joined_stays_as_it_is() -> None:
         return made
 
     good, bf16 = layer(torch.bfloat16), CudaOps(device, torch.bfloat16)
-    [in_4_bits] = layers_of([matrices()], norms, bf16, rounded_format(bf16, "int4").dense)
+    [in_4_bits] = layers_of([matrices()], norms, bf16, quantized_format(bf16, "int4").dense)
     before = good.mlp.gate_up.weight.clone()  # type: ignore[attr-defined]
     others = (
         layer(torch.float16),  # a sum times a norm's weight may be too large for it
@@ -146,5 +146,5 @@ def test_what_cannot_be_joined_stays_as_it_is() -> None:
         replace(good, mixer=Halves(DenseLinear(torch.zeros(4, 4)), good.mixer.out)),
     )
     for other in others:
-        assert type(stack([good, other])) is InTurn
+        assert type(stack([good, other])) is Sequential
     assert torch.equal(good.mlp.gate_up.weight, before)  # type: ignore[attr-defined]

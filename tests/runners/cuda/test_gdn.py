@@ -13,7 +13,7 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.recurrent import gdn as kernels
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
-from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import most_chunks
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import max_chunks
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import make_batch
 from slipstream.runners.torch.caches import GdnCache, GdnRings
@@ -45,11 +45,13 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
 
     pad = [0] * padding
     nothing = ints([])
+    positions = ints([s.start + j for s in spans for j in range(s.num_fed)])
     return DeviceBatch(
         num_rows=len(spans) + padding,
         num_tokens=sum(s.num_fed for s in spans),
         tokens=nothing,
-        positions=ints([s.start + j for s in spans for j in range(s.num_fed)]),
+        positions=positions,
+        rope_positions=positions,
         token_slots=nothing,
         token_rows=ints([i for i, s in enumerate(spans) for _ in range(s.num_fed)]),
         row_slots=ints([s.slot for s in spans] + pad),
@@ -198,4 +200,4 @@ def test_no_step_has_more_chunks_than_expected() -> None:
     for _ in range(500):
         fed = [chance.choice([1, 32, 33, 57, 64, 65, 200]) for _ in range(chance.randrange(1, 9))]
         needed = sum(-(-(n + DEPTH) // 64) for n in fed if n > 32)
-        assert needed <= most_chunks(len(fed), sum(fed), DEPTH)
+        assert needed <= max_chunks(len(fed), sum(fed), DEPTH)

@@ -36,7 +36,7 @@ def stepped(convolved: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("forgetting", [0.01, 1.0, 40.0])  # the last: hardly a token survives the next
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 4e-3)]
-)  # interpreted: cut, not rounded
+)  # interpreted: truncated, not rounded
 def test_as_exact_as_steps(
     alike: float, forgetting: float, dtype: torch.dtype, tolerance: float, device: torch.device
 ) -> None:
@@ -48,8 +48,8 @@ def test_as_exact_as_steps(
     wanted, wanted_state = stepped(convolved, gates)
 
     counts = {"row_fed": TOKENS, "row_certain": TOKENS, "row_replay": 0}
-    places = {"row_slots": 0, "row_offsets": 0, "row_starts": 0}
-    row = {name: torch.tensor([n], dtype=torch.int32, device=device) for name, n in {**counts, **places}.items()}
+    others = {"row_slots": 0, "row_offsets": 0, "row_starts": 0}
+    row = {name: torch.tensor([n], dtype=torch.int32, device=device) for name, n in {**counts, **others}.items()}
     out = torch.empty(TOKENS, GDN.num_v_heads * GDN.v_dim, dtype=dtype, device=device)
     state = torch.empty(1, *wanted_state.shape, device=device)
     batch = SimpleNamespace(num_rows=1, **row)

@@ -7,52 +7,54 @@ import torch
 
 from slipstream.runners.cuda.kernels.matmul.linear import (
     Scratch,
-    Tiling,
+    TileConfig,
     fitted,
+    interleaved_rows,
     skinny_gated,
     skinny_linear,
     skinny_normed,
-    stripes,
-    tiling,
+    tile_config,
 )
 from slipstream.runners.torch.ops import TorchOps
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 17, 33, 64])
-@pytest.mark.parametrize("cut", [Tiling(64, 64, 3), Tiling(64, 128, 3, split=3), Tiling(128, 128, 2, split=2)])
+@pytest.mark.parametrize(
+    "config", [TileConfig(64, 64, 3), TileConfig(64, 128, 3, split=3), TileConfig(128, 128, 2, split=2)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device: torch.device) -> None:
+def test_equals_pytorch(num_tokens: int, config: TileConfig, dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(num_tokens, 512, device=device).to(dtype)
     weight = torch.randn(97, 512, device=device).to(dtype)
     add = torch.randn(num_tokens, 97, device=device).to(dtype)
     scratch = Scratch(device)
     wanted = x.double() @ weight.double().T
     for _ in range(2):  # the second time finds the counters as the first left them
-        for beside, total in ((None, wanted), (add, wanted + add.double())):
-            got = skinny_linear(x, weight, cut, scratch, beside)
+        for extra, total in ((None, wanted), (add, wanted + add.double())):
+            got = skinny_linear(x, weight, config, scratch, extra)
             assert (got.double() - total).norm() / total.norm() < (1e-5 if dtype == torch.float32 else 1e-2)
     assert not scratch.arrived.any()
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("num_tokens", [1, 5, 33])
-@pytest.mark.parametrize("cut", [Tiling(64, 64, 3), Tiling(64, 128, 3, split=3), Tiling(128, 128, 2)])
+@pytest.mark.parametrize("config", [TileConfig(64, 64, 3), TileConfig(64, 128, 3, split=3), TileConfig(128, 128, 2)])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_norm_between_two_products(num_tokens: int, cut: Tiling, gated: bool, device: torch.device) -> None:
+def test_a_norm_between_two_products(num_tokens: int, config: TileConfig, gated: bool, device: torch.device) -> None:
     """Half of it in the first one, half in the second; their widths fill no tile evenly."""
     ops, scratch = TorchOps(device, torch.float64), Scratch(device)
     x = torch.randn(num_tokens, 512, device=device)
     add, norm = 3 * torch.randn(num_tokens, 640, device=device), 1 + torch.randn(640, device=device)
     first, second = (torch.randn(n, k, device=device) / k**0.5 for n, k in ((640, 512), (208, 640)))
-    total, normed = skinny_normed(x, first, cut, scratch, add, norm, 1e-3)
+    total, normed = skinny_normed(x, first, config, scratch, add, norm, 1e-3)
     wanted = x.double() @ first.double().T + add
     close(total, wanted)
     product = ops.rms_norm(wanted, norm, 1e-3) @ second.double().T
     if gated:
-        close(skinny_gated(normed, second[stripes(208, device)], cut, scratch), ops.silu_mul(product))
+        close(skinny_gated(normed, second[interleaved_rows(208, device)], config, scratch), ops.silu_mul(product))
     else:
-        close(skinny_linear(normed, second, cut, scratch), product)
+        close(skinny_linear(normed, second, config, scratch), product)
     assert not scratch.arrived.any()
 
 
@@ -62,7 +64,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def test_stripes() -> None:
-    rows = stripes(64, torch.device("cpu")).tolist()
+    rows = interleaved_rows(64, torch.device("cpu")).tolist()
     assert rows[:24] == [*range(8), *range(32, 40), *range(8, 16)]
     assert sorted(rows) == list(range(64))
 
@@ -70,27 +72,27 @@ def test_stripes() -> None:
 def test_the_same_bits_in_any_company(device: torch.device) -> None:
     x = torch.randn(16, 1024, device=device)
     weight, scratch = torch.randn(64, 1024, device=device), Scratch(device)
-    together = skinny_linear(x, weight, Tiling(64, 128, 3, split=3), scratch)
-    alone = torch.cat([skinny_linear(row[None], weight, Tiling(64, 128, 3, split=3), scratch) for row in x])
+    together = skinny_linear(x, weight, TileConfig(64, 128, 3, split=3), scratch)
+    alone = torch.cat([skinny_linear(row[None], weight, TileConfig(64, 128, 3, split=3), scratch) for row in x])
     assert torch.equal(together, alone)
 
 
 def test_real_matrices_are_cut_to_fill_the_machine() -> None:
-    assert tiling(5120, 6144, 16) == Tiling(64, 128, 6, ahead=True)
-    assert tiling(16480, 5120, 16) == Tiling(64, 128, 4, ahead=True)
-    assert tiling(5120, 17408, 16) == Tiling(64, 128, 6)  # long: nothing is gained before its turn
-    assert tiling(16480, 5120, 64) == Tiling(128, 128, 4)
-    assert tiling(2560, 4096, 64) is None  # narrow: the library
-    assert tiling(5120, 6144, 65) is None
-    assert tiling(100, 300, 1) is None
+    assert tile_config(5120, 6144, 16) == TileConfig(64, 128, 6, prefetch=True)
+    assert tile_config(16480, 5120, 16) == TileConfig(64, 128, 4, prefetch=True)
+    assert tile_config(5120, 17408, 16) == TileConfig(64, 128, 6)  # long: nothing is gained by prefetching
+    assert tile_config(16480, 5120, 64) == TileConfig(128, 128, 4)
+    assert tile_config(2560, 4096, 64) is None  # narrow: the library
+    assert tile_config(5120, 6144, 65) is None
+    assert tile_config(100, 300, 1) is None
     for num_out in (576, 2048, 2560, 5120, 9216, 34816, 248320):
-        cut = tiling(num_out, 2560, 16)
-        assert cut is not None
-        assert cut.split == 1 or -(-num_out // cut.rows) * cut.split <= 132
+        config = tile_config(num_out, 2560, 16)
+        assert config is not None
+        assert config.split == 1 or -(-num_out // config.rows) * config.split <= 132
 
 
 def test_a_smaller_gpu_has_fewer_steps_in_flight() -> None:
-    cut = Tiling(64, 256, 5)
-    assert fitted(cut, 16, 2, 227 * 1024) == cut
-    assert fitted(cut, 16, 2, 99 * 1024) == Tiling(64, 256, 2)
-    assert fitted(cut, 64, 2, 64 * 1024) is None
+    config = TileConfig(64, 256, 5)
+    assert fitted(config, 16, 2, 227 * 1024) == config
+    assert fitted(config, 16, 2, 99 * 1024) == TileConfig(64, 256, 2)
+    assert fitted(config, 64, 2, 64 * 1024) is None

@@ -8,21 +8,21 @@ from torch import Tensor
 from unpacking import check_reordered, check_rows
 
 from slipstream.load.tensor import FP8, RawTensor
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, Tiling, stripes
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, interleaved_rows
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
-    MEETINGS,
-    SCRATCH,
-    rounded_gated,
-    rounded_linear,
-    rounded_normed,
+    SCRATCH_FLOATS,
+    SPLIT_K_COUNTERS,
+    quantized_gated,
+    quantized_linear,
+    quantized_normed,
 )
-from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, rounded, stored_bytes
+from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, quantize, stored_bytes
 from slipstream.runners.cuda.linear import CudaLinear
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaFp8Format, CudaRoundedLinear, CudaStoredFormat
+from slipstream.runners.cuda.quantized import CudaFp8Format, CudaQuantizedLinear, CudaStoredFormat
 from slipstream.runners.torch.ops import TorchOps
 
-# Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter cuts bits off.
+# Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter truncates.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 CODES = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)  # but for NaN
 WIDTH = 3 * TILE
@@ -65,26 +65,29 @@ def test_every_code_is_what_pytorch_says(dtype: torch.dtype, device: torch.devic
     assert torch.equal(matrix.weights(dtype)[0].cpu(), wanted)
     x = torch.eye(256, dtype=dtype, device=device)
     got = torch.cat(
-        [rounded_linear(x[at : at + 16], matrix, CUTS[0], Scratch(device))[:, 0] for at in range(0, 256, 16)]
+        [quantized_linear(x[at : at + 16], matrix, CONFIGS[0], Scratch(device))[:, 0] for at in range(0, 256, 16)]
     )
     assert torch.equal(got.cpu(), wanted)
 
 
-CUTS = [
-    Tiling(64, 128, 3),
-    Tiling(64, 128, 3, split=3),
-    Tiling(64, 128, 3, split=2, warps=2),
-    Tiling(128, 128, 2, split=2, warps=8),
+CONFIGS = [
+    TileConfig(64, 128, 3),
+    TileConfig(64, 128, 3, split=3),
+    TileConfig(64, 128, 3, split=2, warps=2),
+    TileConfig(128, 128, 2, split=2, warps=8),
 ]
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("num_kept", [0, 37])
 @pytest.mark.parametrize(
-    ("num_tokens", "cut"), [(1, CUTS[0]), (16, CUTS[1]), (17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])]
+    ("num_tokens", "config"),
+    [(1, CONFIGS[0]), (16, CONFIGS[1]), (17, CONFIGS[2]), (64, CONFIGS[0]), (65, CONFIGS[3]), (130, CONFIGS[3])],
 )
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, num_kept: int, device: torch.device) -> None:
+def test_equals_pytorch(
+    num_tokens: int, config: TileConfig, dtype: torch.dtype, num_kept: int, device: torch.device
+) -> None:
     if device.type == "cuda" and dtype == torch.float32 and num_tokens > 64:
         pytest.skip("float32 is there to be compared with: its tiles of 128 tokens do not fit")
     matrix = made(97, WIDTH, device, num_kept)
@@ -93,32 +96,32 @@ def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, num_ke
     num_out = 97 + num_kept
     x = torch.randn(num_tokens, WIDTH, device=device).to(dtype)
     add, bias = torch.randn(num_tokens, num_out, device=device).to(dtype), torch.randn(num_out, device=device).to(dtype)
-    scratch, wanted = Scratch(device, SCRATCH, MEETINGS), x.cpu().double() @ exact(matrix).T
+    scratch, wanted = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), x.cpu().double() @ exact(matrix).T
     # The second finds the counters as the first left them.
-    for beside, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
+    for extra, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
         total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(rounded_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
+        assert error(quantized_linear(x, matrix, config, scratch, *extra), total, matrix) < TOLERANCE[dtype]
     assert not scratch.arrived.any()
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize(("num_tokens", "cut"), [(3, CUTS[1]), (20, CUTS[0])])
-@pytest.mark.parametrize("follower", ["more bits behind it", "gated"])
-def test_a_norm_between_two_products(follower: str, num_tokens: int, cut: Tiling, device: torch.device) -> None:
+@pytest.mark.parametrize(("num_tokens", "config"), [(3, CONFIGS[1]), (20, CONFIGS[0])])
+@pytest.mark.parametrize("follower", ["unquantized rows after it", "gated"])
+def test_a_norm_between_two_products(follower: str, num_tokens: int, config: TileConfig, device: torch.device) -> None:
     """Half of it in the first one, half in the second."""
-    ops, scratch = TorchOps(device, torch.float64), Scratch(device, SCRATCH, MEETINGS)
+    ops, scratch = TorchOps(device, torch.float64), Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
     first, second = made(WIDTH, TILE, device), made(112, WIDTH, device, num_kept=0 if follower == "gated" else 5)
     x, add = torch.randn(num_tokens, TILE, device=device), torch.randn(num_tokens, WIDTH, device=device)
     norm = 1 + torch.randn(WIDTH, device=device)
-    total, normed = rounded_normed(x, first, cut, scratch, add, norm, 1e-3)
+    total, normed = quantized_normed(x, first, config, scratch, add, norm, 1e-3)
     wanted = x.double() @ exact(first).to(device).T + add
     assert (total.double() - wanted).norm() / wanted.norm() < 1e-5
     product = ops.rms_norm(wanted, norm, 1e-3) @ exact(second).to(device).T
     if follower == "gated":
-        second.reorder(stripes(112, device))
-        got, product = rounded_gated(normed, second, cut, scratch), ops.silu_mul(product)
+        second.reorder(interleaved_rows(112, device))
+        got, product = quantized_gated(normed, second, config, scratch), ops.silu_mul(product)
     else:
-        got = rounded_linear(normed, second, cut, scratch)
+        got = quantized_linear(normed, second, config, scratch)
     assert (got.double() - product).norm() / product.norm() < 1e-5
 
 
@@ -126,19 +129,19 @@ def test_a_norm_between_two_products(follower: str, num_tokens: int, cut: Tiling
 def test_all_rows_and_some_rows_as_plain_weights(dtype: torch.dtype, device: torch.device) -> None:
     matrix = made(37, WIDTH, device)
     check_rows(matrix, exact(matrix).float(), dtype, device)
-    behind = torch.randn(5, WIDTH, device=device).to(dtype)
-    both = Fp8Matrix(matrix.words, matrix.factors, behind).weights(dtype)
-    assert torch.equal(both, torch.cat((matrix.weights(dtype), behind)))
+    kept = torch.randn(5, WIDTH, device=device).to(dtype)
+    both = Fp8Matrix(matrix.words, matrix.factors, kept).weights(dtype)
+    assert torch.equal(both, torch.cat((matrix.weights(dtype), kept)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_off_by_half_a_step_at_most(dtype: torch.dtype, device: torch.device) -> None:
     parts = [torch.randn(rows, WIDTH, device=device).mul(0.03).to(dtype) for rows in (5, 70)]
     parts[0][2] = 0.0
-    matrix, whole = rounded(iter(parts), (75, WIDTH), device), torch.cat(parts).double().cpu()
+    matrix, whole = quantize(iter(parts), (75, WIDTH), device), torch.cat(parts).double().cpu()
     scale = (matrix.factors.cpu().double().T * 2.0**-FACTOR_BITS).repeat_interleave(TILE, dim=1)
     off = (exact(matrix) - whole).abs()
-    # Three bits behind the first one; what is smaller than 2^-6 scales has steps of 2^-9; 448 scales may be too few.
+    # Three bits after the first one; values below 2^-6 scales have steps of 2^-9; 448 scales may be too few.
     assert (off <= torch.maximum(whole.abs() * 2**-4, scale * 2**-10) * 1.01).all()
     assert (exact(matrix)[2] == 0).all()
     assert matrix.num_bytes == stored_bytes((75, WIDTH)) == 75 * WIDTH + 3 * 80 * 2
@@ -173,7 +176,7 @@ def test_what_is_stored_in_fp8_stays_as_it_is(kind: type, device: torch.device) 
     form = kind(CudaOps(device, torch.bfloat16))
     parts = [raw(40), raw(24)]
     linear = form.linear(parts, None)
-    assert isinstance(linear, CudaRoundedLinear)
+    assert isinstance(linear, CudaQuantizedLinear)
     assert isinstance(linear.matrix, Fp8Matrix)
     assert torch.equal(exact(linear.matrix), torch.cat([values(part) for part in parts]))
     assert sum(form.stored_bytes(part.dtype, part.shape) for part in parts) == linear.num_bytes
@@ -182,7 +185,7 @@ def test_what_is_stored_in_fp8_stays_as_it_is(kind: type, device: torch.device) 
 def test_rows_in_more_bits_stay_behind_it(device: torch.device) -> None:
     form, parts = CudaStoredFormat(CudaOps(device, torch.bfloat16)), [raw(40), raw(24), plain(6), plain(6)]
     linear = form.linear(parts, None)
-    assert isinstance(linear, CudaRoundedLinear)
+    assert isinstance(linear, CudaQuantizedLinear)
     assert linear.num_out == 76
     assert torch.equal(exact(linear.matrix), torch.cat([values(part) for part in parts]))  # type: ignore[arg-type]
     assert sum(form.stored_bytes(part.dtype, part.shape) for part in parts) == linear.num_bytes

@@ -1,4 +1,4 @@
-"""4-bit matrices: rounding, the layout in words, and products against PyTorch on the same levels."""
+"""4-bit matrices: quantization, the layout in words, and products against PyTorch on the same codes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, Tiling, fitted
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     LIBRARY_TOKENS,
-    MEETINGS,
-    SCRATCH,
+    SCRATCH_FLOATS,
+    SPLIT_K_COUNTERS,
     compiled_for,
-    rounded_linear,
-    tiling,
+    quantized_linear,
+    tile_config,
     tokens_of_a_block,
 )
 from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
-from slipstream.runners.cuda.kernels.quant.int4 import FACTOR_BITS, GROUP, MOST, Int4Matrix, rounded
+from slipstream.runners.cuda.kernels.quant.int4 import FACTOR_BITS, GROUP, MAX_CODE, Int4Matrix, quantize
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix
-from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, RoundedMatrix
+from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, QuantizedMatrix
 from slipstream.runners.cuda.linear import CudaLinear
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import WEIGHT_BYTES, CudaInt4Format, CudaRoundedLinear
+from slipstream.runners.cuda.quantized import WEIGHT_BYTES, CudaInt4Format, CudaQuantizedLinear
 
-# Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter cuts bits off.
+# Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter truncates.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 GPU_TOLERANCE = TOLERANCE | {torch.bfloat16: 4e-3}
 # On an H200, for 1, 16 and 64 tokens, within 4 % of the fastest: rows, stages, split and warps.
@@ -44,26 +44,27 @@ MEASURED = {
 
 def made(num_rows: int, width: int, device: torch.device) -> Int4Matrix:
     spread = torch.logspace(-3, 1, num_rows, device=device)[:, None]  # scales of their own for each row
-    return rounded([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device)
+    return quantize([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device)
 
 
-def levels(matrix: Int4Matrix) -> Tensor:
+def codes(matrix: Int4Matrix) -> Tensor:
     """As whole numbers, read from the words without our kernels. [rows, groups, GROUP]"""
     words = matrix.words.cpu().to(torch.int32).view(matrix.num_rows, matrix.num_tiles, 1, GROUP)
     return (words >> torch.tensor([0, 4, 8, 12])[:, None] & 15).flatten(1, 2)
 
 
-def ends(matrix: Int4Matrix) -> tuple[Tensor, Tensor]:
-    """Scale and low end of each group, as stored. [rows, groups]"""
-    factor, low = matrix.pairs.cpu().T.contiguous().view(torch.bfloat16).double().unflatten(1, (-1, 2)).unbind(2)
+def scales_and_zeros(matrix: Int4Matrix) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of each group, as stored. [rows, groups]"""
+    stored = matrix.scales_zeros.cpu().T.contiguous().view(torch.bfloat16).double()
+    factor, zero = stored.unflatten(1, (-1, 2)).unbind(2)
     sixteenths = torch.tensor([1, 16]).repeat(matrix.num_tiles * 2)
-    return factor * sixteenths * 2.0**-FACTOR_BITS, low * 2.0**UNIT_BITS
+    return factor * sixteenths * 2.0**-FACTOR_BITS, zero * 2.0**UNIT_BITS
 
 
 def exact(matrix: Int4Matrix) -> Tensor:
     """The weights that it stands for. float64 [rows, columns]"""
-    scale, low = ends(matrix)
-    return (levels(matrix) * scale[..., None] + low[..., None]).flatten(1)[:, : matrix.width]
+    scale, zero = scales_and_zeros(matrix)
+    return (codes(matrix) * scale[..., None] + zero[..., None]).flatten(1)[:, : matrix.width]
 
 
 def error(got: Tensor, wanted: Tensor, matrix: Int4Matrix) -> float:
@@ -78,36 +79,36 @@ def test_rounding_is_off_by_half_a_level_at_most(dtype: torch.dtype, device: tor
     parts[0][2] = 0.0
     parts[0][3] = 0.1  # far from zero, and nothing between
     parts[1][4] = -0.1
-    matrix, whole = rounded(iter(parts), (75, 328), device), torch.cat(parts).double().cpu()
+    matrix, whole = quantize(iter(parts), (75, 328), device), torch.cat(parts).double().cpu()
     padded = torch.nn.functional.pad(whole, (0, 512 - 328)).view(75, 8, GROUP)
-    scale, low = ends(matrix)
+    scale, zero = scales_and_zeros(matrix)
     span = padded.amax(2).clamp(min=0.0) - padded.amin(2).clamp(max=0.0)
-    assert torch.allclose(scale, span / MOST, rtol=2**-8)
-    assert torch.allclose(low, padded.amin(2).clamp(max=0.0), rtol=2**-8)
-    off = (levels(matrix) * scale[..., None] + low[..., None] - padded).abs()
+    assert torch.allclose(scale, span / MAX_CODE, rtol=2**-8)
+    assert torch.allclose(zero, padded.amin(2).clamp(max=0.0), rtol=2**-8)
+    off = (codes(matrix) * scale[..., None] + zero[..., None] - padded).abs()
     assert (off <= scale[..., None] * 0.5001).all()
     assert (exact(matrix)[2] == 0).all()
     assert torch.allclose(exact(matrix)[[3, 9]].abs(), torch.tensor(0.1).double(), rtol=2**-7)
-    assert set(levels(matrix).unique().tolist()) == set(range(16))
+    assert set(codes(matrix).unique().tolist()) == set(range(16))
 
 
 def test_normal_weights_keep_as_much_as_four_bits_can(device: torch.device) -> None:
-    """64 draws span 4.75 deviations: a level is 0.317 of one, its error 0.091, but none at the two ends: 0.090.
+    """64 samples span 4.75 deviations: a code step is 0.317 of one, its error 0.091, but none at the two ends: 0.090.
 
     With one scale for a row of 1024 it would be 0.125.
     """
     weights = torch.randn(64, 1024, device=device)
-    off = exact(rounded([weights], weights.shape, device)) - weights.cpu().double()
+    off = exact(quantize([weights], weights.shape, device)) - weights.cpu().double()
     assert float(off.norm() / weights.norm().cpu()) == pytest.approx(0.090, abs=0.002)
 
 
 def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.randn(50, 256, device=device)
-    at_once = rounded([whole], whole.shape, device)
+    at_once = quantize([whole], whole.shape, device)
     monkeypatch.setattr("slipstream.runners.cuda.kernels.quant.quantize.SLAB", 7 * 256)
-    in_slabs = rounded([whole[:9], whole[9:]], whole.shape, device)
+    in_slabs = quantize([whole[:9], whole[9:]], whole.shape, device)
     assert torch.equal(at_once.words, in_slabs.words)
-    assert torch.equal(at_once.pairs, in_slabs.pairs)
+    assert torch.equal(at_once.scales_zeros, in_slabs.scales_zeros)
 
 
 @pytest.mark.each_value
@@ -122,65 +123,67 @@ def test_rows_change_places(device: torch.device) -> None:
     check_reordered(made(24, 328, device), device)
 
 
-CUTS = [
-    Tiling(64, 256, 3),
-    Tiling(64, 256, 3, split=3),
-    Tiling(32, 256, 3, split=2, warps=2),
-    Tiling(128, 256, 2, split=2, warps=8),
-    Tiling(64, 256, 2, warps=2),
+CONFIGS = [
+    TileConfig(64, 256, 3),
+    TileConfig(64, 256, 3, split=3),
+    TileConfig(32, 256, 3, split=2, warps=2),
+    TileConfig(128, 256, 2, split=2, warps=8),
+    TileConfig(64, 256, 2, warps=2),
 ]
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(
-    ("num_tokens", "cut"),
+    ("num_tokens", "config"),
     [
-        *((1, CUTS[0]), (3, CUTS[4]), (8, CUTS[1]), (9, CUTS[4]), (16, CUTS[1])),
-        *((17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])),
+        *((1, CONFIGS[0]), (3, CONFIGS[4]), (8, CONFIGS[1]), (9, CONFIGS[4]), (16, CONFIGS[1])),
+        *((17, CONFIGS[2]), (64, CONFIGS[0]), (65, CONFIGS[3]), (130, CONFIGS[3])),
     ],
 )
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device: torch.device) -> None:
+def test_equals_pytorch(num_tokens: int, config: TileConfig, dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cuda" and dtype == torch.float32 and num_tokens > 32:
         pytest.skip("float32 is there to be compared with: its tiles of 64 tokens do not fit")
     x = torch.randn(num_tokens, 648, device=device).to(dtype)  # the last tile is not full
     matrix = made(97, 648, device)
     add = torch.randn(num_tokens, 97, device=device).to(dtype)
     bias = torch.randn(97, device=device).to(dtype)
-    scratch, wanted = Scratch(device, SCRATCH), x.cpu().double() @ exact(matrix).T
-    most = (GPU_TOLERANCE if device.type == "cuda" else TOLERANCE)[dtype]
+    scratch, wanted = Scratch(device, SCRATCH_FLOATS), x.cpu().double() @ exact(matrix).T
+    tolerance = (GPU_TOLERANCE if device.type == "cuda" else TOLERANCE)[dtype]
     # The second finds the counters as the first left them.
-    for beside, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
+    for extra, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
         total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(rounded_linear(x, matrix, cut, scratch, *beside), total, matrix) < most
+        assert error(quantized_linear(x, matrix, config, scratch, *extra), total, matrix) < tolerance
     assert not scratch.arrived.any()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_every_level_is_exact(dtype: torch.dtype, device: torch.device) -> None:
-    """The matrix is one of all levels at all places in words, the tokens pick its columns one by one."""
+    """The matrix is one of all codes at all places in words, the tokens pick its columns one by one."""
     wanted = (torch.arange(64 * 512) * 37 % 16 - 7).view(64, 512)
     wanted[:, ::GROUP], wanted[:, 1::GROUP] = -7, 8  # so that all scales are one
-    matrix = rounded([wanted.float()], wanted.shape, device)
-    cut, scratch = Tiling(64, 256, 2), Scratch(device)
+    matrix = quantize([wanted.float()], wanted.shape, device)
+    config, scratch = TileConfig(64, 256, 2), Scratch(device)
     for columns in range(0, 512, 64):
         x = torch.eye(512, dtype=dtype, device=device)[columns : columns + 64].contiguous()
-        assert torch.equal(rounded_linear(x, matrix, cut, scratch).cpu().long().T, wanted[:, columns : columns + 64])
+        assert torch.equal(
+            quantized_linear(x, matrix, config, scratch).cpu().long().T, wanted[:, columns : columns + 64]
+        )
 
 
 def test_scales_from_tiny_to_huge(device: torch.device) -> None:
-    """What is stored of a scale and a low end stays within bfloat16, and so does what is computed with."""
+    """Stored scales and zero points stay within bfloat16, and so do the values computed from them."""
     size = torch.logspace(-9, 5, 70, device=device)[:, None]
-    matrix = rounded([torch.randn(70, 256, device=device) * size], (70, 256), device)
+    matrix = quantize([torch.randn(70, 256, device=device) * size], (70, 256), device)
     x = torch.randn(16, 256, device=device).bfloat16()
-    got = rounded_linear(x, matrix, CUTS[0], Scratch(device))
+    got = quantized_linear(x, matrix, CONFIGS[0], Scratch(device))
     assert error(got, x.cpu().double() @ exact(matrix).T, matrix) < TOLERANCE[torch.bfloat16]
 
 
 def test_the_same_bits_in_any_company(device: torch.device) -> None:
     x, matrix, scratch = torch.randn(8, 1024, device=device), made(64, 1024, device), Scratch(device)
-    together = rounded_linear(x, matrix, CUTS[1], scratch)
-    alone = torch.cat([rounded_linear(row[None], matrix, CUTS[1], scratch) for row in x])
+    together = quantized_linear(x, matrix, CONFIGS[1], scratch)
+    alone = torch.cat([quantized_linear(row[None], matrix, CONFIGS[1], scratch) for row in x])
     assert torch.equal(together, alone)
 
 
@@ -188,20 +191,20 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816])
 @pytest.mark.parametrize("num_tokens", [1, 8, 9, 16, 17, 64, 65, 256, 257, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
-    cut, block = tiling(shaped(num_out, 20 * 256), num_tokens), tokens_of_a_block(4, num_tokens)
-    if cut is None:
+    config, block = tile_config(shaped(num_out, 20 * 256), num_tokens), tokens_of_a_block(4, num_tokens)
+    if config is None:
         assert num_tokens > LIBRARY_TOKENS[4]
         return
-    programs = -(-num_out // cut.rows) * -(-num_tokens // block)
-    assert cut.split == 1 or programs <= MEETINGS
-    assert cut.split == 1 or programs * cut.split * cut.rows * block <= SCRATCH
-    assert cut.split == 1 or 20 // cut.split >= 2
-    assert fitted(cut, block, 2, 227 * 1024, weight_bytes=WEIGHT_BYTES[4]) == cut
+    programs = -(-num_out // config.rows) * -(-num_tokens // block)
+    assert config.split == 1 or programs <= SPLIT_K_COUNTERS
+    assert config.split == 1 or programs * config.split * config.rows * block <= SCRATCH_FLOATS
+    assert config.split == 1 or 20 // config.split >= 2
+    assert fitted(config, block, 2, 227 * 1024, weight_bytes=WEIGHT_BYTES[4]) == config
 
 
-def shaped(num_out: int, width: int, kind: str = "int4") -> RoundedMatrix:
+def shaped(num_out: int, width: int, kind: str = "int4") -> QuantizedMatrix:
     """A matrix that only has a shape."""
-    made = {"int4": int4.rounded, "int8": int8.rounded, "fp8": fp8.rounded}[kind]
+    made = {"int4": int4.quantize, "int8": int8.quantize, "fp8": fp8.quantize}[kind]
     return made([torch.empty(num_out, width, device="meta")], (num_out, width), torch.device("meta"))
 
 
@@ -209,10 +212,10 @@ def shaped(num_out: int, width: int, kind: str = "int4") -> RoundedMatrix:
 @pytest.mark.parametrize(("num_out", "width"), MEASURED)
 def test_kernels_are_the_same_as_far_as_is_told(num_out: int, width: int, kind: str) -> None:
     """The first step of a kind compiles what the others are captured with."""
-    matrix, kernels = shaped(num_out, width, kind), {}  # type: RoundedMatrix, dict[int, object]
+    matrix, kernels = shaped(num_out, width, kind), {}  # type: QuantizedMatrix, dict[int, object]
     for num_tokens in range(1, 1100):
-        cut = tiling(matrix, num_tokens)
-        used = cut and (replace(cut, split=min(cut.split, 2)), tokens_of_a_block(matrix.bits, num_tokens))
+        config = tile_config(matrix, num_tokens)
+        used = config and (replace(config, split=min(config.split, 2)), tokens_of_a_block(matrix.bits, num_tokens))
         assert kernels.setdefault(compiled_for(num_tokens), used) == used, num_tokens
 
 
@@ -225,18 +228,18 @@ def test_only_products_in_4_bits_are_made_for_8_tokens(bits: int) -> None:
 @pytest.mark.parametrize(("num_out", "width"), MEASURED)
 def test_cuts_are_among_the_fastest(num_out: int, width: int) -> None:
     for num_tokens, wanted in zip((1, 16, 64), MEASURED[num_out, width], strict=True):
-        cut = tiling(shaped(num_out, width), num_tokens)
-        assert cut is not None
-        assert (cut.rows, cut.stages, cut.split, cut.warps) == wanted
+        config = tile_config(shaped(num_out, width), num_tokens)
+        assert config is not None
+        assert (config.rows, config.stages, config.split, config.warps) == wanted
 
 
 # ---- As the model sees it ----
 
 
-def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaRoundedLinear:
+def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaQuantizedLinear:
     form = CudaInt4Format(CudaOps(device, torch.float32))
     made = form.dense(torch.randn(num_out, width, device=device), bias)
-    assert isinstance(made, CudaRoundedLinear)
+    assert isinstance(made, CudaQuantizedLinear)
     assert isinstance(made.matrix, Int4Matrix)
     return made
 
@@ -252,7 +255,9 @@ def test_a_linear_of_few_or_many_tokens(num_tokens: int, device: torch.device) -
     assert error(made(x), wanted, matrix) < 1e-4
     assert error(made(x, add.clone()), wanted + add.cpu().double(), matrix) < 1e-4
     assert made.num_out == 70
-    assert made.num_bytes == matrix.words.nbytes + 4 * 72 * 4 == 70 * 128 + 4 * 72 * 4  # facts of 72 rows
+    assert (
+        made.num_bytes == matrix.words.nbytes + 4 * 72 * 4 == 70 * 128 + 4 * 72 * 4
+    )  # scales and zero points of 72 rows
 
 
 def test_drafts_read_the_first_rows_where_they_are(device: torch.device) -> None:
@@ -273,7 +278,7 @@ def test_what_is_kept_as_it_is_or_in_8_bits(device: torch.device) -> None:
         assert form.of(name).stored_bytes("F32", (64, 64)) == 64 * 64 * 2
     for name in ("lm_head", "lm_head.weight", "model.embed_tokens", "model.embed_tokens.weight"):
         whole = form.of(name).dense(ones)
-        assert isinstance(whole, CudaRoundedLinear)
+        assert isinstance(whole, CudaQuantizedLinear)
         assert isinstance(whole.matrix, Int8Matrix)
         assert form.of(name).stored_bytes("BF16", (64, 256)) == 64 * (256 + 4)
     for name in ("model.layers.3.mlp.gate_proj.weight", "model.layers.0.linear_attn.in_proj_a.weight", "mtp.fc"):

@@ -1,4 +1,4 @@
-"""8-bit matrices: rounding, the layout in words, and products against PyTorch on the same levels."""
+"""8-bit matrices: quantization, the layout in words, and products against PyTorch on the same codes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import torch
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
-from slipstream.runners.cuda.kernels.matmul.linear import PROCESSORS, Scratch, Tiling, fitted
+from slipstream.runners.cuda.kernels.matmul.linear import PROCESSORS, Scratch, TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     LIBRARY_TOKENS,
-    SCRATCH,
-    rounded_linear,
-    tiling,
+    SCRATCH_FLOATS,
+    quantized_linear,
+    tile_config,
     tokens_of_a_block,
 )
 from slipstream.runners.cuda.kernels.quant import int8
-from slipstream.runners.cuda.kernels.quant.int8 import BIAS, MOST, Int8Matrix, rounded
+from slipstream.runners.cuda.kernels.quant.int8 import BIAS, MAX_CODE, Int8Matrix, quantize
 from slipstream.runners.cuda.linear import CudaLinear
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaRoundedFormat, CudaRoundedLinear
+from slipstream.runners.cuda.quantized import CudaQuantizedFormat, CudaQuantizedLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 def made(num_rows: int, width: int, device: torch.device, tile: int = 128) -> Int8Matrix:
     spread = torch.logspace(-3, 1, num_rows, device=device)[:, None]  # a scale of its own for each row
-    return rounded([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device, tile)
+    return quantize([torch.randn(num_rows, width, device=device) * spread], (num_rows, width), device, tile)
 
 
-def levels(matrix: Int8Matrix) -> Tensor:
+def codes(matrix: Int8Matrix) -> Tensor:
     """As whole numbers, read from the words without our kernels. [rows, columns]"""
     pairs = matrix.words.cpu().view(torch.uint8).view(matrix.num_rows, matrix.num_tiles, matrix.tile // 2, 2)
     return pairs.transpose(2, 3).reshape(matrix.num_rows, -1)[:, : matrix.width].long() - BIAS
 
 
 def product(x: Tensor, matrix: Int8Matrix) -> Tensor:
-    return (x.cpu().double() @ levels(matrix).double().T) * matrix.scale.cpu().double()
+    return (x.cpu().double() @ codes(matrix).double().T) * matrix.scale.cpu().double()
 
 
 def error(got: Tensor, wanted: Tensor, matrix: Int8Matrix) -> float:
@@ -49,20 +49,20 @@ def error(got: Tensor, wanted: Tensor, matrix: Int8Matrix) -> float:
 def test_rounding_is_off_by_half_a_level_at_most(dtype: torch.dtype, device: torch.device) -> None:
     parts = [torch.randn(rows, 200, device=device).mul(0.03).to(dtype) for rows in (5, 70)]
     parts[0][2] = 0.0
-    matrix, whole = rounded(iter(parts), (75, 200), device), torch.cat(parts).double().cpu()
+    matrix, whole = quantize(iter(parts), (75, 200), device), torch.cat(parts).double().cpu()
     scale = matrix.scale.cpu().double()
-    assert torch.allclose(scale, whole.abs().amax(dim=1) / MOST, rtol=1e-6)
-    assert levels(matrix).abs().max() == MOST
-    off = (levels(matrix) * scale[:, None] - whole).abs()
+    assert torch.allclose(scale, whole.abs().amax(dim=1) / MAX_CODE, rtol=1e-6)
+    assert codes(matrix).abs().max() == MAX_CODE
+    off = (codes(matrix) * scale[:, None] - whole).abs()
     assert (off <= scale[:, None] * 0.5001).all()
-    assert (levels(matrix)[2] == 0).all()
+    assert (codes(matrix)[2] == 0).all()
 
 
 def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.randn(50, 256, device=device)
-    at_once = rounded([whole], whole.shape, device)
+    at_once = quantize([whole], whole.shape, device)
     monkeypatch.setattr("slipstream.runners.cuda.kernels.quant.quantize.SLAB", 7 * 256)
-    in_slabs = rounded([whole[:9], whole[9:]], whole.shape, device)
+    in_slabs = quantize([whole[:9], whole[9:]], whole.shape, device)
     assert torch.equal(at_once.words, in_slabs.words)
     assert torch.equal(at_once.scale, in_slabs.scale)
 
@@ -72,63 +72,68 @@ def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypat
 @pytest.mark.parametrize(("width", "tile"), [(384, 128), (200, 128), (520, 256)])
 def test_rows_are_level_times_scale(width: int, tile: int, dtype: torch.dtype, device: torch.device) -> None:
     matrix = made(37, width, device, tile)
-    check_rows(matrix, levels(matrix).float() * matrix.scale.cpu()[:, None], dtype, device)
+    check_rows(matrix, codes(matrix).float() * matrix.scale.cpu()[:, None], dtype, device)
 
 
 def test_rows_change_places(device: torch.device) -> None:
     check_reordered(made(24, 328, device), device)
 
 
-CUTS = [
-    Tiling(64, 128, 3),
-    Tiling(64, 128, 3, split=3),
-    Tiling(32, 128, 3, split=2, warps=2),
-    Tiling(128, 128, 2, split=2, warps=8),
+CONFIGS = [
+    TileConfig(64, 128, 3),
+    TileConfig(64, 128, 3, split=3),
+    TileConfig(32, 128, 3, split=2, warps=2),
+    TileConfig(128, 128, 2, split=2, warps=8),
 ]
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(
-    ("num_tokens", "cut"), [(1, CUTS[0]), (16, CUTS[1]), (17, CUTS[2]), (64, CUTS[0]), (65, CUTS[3]), (130, CUTS[3])]
+    ("num_tokens", "config"),
+    [(1, CONFIGS[0]), (16, CONFIGS[1]), (17, CONFIGS[2]), (64, CONFIGS[0]), (65, CONFIGS[3]), (130, CONFIGS[3])],
 )
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_equals_pytorch(num_tokens: int, cut: Tiling, dtype: torch.dtype, device: torch.device) -> None:
+def test_equals_pytorch(num_tokens: int, config: TileConfig, dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cuda" and dtype == torch.float32 and num_tokens > 64:
         pytest.skip("float32 is there to be compared with: its tiles of 128 tokens do not fit")
     x = torch.randn(num_tokens, 328, device=device).to(dtype)  # the last tile is not full
     matrix = made(97, 328, device)
     add = torch.randn(num_tokens, 97, device=device).to(dtype)
     bias = torch.randn(97, device=device).to(dtype)
-    scratch, wanted = Scratch(device, SCRATCH), product(x, matrix)
+    scratch, wanted = Scratch(device, SCRATCH_FLOATS), product(x, matrix)
     # The second finds the counters as the first left them.
-    for beside, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
+    for extra, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
         total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(rounded_linear(x, matrix, cut, scratch, *beside), total, matrix) < TOLERANCE[dtype]
+        assert error(quantized_linear(x, matrix, config, scratch, *extra), total, matrix) < TOLERANCE[dtype]
     assert not scratch.arrived.any()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_every_level_is_exact(dtype: torch.dtype, device: torch.device) -> None:
-    """The matrix is one of all levels, the tokens pick its columns one by one."""
-    wanted = (torch.arange(64 * 256) * 37 % 255 - MOST).view(64, 256)
-    wanted[:, 0] = MOST  # so that all scales are one
-    matrix = rounded([wanted.float()], wanted.shape, device)
+    """The matrix is one of all codes, the tokens pick its columns one by one."""
+    wanted = (torch.arange(64 * 256) * 37 % 255 - MAX_CODE).view(64, 256)
+    wanted[:, 0] = MAX_CODE  # so that all scales are one
+    matrix = quantize([wanted.float()], wanted.shape, device)
     assert len(wanted.unique()) == 255
-    cut, scratch = Tiling(64, 128, 2), Scratch(device)
+    config, scratch = TileConfig(64, 128, 2), Scratch(device)
     for columns in range(0, 256, 64):
         x = torch.eye(256, dtype=dtype, device=device)[columns : columns + 64].contiguous()
-        assert torch.equal(rounded_linear(x, matrix, cut, scratch).cpu().long().T, wanted[:, columns : columns + 64])
+        assert torch.equal(
+            quantized_linear(x, matrix, config, scratch).cpu().long().T, wanted[:, columns : columns + 64]
+        )
 
 
 def test_tiles_of_twice_the_columns(device: torch.device) -> None:
     x, matrix = torch.randn(3, 512, device=device), made(70, 512, device, 256)
-    assert error(rounded_linear(x, matrix, Tiling(64, 256, 2), Scratch(device)), product(x, matrix), matrix) < 1e-5
+    assert (
+        error(quantized_linear(x, matrix, TileConfig(64, 256, 2), Scratch(device)), product(x, matrix), matrix) < 1e-5
+    )
 
 
 def test_the_same_bits_in_any_company(device: torch.device) -> None:
     x, matrix, scratch = torch.randn(16, 1024, device=device), made(64, 1024, device), Scratch(device)
-    together = rounded_linear(x, matrix, CUTS[1], scratch)
-    alone = torch.cat([rounded_linear(row[None], matrix, CUTS[1], scratch) for row in x])
+    together = quantized_linear(x, matrix, CONFIGS[1], scratch)
+    alone = torch.cat([quantized_linear(row[None], matrix, CONFIGS[1], scratch) for row in x])
     assert torch.equal(together, alone)
 
 
@@ -136,25 +141,25 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
 @pytest.mark.parametrize("num_out", [576, 2048, 2560, 5120, 12352, 16480, 18432, 34816, 248320])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 256, 512, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
-    matrix = rounded([torch.empty(num_out, 5120, device="meta")], (num_out, 5120), torch.device("meta"))
-    cut, block = tiling(matrix, num_tokens), tokens_of_a_block(8, num_tokens)
-    if cut is None:
+    matrix = quantize([torch.empty(num_out, 5120, device="meta")], (num_out, 5120), torch.device("meta"))
+    config, block = tile_config(matrix, num_tokens), tokens_of_a_block(8, num_tokens)
+    if config is None:
         assert num_tokens > LIBRARY_TOKENS[8]
         return
-    programs = -(-num_out // cut.rows) * -(-num_tokens // block)
-    assert cut.split == 1 or programs <= PROCESSORS
-    assert cut.split == 1 or programs * cut.split * cut.rows * block <= SCRATCH
-    assert cut.split == 1 or 40 // cut.split >= 4
-    assert fitted(cut, block, 2, 227 * 1024, weight_bytes=1) == cut
+    programs = -(-num_out // config.rows) * -(-num_tokens // block)
+    assert config.split == 1 or programs <= PROCESSORS
+    assert config.split == 1 or programs * config.split * config.rows * block <= SCRATCH_FLOATS
+    assert config.split == 1 or 40 // config.split >= 4
+    assert fitted(config, block, 2, 227 * 1024, weight_bytes=1) == config
 
 
 # ---- As the model sees it ----
 
 
-def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaRoundedLinear:
-    form = CudaRoundedFormat(CudaOps(device, torch.float32), int8)
+def linear(num_out: int, width: int, device: torch.device, bias: Tensor | None = None) -> CudaQuantizedLinear:
+    form = CudaQuantizedFormat(CudaOps(device, torch.float32), int8)
     made = form.dense(torch.randn(num_out, width, device=device), bias)
-    assert isinstance(made, CudaRoundedLinear)
+    assert isinstance(made, CudaQuantizedLinear)
     return made
 
 
@@ -182,7 +187,7 @@ def test_drafts_read_the_first_rows_where_they_are(device: torch.device) -> None
 
 
 def test_what_is_kept_as_it_is(device: torch.device) -> None:
-    form = CudaRoundedFormat(CudaOps(device, torch.bfloat16), int8)
+    form = CudaQuantizedFormat(CudaOps(device, torch.bfloat16), int8)
     for name in ("model.layers.3.mlp.gate", "model.layers.3.mlp.gate.weight", "mtp.layers.0.mlp.shared_expert_gate"):
         assert isinstance(form.of(name).dense(torch.ones(64, 64, device=device)), CudaLinear), name
         assert form.of(name).stored_bytes("F32", (64, 64)) == 64 * 64 * 2

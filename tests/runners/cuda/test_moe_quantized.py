@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_layers import stands_for
+from test_fused_layers import stands_for
 from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.moe.experts_quantized import rounded_expert_pairs
+from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import RoundedExperts, rounded_format
+from slipstream.runners.cuda.quantized import QuantizedExperts, quantized_format
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 # tokens, experts, active, hidden, inner: widths that fill no tile evenly, a block of tokens, and several of pairs.
 SIZES = [(1, 4, 2, 256, 128), (5, 4, 3, 328, 136), (17, 4, 2, 128, 256), (90, 2, 1, 264, 72), (150, 1, 1, 128, 128)]
 
 
-def made(kind: str, dtype: torch.dtype, device: torch.device, count: int, hidden: int, inner: int) -> RoundedExperts:
-    form = rounded_format(CudaOps(device, dtype), kind)
+def made(kind: str, dtype: torch.dtype, device: torch.device, count: int, hidden: int, inner: int) -> QuantizedExperts:
+    form = quantized_format(CudaOps(device, dtype), kind)
     gate_up = torch.randn(count, 2 * inner, hidden, device=device) / hidden**0.5
     experts = form.dense_experts(gate_up, torch.randn(count, hidden, inner, device=device) / inner**0.5)
-    assert isinstance(experts, RoundedExperts)
+    assert isinstance(experts, QuantizedExperts)
     assert experts.gate_up.kind == experts.down.kind == kind
     return experts
 
 
-def stacks(experts: RoundedExperts, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def stacks(experts: QuantizedExperts, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     gate_up, down = (stands_for(matrix, dtype).float() for matrix in (experts.gate_up, experts.down))
     return gate_up.view(count, -1, gate_up.shape[1]), down.view(count, -1, down.shape[1])
 
@@ -51,7 +51,7 @@ def test_equals_pytorch(
     x = torch.randn(num_tokens, hidden + 8, device=device).to(dtype)[:, :hidden]
     expert = torch.rand(num_tokens, num_experts).argsort(-1)[:, :num_active].int().contiguous().to(device)
     positions = some_padding(device, num_tokens)
-    got = rounded_expert_pairs(x, experts.gate_up, experts.down, expert, positions)
+    got = quantized_expert_pairs(x, experts.gate_up, experts.down, expert, positions)
     wanted = reference_pairs(x, *stacks(experts, num_experts, dtype), expert)
     real = positions >= 0
     off = (got[real].float() - wanted[real]).norm() / wanted[real].norm()
@@ -59,6 +59,6 @@ def test_equals_pytorch(
 
 
 def test_matrices_that_do_not_fit_stay_as_they_are(device: torch.device) -> None:
-    form = rounded_format(CudaOps(device, torch.float32), "fp8")
+    form = quantized_format(CudaOps(device, torch.float32), "fp8")
     stays = form.dense_experts(torch.randn(2, 80, 128), torch.randn(2, 128, 40))
-    assert not isinstance(stays, RoundedExperts)
+    assert not isinstance(stays, QuantizedExperts)

@@ -1,7 +1,7 @@
-"""What a kernel reads before its turn was there before the product in front of it: nothing that comes later.
+"""Before its wait a kernel reads only data that was there before the product in front of it.
 
-In Triton's interpreter, program by program: whatever earlier kernels of the layer write is NaN from a program's start
-until it waits for its turn.
+In Triton's interpreter, program by program: data that earlier kernels of the layer write is NaN from a program's start
+until it waits for the previous kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import test_rope
 import torch
 from paged import Row
 from torch import Tensor
-from triton.language import constexpr
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.kernels import norm
@@ -35,7 +34,7 @@ class Late:
         self.num_waits = 0
 
     def hide(self) -> None:
-        assert self.kept is None, "a program ended without its turn"
+        assert self.kept is None, "a program ended without a wait"
         self.kept = [tensor.clone() for tensor in self.tensors]
         for tensor in self.tensors:
             tensor.fill_(float("nan"))
@@ -69,7 +68,7 @@ class Recorded:
 @pytest.fixture
 def late(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Late:
     if device.type != "cpu":
-        pytest.skip("on a GPU kernels really run beside each other")
+        pytest.skip("on a GPU kernels really overlap")
     made = Late()
     for module in (attention, gdn, norm, rope):
         _watch(module, made, monkeypatch)
@@ -77,10 +76,10 @@ def late(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Late:
 
 
 def _watch(module: ModuleType, late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "let_next_in", late.hide)
-    monkeypatch.setattr(module, "wait_for_last", late.show)
+    monkeypatch.setattr(module, "launch_dependents", late.hide)
+    monkeypatch.setattr(module, "wait_for_previous", late.show)
     monkeypatch.setattr(module, "torch", Recorded(late))
-    monkeypatch.setattr(module, "OVERLAP", constexpr(True), raising=False)
+    monkeypatch.setattr(module, "uses_pdl", lambda: True, raising=False)
 
 
 def given(function: Callable[..., Tensor], late: Late, *names: int) -> Callable[..., Tensor]:
@@ -131,10 +130,10 @@ def test_norms(late: Late) -> None:
     assert torch.allclose(both, torch.cat(wanted, dim=1), atol=1e-6)
 
 
-def test_who_reads_too_early_is_found(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "wait_for_last", lambda: None)
+def test_early_reads_are_found(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "wait_for_previous", lambda: None)
     x = torch.randn(3, 40)
     late.tensors[:] = [x]
     assert norm.rms_norm(x, torch.ones(40), 1e-5).isnan().all()
-    with pytest.raises(Exception, match="without its turn"):
+    with pytest.raises(Exception, match="without a wait"):
         norm.rms_norm(x, torch.ones(40), 1e-5)

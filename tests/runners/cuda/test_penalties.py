@@ -17,7 +17,7 @@ PENALTIES = [(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (1.0, 0.7, 0.3), (0.8, 0.0, -0.2)
 
 
 def histories(device: torch.device, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Few distinct tokens, so that they repeat; what lies behind a history is no token. int32"""
+    """Few distinct tokens, so that they repeat; after a history there are no tokens. int32"""
     tokens = torch.randint(vocab_size, (len(PENALTIES), 60), dtype=torch.int32)
     tokens = tokens.gather(1, torch.randint(60, (len(PENALTIES), MAX_TOKENS)))
     num_prompt = torch.tensor([5, 0, 1100, 40, 1400], dtype=torch.int32)
@@ -63,10 +63,10 @@ def test_each_draft_sees_the_drafts_before_it(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_add_bias(device: torch.device, dtype: torch.dtype) -> None:
-    vocab_size, most = 900, 300
-    bias_tokens = torch.stack([torch.randperm(vocab_size)[:most] for _ in range(3)]).int().to(device)
-    bias_values = 5 * torch.randn(3, most, device=device)
-    num_bias = torch.tensor([0, 3, most], dtype=torch.int32, device=device)
+    vocab_size, max_bias = 900, 300
+    bias_tokens = torch.stack([torch.randperm(vocab_size)[:max_bias] for _ in range(3)]).int().to(device)
+    bias_values = 5 * torch.randn(3, max_bias, device=device)
+    num_bias = torch.tensor([0, 3, max_bias], dtype=torch.int32, device=device)
     logits = torch.randn(5, vocab_size, device=device).to(dtype)
     want, slots = logits.clone(), [2, -1, 1, 0, 2]
     for row, slot in zip(want, slots, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged import Case, Row, make_case
@@ -53,9 +55,21 @@ def test_against_the_reference(device: torch.device, dtype: torch.dtype, normed:
     assert got.dtype == dtype
     assert got.isfinite().all()
     torch.testing.assert_close(got[case.real].float(), want, **close)
-    # NaN where nobody writes: equal caches also say that nothing else was touched.
+    # NaN where nothing is written: equal caches also show that nothing else was touched.
     torch.testing.assert_close(case.kv.k.float(), want_kv.k, **close)
     torch.testing.assert_close(case.kv.v.float(), want_kv.v, **close)
+
+
+def test_rotary_positions_apart_from_the_cache(device: torch.device) -> None:
+    case, rotary, mixed = make("odd partial", device, torch.float32)
+    angles = torch.randint(40, case.padded.positions.shape, dtype=torch.int32, device=device)
+    padded, ragged = replace(case.padded, rope_positions=angles), replace(case.ragged, rope_positions=angles[case.real])
+    want_kv, qkv = float_copy(case.kv), mixed[case.real, : case.heads.qkv_width]
+    want = TorchOps(device, torch.float32).rope_store(qkv, case.heads, rotary, want_kv, ragged, None)
+    got = rope_store(mixed, case.heads, rotary, case.kv, padded, None)
+    torch.testing.assert_close(got[case.real], want)
+    torch.testing.assert_close(case.kv.k, want_kv.k, equal_nan=True)
+    torch.testing.assert_close(case.kv.v, want_kv.v, equal_nan=True)
 
 
 def test_many_tokens_share_a_program(device: torch.device) -> None:

@@ -88,11 +88,13 @@ def test_silu_mul(device: torch.device, dtype: torch.dtype, num_tokens: int, wid
 
 def test_silu_mul_of_stripes(device: torch.device) -> None:
     gate, up = torch.randn(2, 3, 24, device=device)
-    stripes = torch.stack([gate.view(3, 3, 8), up.view(3, 3, 8)], dim=2).view(3, 48)
-    assert torch.equal(silu_mul(stripes, 8), silu_mul(torch.cat([gate, up], dim=1)))
+    interleaved = torch.stack([gate.view(3, 3, 8), up.view(3, 3, 8)], dim=2).view(3, 48)
+    assert torch.equal(silu_mul(interleaved, 8), silu_mul(torch.cat([gate, up], dim=1)))
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # the interpreter's numpy tells; inf is right
+@pytest.mark.filterwarnings(
+    "ignore:overflow encountered:RuntimeWarning"
+)  # numpy warns in the interpreter; inf is right
 def test_silu_mul_of_huge_gates(device: torch.device) -> None:
     gate_up = torch.tensor([[-200.0, 200.0, 2.0, 3.0]], device=device)
     assert silu_mul(gate_up).tolist() == [[0.0, 600.0]]

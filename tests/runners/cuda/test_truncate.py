@@ -56,12 +56,12 @@ def bounds(row: Tensor, name: str) -> tuple[list[int], list[int]]:
 
 
 def check(before: Tensor, after: Tensor, name: str) -> None:
-    fewest, most = (set(ids) for ids in bounds(before, name))
+    smallest, largest = (set(ids) for ids in bounds(before, name))
     got = set(kept(after))
-    assert fewest <= got <= most, name
+    assert smallest <= got <= largest, name
     assert torch.equal(after[list(got)], before[list(got)])
     if ASKED[name][1] == 1.0 and ASKED[name][2] == 0.0:
-        assert fewest == most == got  # counting does not round
+        assert smallest == largest == got  # counting does not round
 
 
 @pytest.mark.each_value

@@ -30,7 +30,7 @@ from slipstream.runners.cuda.warmup import (
     rehearse,
 )
 from slipstream.runners.torch.models.decoder import Decoder
-from slipstream.runners.torch.models.layers import DecoderLayer, InTurn
+from slipstream.runners.torch.models.layers import DecoderLayer, Sequential
 
 SCRIPT = Path(__file__).parent / "warmup_report.py"
 
@@ -88,7 +88,7 @@ def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert {"_skinny", "_attend_kernel", "_rms_norm_kernel", "_combine_kernel"} <= set(told["noted"])
     repeated = {name for name in told["noted"] if told["noted"].count(name) > 1}
-    assert repeated == {"skinny_ahead"}  # two different ones; although each kernel was launched twice
+    assert repeated == {"skinny_prefetch"}  # two different ones; although each kernel was launched twice
     assert told["launched meanwhile"] == 0
     assert told["threads"] >= 1
     assert told["mended here"]
@@ -97,7 +97,7 @@ def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
     assert told["as a launch compiles them"]
     assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(told["calibration"])
     assert told["not rehearsed"] == []
-    assert told["rounded, few tokens"] == 3 * ["_rounded"] + 2 * ["_weights_kernel"]  # in 4 bits for 8 and 16
+    assert told["quantized, few tokens"] == 3 * ["_quantized"] + 2 * ["_weights_kernel"]  # in 4 bits for 8 and 16
 
 
 def test_each_launch_is_noted_once_and_skipped() -> None:
@@ -171,12 +171,12 @@ class Rehearsed:
 
     def __init__(self, function: Function, error: Exception | None = None, enabled: bool = True) -> None:
         self.graphs = SimpleNamespace(enabled=enabled)
-        self.decoder = Decoder(None, InTurn([layer("a", "b"), layer("c", "d")]), None, None)  # type: ignore[arg-type]
+        self.decoder = Decoder(None, Sequential([layer("a", "b"), layer("c", "d")]), None, None)  # type: ignore[arg-type]
         self.function, self.error = function, error
         self.num_layers: list[int] = []
 
     def rehearse(self, layout: Layout) -> None:
-        assert isinstance(self.decoder.layers, InTurn)
+        assert isinstance(self.decoder.layers, Sequential)
         self.num_layers.append(len(self.decoder.layers.layers))
         assert launch(self.function, "step")
         if self.error is not None:
@@ -247,8 +247,8 @@ def test_up_to_8_tokens_and_more_are_rehearsed_each() -> None:
 
 def test_one_layer_of_each_kind_and_the_first_behind_another() -> None:
     layers = [layer(1, "mlp"), layer(2, "mlp"), layer(3.0, "mlp"), layer(4, b"experts")]
-    chosen = one_of_each(InTurn(layers))
-    assert isinstance(chosen, InTurn)
+    chosen = one_of_each(Sequential(layers))
+    assert isinstance(chosen, Sequential)
     assert len(chosen.layers) == 4
     assert chosen.layers[-1] is chosen.layers[0]
     assert {(type(each.mixer), type(each.mlp)) for each in chosen.layers} == {(int, str), (float, str), (int, bytes)}

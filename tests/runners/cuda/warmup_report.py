@@ -13,21 +13,20 @@ from typing import Any
 
 import torch
 import triton
-from compile_report import BF16, CASES, H100, int4_matrix, int8_matrix, ints, rounded_product
+from compile_report import BF16, CASES, H100, int4_matrix, int8_matrix, ints, quantized_product
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load.random_model import open_random
 from slipstream.runners.cuda import calibrate
 from slipstream.runners.cuda.kernels import pdl
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, Tiling, skinny_linear
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, skinny_linear
 from slipstream.runners.cuda.kernels.sampling.sample import choose
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, noted, shortened
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.placement import resident
 
-pdl.OVERLAP.value = True  # as on a Hopper GPU
-pdl.IN_TURN["launch_pdl"] = True
+pdl.supports_pdl = lambda device: True  # as on a Hopper GPU
 
 
 class LaunchingH100(H100):
@@ -57,7 +56,7 @@ class LaunchingH100(H100):
 def product() -> None:
     """Its operands are descriptors."""
     x, weight = torch.empty(4, 512, dtype=BF16), torch.empty(64, 512, dtype=BF16)
-    skinny_linear(x, weight, Tiling(64, 128, 3), Scratch(torch.device("cpu")))
+    skinny_linear(x, weight, TileConfig(64, 128, 3), Scratch(torch.device("cpu")))
 
 
 def draw() -> None:
@@ -67,7 +66,7 @@ def draw() -> None:
 
 
 def steps() -> None:
-    for case in ("norm 27B", "silu 27B, 1", "attend SmolLM2, 1 row of 4", "joined 4B, ahead"):
+    for case in ("norm 27B", "silu 27B, 1", "attend SmolLM2, 1 row of 4", "fused 4B, prefetch"):
         CASES[case]()
     product()
     draw()
@@ -103,12 +102,12 @@ def calibration() -> dict[str, list[str]]:
     return {"calibration": told(launches), "not rehearsed": told(set(launches) - set(rehearsed))}
 
 
-def rounded_for_few_tokens() -> list[str]:
-    """What products with rounded matrices and lookups in them launch, for any number of tokens that is not padded."""
+def quantized_for_few_tokens() -> list[str]:
+    """What products with quantized matrices and lookups in them launch, for any number of tokens that is not padded."""
     with noted() as launches:
         for num_tokens in (1, 2, 3, 4, 8, 12, 16):
             for matrix in (int8_matrix(64, 512), int4_matrix(64, 512)):
-                rounded_product(matrix, num_tokens)
+                quantized_product(matrix, num_tokens)
                 matrix.weights(BF16, ints(num_tokens))
     return told(launches)
 
@@ -116,7 +115,7 @@ def rounded_for_few_tokens() -> list[str]:
 def main() -> None:
     driver = LaunchingH100()
     triton.runtime.driver.set_active(driver)
-    print(json.dumps(compiled_ahead(driver) | calibration() | {"rounded, few tokens": rounded_for_few_tokens()}))
+    print(json.dumps(compiled_ahead(driver) | calibration() | {"quantized, few tokens": quantized_for_few_tokens()}))
 
 
 def compiled_ahead(driver: LaunchingH100) -> dict[str, Any]:

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 BLOCK = 1024
 
 
 @triton.jit
 def _gather_kernel(table, ids, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    take_turn()
+    launch_dependents_and_wait()
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + place).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -33,5 +33,7 @@ def gather_rows(table: Tensor, ids: Tensor, out: Tensor | None = None) -> Tensor
     assert out.dtype == table.dtype
     assert out.is_contiguous()
     grid = (num_ids, triton.cdiv(width, BLOCK))
-    _gather_kernel[grid](table, ids, out, table.stride(0), WIDTH=width, BLOCK=BLOCK, num_warps=4, **IN_TURN)
+    _gather_kernel[grid](
+        table, ids, out, table.stride(0), WIDTH=width, BLOCK=BLOCK, num_warps=4, **pdl_options(table.device)
+    )
     return out

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 
 
 @triton.jit
@@ -31,13 +31,13 @@ def _rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    let_next_in()
+    launch_dependents()
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     inside = cols < WIDTH
     mask = (rows < num_rows)[:, None] & inside[None, :]
     factors = tl.load(weight + cols, mask=inside, other=0.0)
-    wait_for_last()
+    wait_for_previous()
     source = (rows // INNER).to(tl.int64) * stride_outer + (rows % INNER) * stride_inner
     values = tl.load(x + source[:, None] + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     normed = _normalised(values, factors, eps, WIDTH)
@@ -50,7 +50,7 @@ def _concat_norm_kernel(
     a, weight_a, b, weight_b, out, stride_a, stride_b, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program a token and side."""
-    let_next_in()
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     side = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -59,7 +59,7 @@ def _concat_norm_kernel(
     if side == 1:
         source, weight = b + token * stride_b, weight_b
     factors = tl.load(weight + cols, mask=mask, other=0.0)
-    wait_for_last()
+    wait_for_previous()
     values = tl.load(source + cols[None, :], mask=mask[None, :], other=0.0).to(tl.float32)
     normed = _normalised(values, factors, eps, WIDTH)
     target = out + (2 * token + side) * WIDTH
@@ -97,7 +97,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
         ROWS=rows_each,
         BLOCK=block,
         num_warps=_num_warps(rows_each * block),
-        **IN_TURN,
+        **pdl_options(x.device),
     )
     return out
 
@@ -124,7 +124,7 @@ def concat_norm(a: Tensor, weight_a: Tensor, b: Tensor, weight_b: Tensor, eps: f
         WIDTH=width,
         BLOCK=block,
         num_warps=_num_warps(block),
-        **IN_TURN,
+        **pdl_options(a.device),
     )
     return out
 

@@ -1,41 +1,61 @@
-"""Kernels in turn, nearly: the next one is launched and set up while one still runs.
+"""Programmatic dependent launch (PDL): a kernel is launched and set up while the one before it still runs.
 
-Every kernel that is launched with ``IN_TURN`` takes its turn before it reads or writes anything that another kernel
-writes or reads, and before it may return: what it waits for is the end of the kernel before it, which waited for the
-one before that. Needs compute capability 9.0; elsewhere kernels follow each other as usual.
+Every kernel that is launched with ``pdl_options`` calls ``wait_for_previous`` before it reads or writes anything that
+another kernel writes or reads, and before it may return: the wait ends with the previous kernel, which waited for the
+one before it. Needs compute capability 9.0; elsewhere kernels follow each other as usual.
 
-Before its turn a kernel may read what nobody writes: weights. A product lets the next kernel in only in its own turn;
-so, behind a product, a kernel may also read before its turn what was written before that product: where the step's rows
-lie, and what earlier steps left in caches.
+Before the wait a kernel may read constant data: weights. A matrix product calls ``launch_dependents`` only after its
+own wait; so a kernel that follows a product may also read, before its wait, the data written before that product: where
+the step's rows lie, and caches as earlier steps left them.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-OVERLAP = tl.constexpr(
-    not triton.knobs.runtime.interpret and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-)
-IN_TURN = {"launch_pdl": True} if OVERLAP.value else {}  # options of a launch
+
+@cache
+def supports_pdl(device: torch.device) -> bool:
+    """Asks that GPU, once, when something is first built for it or launched on it."""
+    if device.type != "cuda" or triton.knobs.runtime.interpret:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def pdl_options(device: torch.device) -> dict[str, bool]:
+    """Options of a launch on this device."""
+    return {"launch_pdl": True} if supports_pdl(device) else {}
+
+
+def uses_pdl(_semantic: Any = None) -> tl.constexpr:
+    """Inside a kernel, when it is compiled: whether it is launched with PDL. Not so in the interpreter."""
+    return tl.constexpr(_semantic is not None and getattr(_semantic.builder.options, "launch_pdl", False))
+
+
+uses_pdl.__triton_builtin__ = True  # type: ignore[attr-defined]  # Triton then calls it with its own ``_semantic``
 
 
 @triton.jit
-def let_next_in():
-    """Once all programs have said so, or ended, the next kernel's may come beside them."""
-    if OVERLAP:
+def launch_dependents():
+    """The next kernel's programs may start once all programs of this one have called it, or ended."""
+    if uses_pdl():
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait_for_last():
-    if OVERLAP:
+def wait_for_previous():
+    """Returns when the previous kernel has ended and its writes are visible."""
+    if uses_pdl():
         gdc_wait()
 
 
 @triton.jit
-def take_turn():
-    let_next_in()
-    wait_for_last()
+def launch_dependents_and_wait():
+    launch_dependents()
+    wait_for_previous()

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.cuda.batch import DeviceBatch
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 BLOCK = 128
 
@@ -37,7 +37,7 @@ def _begin(
     tokens, positions, token_slots, clean_rows, row_starts, row_fed, row_certain, row_replay, draw_slots, draw_index,
     num_rows, num_tokens, num_draws, stride, B: tl.constexpr,
 ):  # fmt: skip
-    take_turn()
+    launch_dependents_and_wait()
     at = tl.program_id(0) * B + tl.arange(0, B)
     # Rows.
     is_row = at < num_rows
@@ -84,7 +84,7 @@ def _locate(flat, num_tokens, token_rows, row_slots, row_offsets, row_feed, know
 @triton.jit(do_not_specialize=["num_tokens"])
 def _followers(places, token_slots, positions, followers, num_tokens, stride, B: tl.constexpr):
     """The token behind each fed one, once the step is committed; behind a rejected draft it may be anything."""
-    take_turn()
+    launch_dependents_and_wait()
     at = tl.program_id(0) * B + tl.arange(0, B)
     inside = at < num_tokens
     position = tl.load(positions + at, mask=inside, other=-1)
@@ -111,7 +111,7 @@ def _commit(
     stride, width, DEPTH: tl.constexpr, SIMULATE: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Accept drafts while they equal the draws, make them and the row's own draw real, tell the host."""
-    take_turn()
+    launch_dependents_and_wait()
     row = tl.program_id(0)
     fed = tl.load(row_fed + row)
     said = report + row * width
@@ -159,7 +159,7 @@ def _draft_begin(
     draw_slots, draw_index, sources, stride, num_rows, trash, AHEAD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """The batch of one draft pass: each row that goes on feeds its newest draft, AHEAD - 1 places behind its tokens."""
-    take_turn()
+    launch_dependents_and_wait()
     at = tl.program_id(0) * B + tl.arange(0, B)
     inside = at < num_rows
     row = tl.load(pass_rows + at, mask=inside, other=-1)
@@ -192,7 +192,7 @@ def _draft_commit(
     places, known, drafts, p_min, draw_slots, picked, sure, stride, num_rows, AHEAD: tl.constexpr, B: tl.constexpr
 ):
     """Write the drafts behind the known tokens; a row goes on while the head is sure enough."""
-    take_turn()
+    launch_dependents_and_wait()
     at = tl.program_id(0) * B + tl.arange(0, B)
     slot = tl.load(draw_slots + at, mask=at < num_rows, other=-1)
     active = slot >= 0
@@ -206,7 +206,7 @@ def _draft_commit(
 
 @triton.jit
 def _tell_drafts(places, known, drafts, row_slots, row_fed, report, stride, width, DEPTH: tl.constexpr):
-    take_turn()
+    launch_dependents_and_wait()
     row = tl.program_id(0)
     if tl.load(row_fed + row) > 0:
         slot = tl.load(row_slots + row)
@@ -236,14 +236,15 @@ def begin(
         batch.row_slots, batch.row_offsets, row_feed, token_rows, draw_flat,
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows,
         batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay, draw_slots, draw_index,
-        batch.num_rows, batch.num_tokens, num_draws, state.tokens.stride(0), B=BLOCK, num_warps=4, **IN_TURN,
+        batch.num_rows, batch.num_tokens, num_draws, state.tokens.stride(0), B=BLOCK, num_warps=4,
+        **pdl_options(state.tokens.device),
     )  # fmt: skip
 
 
 def followers(state: RowState, batch: DeviceBatch, out: Tensor) -> None:
     _followers[(triton.cdiv(batch.num_tokens, BLOCK),)](
         state.tokens, batch.token_slots, batch.positions, out,
-        batch.num_tokens, state.tokens.stride(0), B=BLOCK, num_warps=4, **IN_TURN,
+        batch.num_tokens, state.tokens.stride(0), B=BLOCK, num_warps=4, **pdl_options(state.tokens.device),
     )  # fmt: skip
 
 
@@ -257,7 +258,7 @@ def commit(
         draws, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, row_draws,
         row_last, report, state.p_min if simulated is None else simulated, row_last if most is None else most,
         state.tokens.stride(0), report.stride(0), DEPTH=depth, SIMULATE=simulated is not None,
-        LIMITED=most is not None, num_warps=1, **IN_TURN,
+        LIMITED=most is not None, num_warps=1, **pdl_options(state.tokens.device),
     )  # fmt: skip
 
 
@@ -270,7 +271,7 @@ def draft_begin(
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows, batch.row_offsets, batch.row_starts,
         batch.row_fed, batch.row_certain, batch.row_replay, batch.tile_rows, batch.tile_firsts,
         draw_slots, draw_index, sources, state.tokens.stride(0), batch.num_rows, trash,
-        AHEAD=ahead, B=BLOCK, num_warps=4, **IN_TURN,
+        AHEAD=ahead, B=BLOCK, num_warps=4, **pdl_options(state.tokens.device),
     )  # fmt: skip
 
 
@@ -278,12 +279,12 @@ def draft_commit(state: RowState, draw_slots: Tensor, picked: Tensor, sure: Tens
     num_rows = draw_slots.shape[0]
     _draft_commit[(triton.cdiv(num_rows, BLOCK),)](
         state.tokens, state.known, state.drafts, state.p_min, draw_slots, picked, sure,
-        state.tokens.stride(0), num_rows, AHEAD=ahead, B=BLOCK, num_warps=4, **IN_TURN,
+        state.tokens.stride(0), num_rows, AHEAD=ahead, B=BLOCK, num_warps=4, **pdl_options(state.tokens.device),
     )  # fmt: skip
 
 
 def tell_drafts(state: RowState, batch: DeviceBatch, report: Tensor, depth: int) -> None:
     _tell_drafts[(batch.num_rows,)](
         state.tokens, state.known, state.drafts, batch.row_slots, batch.row_fed, report,
-        state.tokens.stride(0), report.stride(0), DEPTH=depth, num_warps=1, **IN_TURN,
+        state.tokens.stride(0), report.stride(0), DEPTH=depth, num_warps=1, **pdl_options(state.tokens.device),
     )  # fmt: skip

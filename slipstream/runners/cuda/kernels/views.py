@@ -1,4 +1,4 @@
-"""What the attention kernels need of a step's batch; the runner's batch offers it."""
+"""The part of a step's batch that the attention kernels read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import Protocol
 from torch import Tensor
 
 
-class TokenPlaces(Protocol):
-    """Where each token of the flat batch stands."""
+class TokenPositions(Protocol):
+    """The position of each token of the flat batch."""
 
     @property
     def positions(self) -> Tensor:
-        """int32 [tokens]; -1 for padding: nothing is read or written for such a token."""
+        """In the cache. int32 [tokens]; -1 for padding: nothing is read or written for such a token."""
+        ...
+
+    @property
+    def rope_positions(self) -> Tensor:
+        """Of the rotation. int32 [tokens]; ``positions`` itself where they are the same."""
         ...
 
     @property
@@ -26,8 +31,8 @@ class TokenPlaces(Protocol):
         ...
 
 
-class TiledRows(TokenPlaces, Protocol):
-    """The rows of a batch, cut into tiles of tokens."""
+class TiledRows(TokenPositions, Protocol):
+    """The rows of a batch, divided into tiles of tokens."""
 
     @property
     def token_rows(self) -> Tensor:
@@ -51,7 +56,7 @@ class TiledRows(TokenPlaces, Protocol):
 
     @property
     def row_fed(self) -> Tensor:
-        """int32 [rows]; how many of the row's tokens count."""
+        """int32 [rows]; the row's tokens without padding."""
         ...
 
     @property
@@ -66,7 +71,7 @@ class TiledRows(TokenPlaces, Protocol):
 
     @property
     def tile_size(self) -> int:
-        """Tokens a tile covers at most, a power of two."""
+        """The maximum of tokens in a tile, a power of two."""
         ...
 
     @property

@@ -46,8 +46,8 @@ class DenseMlp:
 
 
 def load_mlp(weights: Weights, name: str, hidden: int, inner: int) -> DenseMlp:
-    gate_up = weights.linear([f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], hidden)
-    return DenseMlp(gate_up, weights.linear([f"{name}.down_proj"], [hidden], inner), weights.ops)
+    gate_up = weights.linear([f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], hidden, role="column")
+    return DenseMlp(gate_up, weights.linear([f"{name}.down_proj"], [hidden], inner, role="row"), weights.ops)
 
 
 class Mixer(Protocol):
@@ -60,7 +60,7 @@ class Mixer(Protocol):
     def out(self) -> Linear: ...
 
     def mix(self, projected: Tensor, batch: Batch) -> Tensor:
-        """From what ``entry`` made to what ``out`` takes."""
+        """From the output of ``entry`` to the input of ``out``."""
         ...
 
 
@@ -89,8 +89,9 @@ def load_attention(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary,
     if spec.gated_attention:
         qkv = weights.gated_qkv(names, heads, spec.hidden_size)
     else:
-        qkv = weights.linear(names, [q_width, kv_width, kv_width], spec.hidden_size, bias=spec.qkv_bias)
-    out = weights.linear([f"{name}.o_proj"], [spec.hidden_size], q_width, bias=spec.o_bias)
+        widths = [q_width, kv_width, kv_width]
+        qkv = weights.linear(names, widths, spec.hidden_size, role="column", bias=spec.qkv_bias)
+    out = weights.linear([f"{name}.o_proj"], [spec.hidden_size], q_width, role="row", bias=spec.o_bias)
     norms = None
     if spec.qk_norm:
         q_norm, k_norm = (load_norm(weights, f"{name}.{part}_norm", spec, heads.dim) for part in ("q", "k"))
@@ -117,7 +118,7 @@ class Layers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class Sequential:
     layers: Sequence[DecoderLayer]
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:

@@ -1,7 +1,7 @@
-"""The Qwen-style MTP head: one decoder layer of the trunk's own kind between an entry and a norm.
+"""The Qwen-style MTP head: one decoder layer of the target model's own kind between an entry and a norm.
 
 x = fc(concat[norm_e(embed(token at p + 1)), norm_h(hidden at p)]), then the layer at position p with its own KV, then
-`norm`. It shares the trunk's embedding and output matrix. It drafts nothing itself: see drafter.py.
+`norm`. It shares the target model's embedding and output matrix. It drafts nothing itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MtpHead:
     ops: Ops
 
     def forward(self, embedded: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
-        """[tokens, hidden] after `norm`: what the output matrix reads, and the next draft's hidden state."""
+        """[tokens, hidden] after `norm`: the input of the output matrix, and the next draft's hidden state."""
         entry = self.ops.concat_norm(embedded, self.norm_embedding, hidden, self.norm_hidden, self.norm.eps)
         return self.norm(self.layer(self.fc(entry), batch))
 
@@ -39,7 +39,7 @@ def load_head(weights: Weights, spec: ModelSpec, layer: Layers) -> MtpHead:
     return MtpHead(
         norm_embedding,
         norm_hidden,
-        weights.linear([spec.head.fc], [spec.hidden_size], 2 * spec.hidden_size),
+        weights.linear([spec.head.fc], [spec.hidden_size], 2 * spec.hidden_size, role="replicated"),
         layer,
         load_norm(weights, spec.head.norm, spec),
         weights.ops,

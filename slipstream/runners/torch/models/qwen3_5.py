@@ -33,9 +33,9 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache
     parts = [f"{name}.in_proj_{part}" for part in ("qkv", "z", "b", "a")]
     outs = [gdn.conv_channels, value, gdn.num_v_heads, gdn.num_v_heads]
     conv = weights.tensor(f"{name}.conv1d.weight", (gdn.conv_channels, 1, gdn.conv_kernel))
-    entry = weights.linear(parts, outs, spec.hidden_size)
-    out = weights.linear([f"{name}.out_proj"], [spec.hidden_size], value)
-    beside = GdnWeights(
+    entry = weights.linear(parts, outs, spec.hidden_size, role="column")
+    out = weights.linear([f"{name}.out_proj"], [spec.hidden_size], value, role="row")
+    others = GdnWeights(
         conv=conv[:, 0].T.contiguous(),
         decay_scale=-weights.vector(f"{name}.A_log", gdn.num_v_heads).exp(),
         dt_bias=weights.vector(f"{name}.dt_bias", gdn.num_v_heads),
@@ -43,7 +43,7 @@ def load_gdn(weights: Weights, name: str, spec: ModelSpec, cache: RecurrentCache
         eps=spec.norm_eps,
         spec=gdn,
     )
-    return GatedDeltaNet(entry, out, beside, cache, weights.ops)
+    return GatedDeltaNet(entry, out, others, cache, weights.ops)
 
 
 def load_layer(weights: Weights, name: str, spec: ModelSpec, rotary: Rotary, cache: LayerCache) -> DecoderLayer:

@@ -7,29 +7,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
-from slipstream.runners.cuda.kernels.views import TokenPlaces
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
+from slipstream.runners.cuda.kernels.views import TokenPositions
 from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 
 @triton.jit
 def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, DIM: tl.constexpr, HALF: tl.constexpr):
-    """One head of some tokens, normalised if there is a weight, then turned. source: [tokens, 1] pointers.
+    """One head of some tokens, normalised if there is a weight, then rotated. source: [tokens, 1] pointers.
 
-    Takes the kernel's turn, in which the projection is read: tables and weights may come before it.
+    Waits for the previous kernel before it reads the projection: tables and weights may be read earlier.
     """
-    turns = cols < 2 * HALF
-    partners = tl.where(cols < HALF, cols + HALF, tl.where(turns, cols - HALF, cols))
+    rotates = cols < 2 * HALF
+    partners = tl.where(cols < HALF, cols + HALF, tl.where(rotates, cols - HALF, cols))
     angles = positions[:, None] * HALF + tl.where(cols < HALF, cols, cols - HALF)[None, :]
-    turned = mask & turns[None, :]
-    cos = tl.load(cos_table + angles, mask=turned, other=1.0)
-    sin = tl.load(sin_table + angles, mask=turned, other=0.0)
+    rotated = mask & rotates[None, :]
+    cos = tl.load(cos_table + angles, mask=rotated, other=1.0)
+    sin = tl.load(sin_table + angles, mask=rotated, other=0.0)
     if weight is not None:
         inside = cols < DIM
         own = tl.load(weight + cols, mask=inside, other=0.0)[None, :]
         others = tl.load(weight + partners, mask=inside, other=0.0)[None, :]
-    wait_for_last()
+    wait_for_previous()
     x = tl.load(source + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     partner = tl.load(source + partners[None, :], mask=mask, other=0.0).to(tl.float32)
     if weight is not None:
@@ -43,6 +43,7 @@ def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, D
 def _rope_store_kernel(
     mixed,
     positions,
+    rope_positions,  # None: as positions
     token_slots,
     block_table,
     cos_table,
@@ -66,7 +67,7 @@ def _rope_store_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program for one head (of q, then k, then v) of some tokens."""
-    let_next_in()
+    launch_dependents()
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -74,11 +75,14 @@ def _rope_store_kernel(
     real = tokens < num_tokens
     position = tl.load(positions + tokens, mask=real, other=-1)
     written = position >= 0
-    position = tl.maximum(position, 0)  # padding is turned too, so that its q is finite
+    position = tl.maximum(position, 0)  # padding is rotated too, so that its q is finite
+    angle = position
+    if rope_positions is not None:
+        angle = tl.maximum(tl.load(rope_positions + tokens, mask=real, other=0), 0)
     source = mixed + (tokens.to(tl.int64) * stride_mixed)[:, None] + head * DIM
     if head < NUM_Q:
         mask = real[:, None] & inside
-        q = _rotated(source, position, mask, cols, cos_table, sin_table, weight_q, eps, DIM, HALF)
+        q = _rotated(source, angle, mask, cols, cos_table, sin_table, weight_q, eps, DIM, HALF)
         target = tokens.to(tl.int64)[:, None] * (NUM_Q * DIM) + head * DIM + cols[None, :]
         tl.store(q_out + target, q.to(q_out.dtype.element_ty), mask=mask)
     else:
@@ -86,13 +90,13 @@ def _rope_store_kernel(
         slot = tl.load(token_slots + tokens, mask=written, other=0).to(tl.int64)
         block = tl.load(block_table + slot * stride_table + position // BLOCK_SIZE, mask=written, other=0).to(tl.int64)
         kv_head = (head - NUM_Q) % NUM_KV
-        place = block * stride_block + (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
-        target = place[:, None] + cols[None, :]
+        at_row = block * stride_block + (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
+        target = at_row[:, None] + cols[None, :]
         if head < NUM_Q + NUM_KV:
-            k = _rotated(source, position, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
+            k = _rotated(source, angle, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
             tl.store(k_cache + target, k.to(k_cache.dtype.element_ty), mask=mask)
         else:
-            wait_for_last()
+            wait_for_previous()
             v = tl.load(source + cols[None, :], mask=mask, other=0.0)
             tl.store(v_cache + target, v.to(v_cache.dtype.element_ty), mask=mask)
 
@@ -102,7 +106,7 @@ def rope_store(
     heads: HeadShape,
     rotary: Rotary,
     kv: LayerKv,
-    batch: TokenPlaces,
+    batch: TokenPositions,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
     """Normalise (if asked) and rotate q and k, write k and v into the cache; returns q [tokens, q width]."""
@@ -121,6 +125,7 @@ def rope_store(
     _rope_store_kernel[(triton.cdiv(num_tokens, tokens_each), heads.num_q + 2 * heads.num_kv)](
         mixed,
         batch.positions,
+        None if batch.rope_positions is batch.positions else batch.rope_positions,
         batch.token_slots,
         batch.block_table,
         rotary.cos,
@@ -143,6 +148,6 @@ def rope_store(
         TOKENS=tokens_each,
         BLOCK=block,
         num_warps=min(4, max(1, tokens_each * block // 256)),
-        **IN_TURN,
+        **pdl_options(mixed.device),
     )
     return q

@@ -1,13 +1,13 @@
 """Matrix products for few tokens, bound by reading the weights: up to ``MAX_TOKENS`` tokens cost little more than one.
 
 For more tokens, and for most narrow matrices beyond ``FEW_TOKENS``, the library's product is faster. Tiles come through
-descriptors (the copy engine of Hopper GPUs; older ones get plain loads). A narrow matrix is split along its inner side
-as well, so that enough programs read at once; the parts meet in memory and are added by the last to arrive, always in
-the same order.
+descriptors (the copy engine of Hopper GPUs; older ones get plain loads). A narrow matrix is also split along its inner
+side (split-K), so that enough programs read at once; the last program to finish adds the partial sums, always in the
+same order.
 
-What surrounds a product is done where its sums are: the gated activation of an MLP, and both halves of a norm between
-two products. The first one adds the residual, multiplies with the norm's weights and tells the squares; the second one
-scales its own sums, since the scale of a token is the same for all its columns.
+Operations around a product are fused into it: the gated activation of an MLP, and both halves of a norm between two
+products. The first product adds the residual, multiplies with the norm's weights and stores the sums of squares; the
+second one scales its own sums, since the scale of a token is the same for all its columns.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.cuda.kernels.matmul.product import STRIPE_ROWS, deliver, leave_part, product
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.matmul.product import INTERLEAVE_ROWS, epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 
 FEW_TOKENS = 16
 FEW = tl.constexpr(FEW_TOKENS)
 MAX_TOKENS = 64
-WIDE = 5120  # columns of a matrix, from which on more than FEW_TOKENS are worth a kernel of our own
+WIDE = 5120  # columns of a matrix: from here on more than FEW_TOKENS are worth a kernel of our own
 PROCESSORS = 132  # of the GPU that the tilings were measured on
 
 
@@ -39,50 +39,55 @@ def _skinny(
     block = tl.program_id(0)
     part = tl.program_id(1)
     steps = width // K
-    wait_for_last()
+    wait_for_previous()
     if M > FEW:  # measured: early is better there
-        let_next_in()
+        launch_dependents()
     tokens = tl.arange(0, M)
     found = None
-    if squares is not None:  # on their way while the weights are read
+    if squares is not None:  # loaded while the weights are read
         which = tl.arange(0, SQUARES)[:, None]
         found = tl.load(squares + which * M + tokens[None, :], mask=which < num_squares, other=0.0)
     total = tl.zeros([N, M], tl.float32)
     for step in range(steps * part // SPLIT, steps * (part + 1) // SPLIT):
         total = product(weight.load([block * N, step * K]), x.load([0, step * K]).T, total)
-    let_next_in()
+    launch_dependents()
     if SPLIT > 1:
-        place = tl.arange(0, N)[:, None] * M + tokens[None, :]
+        in_tile = tl.arange(0, N)[:, None] * M + tokens[None, :]
         base = partial + block.to(tl.int64) * (SPLIT * N * M)
-        if leave_part(total, base + part * (N * M) + place, arrived + block) < SPLIT - 1:
+        if store_partial(total, base + part * (N * M) + in_tile, arrived + block) < SPLIT - 1:
             return
         total = tl.zeros([N, M], tl.float32)
         for other in tl.static_range(SPLIT):
-            total += tl.load(base + other * (N * M) + place, cache_modifier=".cg")
+            total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
         tl.store(arrived + block, 0)
-    deliver(
+    epilogue(
         total, found, block * N, num_out, tokens, num_tokens, num_out, width, eps,
         out, add, None, norm, normed, None if norm is None else normed_squares + block * M, N, M, GATED,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class TileConfig:
+    """How a product is divided among programs."""
+
     rows: int  # of the weight, per program
     inner: int  # columns per step
     stages: int  # steps in flight
     split: int = 1  # programs that share a row block's columns
     warps: int = 4
-    ahead: bool = False  # the first steps on their way before the kernel's turn: linear_ahead.py
+    prefetch: bool = False  # load the first steps before the wait for the previous kernel: linear_prefetch.py
 
 
 def padded(num_tokens: int) -> int:
-    """How many tokens the product for so many is made for; 0: the library's."""
+    """The number of tokens that a product of ``num_tokens`` is compiled for; 0: the library's product."""
     return max(FEW_TOKENS, triton.next_power_of_2(num_tokens)) if num_tokens <= MAX_TOKENS else 0
 
 
-def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
-    """How to cut a matrix for up to FEW_TOKENS or MAX_TOKENS, measured on an H200; None: the library is better."""
+def tile_config(num_out: int, width: int, num_tokens: int) -> TileConfig | None:
+    """Tiles of a product with up to FEW_TOKENS or MAX_TOKENS, measured on an H200; None: the library is better.
+
+    Source: log 24, 28, 36 and 37; prefetch: log 112.
+    """
     if width % 128 or width < 512 or num_out < 16 or num_tokens > MAX_TOKENS:
         return None
     few = num_tokens <= FEW_TOKENS
@@ -90,47 +95,47 @@ def tiling(num_out: int, width: int, num_tokens: int) -> Tiling | None:
     if not few and (width < WIDE or blocks < 64):
         return None
     if num_out > 100_000:
-        return Tiling(128, 128, 6 if few else 4)
+        return TileConfig(128, 128, 6 if few else 4)
     if not few:
-        return Tiling(128, 128, 4) if PROCESSORS < blocks <= 2 * PROCESSORS else Tiling(64, 128, 6)
+        return TileConfig(128, 128, 4) if PROCESSORS < blocks <= 2 * PROCESSORS else TileConfig(64, 128, 6)
     if num_out > 24_000 and width % 256 == 0:
-        return Tiling(64, 256, 5)
-    ahead = num_out <= 24_000 and width < 10_000  # short products; longer ones lose by it
+        return TileConfig(64, 256, 5)
+    prefetch = num_out <= 24_000 and width < 10_000  # short products; longer ones lose by it
     if blocks > 2 * PROCESSORS:  # three stages leave room for three programs on a processor: all run at once
-        return Tiling(64, 128, 3, ahead=ahead)
+        return TileConfig(64, 128, 3, prefetch=prefetch)
     if blocks > PROCESSORS:
-        return Tiling(64, 128, 4, ahead=ahead)
-    return Tiling(64, 128, 6, split=max(1, min(PROCESSORS // blocks, width // 512, 8)), ahead=ahead)
+        return TileConfig(64, 128, 4, prefetch=prefetch)
+    return TileConfig(64, 128, 6, split=max(1, min(PROCESSORS // blocks, width // 512, 8)), prefetch=prefetch)
 
 
 def fitted(
-    cut: Tiling, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: float | None = None
-) -> Tiling | None:
+    config: TileConfig, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: float | None = None
+) -> TileConfig | None:
     """With no more stages than a program's shared memory holds; None: it does not hold two.
 
     ``weight_bytes``: of a weight, where it is not stored as activations are.
     """
-    column_bytes = cut.rows * (weight_bytes or item_bytes) + num_tokens * item_bytes
-    stages = int((shared_bytes - 1024) // (column_bytes * cut.inner))
-    return replace(cut, stages=min(cut.stages, stages)) if stages >= 2 else None
+    column_bytes = config.rows * (weight_bytes or item_bytes) + num_tokens * item_bytes
+    stages = int((shared_bytes - 1024) // (column_bytes * config.inner))
+    return replace(config, stages=min(config.stages, stages)) if stages >= 2 else None
 
 
 class Scratch:
-    """Where the parts of split products meet: one for all matrices of a device, since kernels run one by one."""
+    """Split-K partial sums and counters: one for all matrices of a device, since products run one by one."""
 
     def __init__(
-        self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS, num_meetings: int = PROCESSORS
+        self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS, num_counters: int = PROCESSORS
     ) -> None:
         self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
-        self.arrived = torch.zeros(num_meetings, device=device, dtype=torch.int32)
+        self.arrived = torch.zeros(num_counters, device=device, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Unscaled:
-    """A matrix as a norm leaves it, but for the scale of each token: what multiplies it scales its own result."""
+    """Activations after a norm, without the scale of each token: the next product scales its own result."""
 
     values: Tensor  # [tokens, width]: times the norm's weights
-    squares: Tensor  # float32 [parts, tokens as padded]: they add up to each token's sum of squares
+    squares: Tensor  # float32 [parts, tokens as padded]: parts of each token's sum of squares
     eps: float
 
     @property
@@ -138,7 +143,7 @@ class Unscaled:
         return self.values.shape
 
 
-Norm = tuple[Tensor, Tensor, Tensor]  # weights of the one behind a product, and where its values and squares go
+Norm = tuple[Tensor, Tensor, Tensor]  # weights of the norm after a product, and buffers for its values and squares
 NoNorm = tuple[None, None, None]
 NO_NORM: NoNorm = (None, None, None)
 
@@ -147,52 +152,52 @@ def values_of(x: Tensor | Unscaled) -> Tensor:
     return x.values if isinstance(x, Unscaled) else x
 
 
-def unscaled_like(x: Tensor, cut: Tiling, eps: float) -> Unscaled:
+def unscaled_like(x: Tensor, config: TileConfig, eps: float) -> Unscaled:
     """Room for the norm of a product that is shaped like ``x``."""
     num_tokens, num_out = x.shape
-    squares = torch.empty(triton.cdiv(num_out, cut.rows), padded(num_tokens), device=x.device, dtype=torch.float32)
+    squares = torch.empty(triton.cdiv(num_out, config.rows), padded(num_tokens), device=x.device, dtype=torch.float32)
     return Unscaled(torch.empty_like(x), squares, eps)
 
 
 def skinny_linear(
     x: Tensor | Unscaled,  # [tokens <= MAX_TOKENS, width], contiguous
     weight: Tensor,  # [num_out, width], contiguous
-    cut: Tiling,
+    config: TileConfig,
     scratch: Scratch,
     add: Tensor | None = None,  # [tokens, num_out], contiguous
 ) -> Tensor:
     out = values_of(x).new_empty(x.shape[0], weight.shape[0])
-    _launch(x, weight, cut, scratch, out, add)
+    _launch(x, weight, config, scratch, out, add)
     return out
 
 
-def skinny_gated(x: Tensor | Unscaled, weight: Tensor, cut: Tiling, scratch: Scratch) -> Tensor:
-    """silu(gate) * up, of a weight whose rows lie as ``stripes`` says. [tokens, num_out / 2]"""
+def skinny_gated(x: Tensor | Unscaled, weight: Tensor, config: TileConfig, scratch: Scratch) -> Tensor:
+    """silu(gate) * up, of a weight whose rows lie as ``interleaved_rows`` says. [tokens, num_out / 2]"""
     out = values_of(x).new_empty(x.shape[0], weight.shape[0] // 2)
-    _launch(x, weight, cut, scratch, out, gated=True)
+    _launch(x, weight, config, scratch, out, gated=True)
     return out
 
 
 def skinny_normed(
-    x: Tensor, weight: Tensor, cut: Tiling, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
+    x: Tensor, weight: Tensor, config: TileConfig, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
 ) -> tuple[Tensor, Unscaled]:
     """The product, and the product normalised."""
     assert norm.shape == (add.shape[1],)
-    out, normed = torch.empty_like(add), unscaled_like(add, cut, eps)
-    _launch(x, weight, cut, scratch, out, add, norm=(norm, normed.values, normed.squares))
+    out, normed = torch.empty_like(add), unscaled_like(add, config, eps)
+    _launch(x, weight, config, scratch, out, add, norm=(norm, normed.values, normed.squares))
     return out, normed
 
 
-def stripes(num_out: int, device: torch.device) -> Tensor:
-    """The rows of gate and up in turn, STRIPE_ROWS by STRIPE_ROWS: in this order, of a matrix that has gate first."""
-    assert num_out % (2 * STRIPE_ROWS) == 0
-    return torch.arange(num_out, device=device).view(2, -1, STRIPE_ROWS).transpose(0, 1).flatten()
+def interleaved_rows(num_out: int, device: torch.device) -> Tensor:
+    """Row numbers that interleave gate and up, INTERLEAVE_ROWS of each at a time; in the matrix gate comes first."""
+    assert num_out % (2 * INTERLEAVE_ROWS) == 0
+    return torch.arange(num_out, device=device).view(2, -1, INTERLEAVE_ROWS).transpose(0, 1).flatten()
 
 
 def _launch(
     x: Tensor | Unscaled,
     weight: Tensor,
-    cut: Tiling,
+    config: TileConfig,
     scratch: Scratch,
     out: Tensor,
     add: Tensor | None = None,
@@ -203,25 +208,25 @@ def _launch(
     values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
     num_tokens, width = values.shape
     num_out = weight.shape[0]
-    blocks = triton.cdiv(num_out, cut.rows)
-    made_for = padded(num_tokens)
+    blocks = triton.cdiv(num_out, config.rows)
+    padded_tokens = padded(num_tokens)
     num_squares = 0 if squares is None else squares.shape[0]
-    assert made_for
+    assert padded_tokens
     assert values.is_contiguous()
     assert add is None or add.is_contiguous()
-    assert squares is None or squares.shape[1] == made_for
-    assert cut.split == 1 or blocks * cut.split * cut.rows * made_for <= scratch.partial.numel()
-    grid = (blocks, cut.split)
+    assert squares is None or squares.shape[1] == padded_tokens
+    assert config.split == 1 or blocks * config.split * config.rows * padded_tokens <= scratch.partial.numel()
+    grid = (blocks, config.split)
     others = (out, add, *norm, scratch.partial, scratch.arrived, num_tokens, num_out, width, num_squares, eps)
-    sizes = {"M": made_for, "N": cut.rows, "K": cut.inner, "SPLIT": cut.split, "GATED": gated}
+    sizes = {"M": padded_tokens, "N": config.rows, "K": config.inner, "SPLIT": config.split, "GATED": gated}
     sizes["SQUARES"] = triton.next_power_of_2(max(1, num_squares))
-    if cut.ahead:
-        from slipstream.runners.cuda.kernels.matmul.linear_prefetch import launch_ahead  # no interpreter knows Gluon
+    if config.prefetch:
+        from slipstream.runners.cuda.kernels.matmul.linear_prefetch import launch_prefetch  # no interpreter knows Gluon
 
-        launch_ahead(grid, values, squares, weight, others, sizes, cut.stages)
+        launch_prefetch(grid, values, squares, weight, others, sizes, config.stages)
         return
     _skinny[grid](
-        TensorDescriptor(values, [num_tokens, width], [width, 1], [made_for, cut.inner]), squares,
-        TensorDescriptor(weight, [num_out, width], [width, 1], [cut.rows, cut.inner]), *others,
-        **sizes, num_stages=cut.stages, num_warps=cut.warps, **IN_TURN,
+        TensorDescriptor(values, [num_tokens, width], [width, 1], [padded_tokens, config.inner]), squares,
+        TensorDescriptor(weight, [num_out, width], [width, 1], [config.rows, config.inner]), *others,
+        **sizes, num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The product of linear.py whose first weights are on their way before its turn, as they depend on no other kernel.
+"""The product of linear.py with its first weights prefetched before the wait for the previous kernel.
 
-Worth it where products are short: what a kernel loses while it fills and drains, the next one's weights make up for.
-Triton's own pipelines cannot begin before a wait, so this one is written out, in Gluon: for compute capability 9 alone,
-and no interpreter runs it (tests/runners/cuda/gluon_on_cpu.py does). Everything but the order of its loads is as in
-linear.py, which says what the arguments are.
+Worth it for short products: the next product's weights fill the time in which a kernel starts and drains. Triton's own
+pipelines cannot begin before a wait, so this one is written out, in Gluon: for compute capability 9 alone, and no
+interpreter runs it (tests/runners/cuda/gluon_on_cpu.py does). Everything but the order of its loads is as in linear.py,
+which documents the arguments.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from slipstream.runners.cuda.kernels.matmul.product import STRIPE
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, OVERLAP
+from slipstream.runners.cuda.kernels.matmul.product import INTERLEAVE
+from slipstream.runners.cuda.kernels.pdl import pdl_options
 
-# As Triton's versions call them.
+# Names differ between Triton's versions.
 fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-meet = getattr(gl, "thread_barrier", None) or gl.barrier
+barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 
 
 @gluon.jit
-def let_next_in():
+def launch_dependents():
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
 
 
 @gluon.jit
-def wait_for_last():
+def wait_for_previous():
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
-def skinny_ahead(
+def skinny_prefetch(
     x, squares, weight, out, add, norm, normed, normed_squares, partial, arrived,
     num_tokens, num_out, width, num_squares, eps,
     M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, SPLIT: gl.constexpr, SQUARES: gl.constexpr,
-    GATED: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    GATED: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     block = gl.program_id(0)
     part = gl.program_id(1)
@@ -56,9 +56,9 @@ def skinny_ahead(
     for i in gl.static_range(STAGES):
         mbarrier.expect(ready.index(i), tile_bytes, pred=i < count)
         fetch(weight, [block * N, (first + i) * K], ready.index(i), weights.index(i), pred=i < count)
-    if TURNS:
-        wait_for_last()
-        let_next_in()
+    if PDL:
+        wait_for_previous()
+        launch_dependents()
     for i in gl.static_range(STAGES):
         fetch(x, [0, (first + i) * K], ready.index(i), inputs.index(i), pred=i < count)
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
@@ -85,22 +85,22 @@ def skinny_ahead(
     row = gl.arange(0, N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, M, gl.SliceLayout(0, layout))
     if SPLIT > 1:
-        place = row[:, None] * M + tokens[None, :]
+        in_tile = row[:, None] * M + tokens[None, :]
         base = partial + block.to(gl.int64) * (SPLIT * N * M)
-        gl.store(base + part * (N * M) + place, total)
-        meet()
+        gl.store(base + part * (N * M) + in_tile, total)
+        barrier()
         before = gl.atomic_add(arrived + block, 1, sem="acq_rel")
         if before < SPLIT - 1:
             return
         total = gl.zeros([N, M], gl.float32, layout)
         for other in gl.static_range(SPLIT):
-            total += gl.load(base + other * (N * M) + place, cache_modifier=".cg")
+            total += gl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
         gl.store(arrived + block, 0)
     if squares is not None:
         scale = gl.rsqrt(gl.sum(found, 0) / width + eps)
         total *= gl.convert_layout(scale, gl.SliceLayout(0, layout))[None, :]
     if GATED:
-        apart = total.reshape([N // (2 * STRIPE), 2, STRIPE, M]).permute((0, 2, 3, 1))
+        apart = total.reshape([N // (2 * INTERLEAVE), 2, INTERLEAVE, M]).permute((0, 2, 3, 1))
         gate, up = apart.split()
         activated = (gate / (1.0 + gl.exp(-gate)) * up).reshape([N // 2, M]).to(out.dtype.element_ty)
         columns: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [0, 1])
@@ -124,7 +124,7 @@ def skinny_ahead(
             gl.store(normed_squares + block * M + tokens, gl.sum(result * result, 0))
 
 
-def launch_ahead(
+def launch_prefetch(
     grid: tuple[int, int],
     x: Tensor,  # [tokens, width]
     squares: Tensor | None,
@@ -133,9 +133,10 @@ def launch_ahead(
     sizes: dict[str, Any],
     num_stages: int,
 ) -> None:
-    """``others`` and ``sizes``: the kernel's arguments behind ``weight``, and its constants, as in linear.py."""
+    """``others`` and ``sizes``: the kernel's arguments after ``weight``, and its constants, as in linear.py."""
     tiles = _tiles(x, [sizes["M"], sizes["K"]]), squares, _tiles(weight, [sizes["N"], sizes["K"]])
-    skinny_ahead[grid](*tiles, *others, **sizes, STAGES=num_stages, TURNS=OVERLAP.value, num_warps=4, **IN_TURN)
+    pdl = pdl_options(x.device)
+    skinny_prefetch[grid](*tiles, *others, **sizes, STAGES=num_stages, PDL=bool(pdl), num_warps=4, **pdl)
 
 
 def _tiles(matrix: Tensor, block: list[int]) -> TensorDescriptor:

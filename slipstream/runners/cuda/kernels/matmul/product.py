@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-STRIPE_ROWS = 8  # of gate, then as many of up, and so on: a thread has both in its registers
-STRIPE = tl.constexpr(STRIPE_ROWS)
+INTERLEAVE_ROWS = 8  # of gate, then as many of up, and so on: a thread has both in its registers
+INTERLEAVE = tl.constexpr(INTERLEAVE_ROWS)
 
 
 @triton.jit
@@ -20,22 +20,22 @@ def product(a, b, total):
 
 
 @triton.jit
-def leave_part(total, places, arrived):
-    """A program's share of a sum, where the last to arrive finds it. How many came before."""
-    tl.store(places, total)
+def store_partial(total, targets, arrived):
+    """Store a program's split-K partial sums; returns how many programs of the block stored theirs before."""
+    tl.store(targets, total)
     tl.debug_barrier()
     return tl.atomic_add(arrived, 1, sem="acq_rel")
 
 
 @triton.jit
-def deliver(
+def epilogue(
     total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
     out, add, bias, norm, normed, normed_squares,
     N: tl.constexpr, M: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """What a program does with its finished sums, rows ``first_row`` to ``end_row`` of the product at most.
+    """The fused end of a product: scale, activation, bias, residual and norm, for rows ``first_row`` to ``end_row``.
 
-    ``found``: squares of the activations, whose norm is not scaled yet. ``normed_squares``: where this program's go.
+    ``found``: squares of the activations, if their norm is not scaled yet. ``normed_squares``: this program's output.
     total: [N, M]
     """
     if found is not None:
@@ -65,8 +65,8 @@ def deliver(
 
 @triton.jit
 def gate_and_up(total, N: tl.constexpr, M: tl.constexpr):
-    """Of rows that hold both in turn, STRIPE by STRIPE. total: [N, M] -> two of [N / 2, M]"""
-    apart = total.reshape(N // (2 * STRIPE), 2, STRIPE, M).permute(0, 2, 3, 1)
+    """Of interleaved rows. total: [N, M] -> two of [N / 2, M]"""
+    apart = total.reshape(N // (2 * INTERLEAVE), 2, INTERLEAVE, M).permute(0, 2, 3, 1)
     gate, up = tl.split(apart)
     return gate.reshape(N // 2, M), up.reshape(N // 2, M)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.product import product
 from slipstream.runners.cuda.kernels.moe.groups import first_and_rows, group
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
 
@@ -40,26 +40,26 @@ def _route_kernel(
     WIDE_EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    take_turn()
+    launch_dependents_and_wait()
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, WIDE_EXPERTS)
     inside = experts < EXPERTS
     left = tl.load(scores + token * stride + experts, mask=inside, other=float("-inf")).to(tl.float32)
-    places = tl.arange(0, WIDE)
+    ranks = tl.arange(0, WIDE)
     chosen = tl.zeros([WIDE], tl.int32)
     weights = tl.zeros([WIDE], tl.float32)
     peak = tl.max(left, axis=0)
-    for place in tl.static_range(ACTIVE):
+    for rank in tl.static_range(ACTIVE):
         best = tl.max(left, axis=0)
         # Scores that are no numbers must still name an expert.
         lowest = tl.minimum(tl.min(tl.where(left == best, experts, WIDE_EXPERTS), axis=0), EXPERTS - 1)
-        chosen = tl.where(places == place, lowest, chosen)
-        weights = tl.where(places == place, tl.exp(best - peak), weights)
+        chosen = tl.where(ranks == rank, lowest, chosen)
+        weights = tl.where(ranks == rank, tl.exp(best - peak), weights)
         left = tl.where(experts == lowest, float("-inf"), left)
     # The softmax over all experts, normalised over the chosen: its denominator cancels.
     weights = weights / tl.sum(weights, axis=0)
-    tl.store(expert + token * ACTIVE + places, chosen, mask=places < ACTIVE)
-    tl.store(share + token * ACTIVE + places, weights, mask=places < ACTIVE)
+    tl.store(expert + token * ACTIVE + ranks, chosen, mask=ranks < ACTIVE)
+    tl.store(share + token * ACTIVE + ranks, weights, mask=ranks < ACTIVE)
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def _gate_up_kernel(
     DEPTH: tl.constexpr,
 ):
     """silu(gate) * up of a block of pairs, COLS columns. out: [pairs, inner]"""
-    take_turn()
+    launch_dependents_and_wait()
     own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
@@ -147,7 +147,7 @@ def _down_kernel(
     DEPTH: tl.constexpr,
 ):
     """The second matrix of a block of pairs, COLS columns. inner: [pairs, inner], out: [pairs, hidden]"""
-    take_turn()
+    launch_dependents_and_wait()
     own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, PAIRS)
     if own < 0:
         return
@@ -183,14 +183,14 @@ def _combine_kernel(
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    take_turn()
+    launch_dependents_and_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < HIDDEN
     real = cols < tl.where(tl.load(positions + token) < 0, 0, HIDDEN)  # a padding token's pairs were never written
     total = tl.zeros([BLOCK], tl.float32)
-    for place in tl.static_range(ACTIVE):
-        pair = token * ACTIVE + place
+    for rank in tl.static_range(ACTIVE):
+        pair = token * ACTIVE + rank
         total += tl.load(share + pair) * tl.load(pairs + pair * HIDDEN + cols, mask=real, other=0.0).to(tl.float32)
     if SHARED:
         gate = tl.sigmoid(tl.load(shared_gate + token * gate_stride).to(tl.float32))
@@ -219,7 +219,7 @@ def route(scores: Tensor, num_active: int) -> tuple[Tensor, Tensor]:
         WIDE_EXPERTS=triton.next_power_of_2(num_experts),
         WIDE=triton.next_power_of_2(num_active),
         num_warps=1,
-        **IN_TURN,
+        **pdl_options(scores.device),
     )
     return expert, share
 
@@ -262,7 +262,7 @@ def expert_pairs(
         **sizes,
         COLS=tiles.up_cols,
         DEPTH=_depth(tiles, hidden, x),
-        **IN_TURN,
+        **pdl_options(x.device),
     )
     out = torch.empty((num_tokens, num_active, hidden), dtype=x.dtype, device=x.device)
     _down_kernel[(num_blocks, triton.cdiv(hidden, tiles.down_cols))](
@@ -273,7 +273,7 @@ def expert_pairs(
         **sizes,
         COLS=tiles.down_cols,
         DEPTH=_depth(tiles, inner, x),
-        **IN_TURN,
+        **pdl_options(x.device),
     )
     return out
 
@@ -322,13 +322,16 @@ def _combine(
         SHARED=add is not None,
         BLOCK=block,
         num_warps=num_warps,
-        **IN_TURN,
+        **pdl_options(out.device),
     )
     return out
 
 
 def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype) -> _Tiles:
-    """Few pairs an expert: narrow tiles, so that many programs read weights. Many: tiles for the tensor cores."""
+    """Few pairs an expert: narrow tiles, so that many programs read weights. Many: tiles for the tensor cores.
+
+    Source: not in the log.
+    """
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 4:
         return _Tiles(16, 32, 64, 256, 4, 4)
     if pairs_per_expert <= 24 or dtype == torch.float32:

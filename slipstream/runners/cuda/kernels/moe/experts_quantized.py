@@ -1,6 +1,6 @@
-"""The routed MLP of moe.py with experts in few bits: the matrices of all experts below each other, as one.
+"""The routed MLP of experts.py with quantized experts: the matrices of all experts stacked, as one.
 
-Weights stand on the left of the product, as in linear_rounded.py: they come from memory through registers.
+Weights are the left operand of the product, as in linear_quantized.py: they come from memory through registers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import add_tile, row_scales, scaled, tiles_of
 from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
 from slipstream.runners.cuda.kernels.moe.groups import group
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
-from slipstream.runners.cuda.kernels.quant.quantize import RoundedMatrix
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
+from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 
-LEAST_TOKENS = 4  # whose experts are few enough to leave processors without work
+MIN_TOKENS = 4  # up to here the experts in use are too few to occupy all processors
 
 
 class _Tiles(NamedTuple):
@@ -31,15 +31,15 @@ class _Tiles(NamedTuple):
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _experts(
-    x, words, facts, out, expert, positions, block_experts, block_pairs, num_tokens, stride,
+    x, words, scales, out, expert, positions, block_experts, block_pairs, num_tokens, stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, CODES: tl.constexpr, GATED: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, FP8: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """N of an expert's ROWS rows times a block of its pairs.
 
     GATED: silu(gate) * up, of rows of tokens, gate's rows before up's; otherwise of rows of pairs.
     """
-    take_turn()
+    launch_dependents_and_wait()
     own, pairs = block_of(expert, positions, block_experts, block_pairs, num_tokens, ACTIVE, WIDE, FEW, M)
     if own < 0:
         return
@@ -58,24 +58,24 @@ def _experts(
         near = tl.load(values + tile * K, mask=used[:, None] & (columns < WIDTH - tile * K)[None, :], other=0.0)
         far = near
         if BITS == 8:
-            behind = used[:, None] & (columns < WIDTH - tile * K - step)[None, :]
-            far = tl.load(values + tile * K + step, mask=behind, other=0.0)
-        total = add_tile(total, words, facts, first, tile, near, far, dtype, K, BITS, CODES)
+            far_inside = used[:, None] & (columns < WIDTH - tile * K - step)[None, :]
+            far = tl.load(values + tile * K + step, mask=far_inside, other=0.0)
+        total = add_tile(total, words, scales, first, tile, near, far, dtype, K, BITS, FP8)
         if GATED:
-            up = add_tile(up, words, facts, first + num_out, tile, near, far, dtype, K, BITS, CODES)
+            up = add_tile(up, words, scales, first + num_out, tile, near, far, dtype, K, BITS, FP8)
     inside = rows < num_out
-    total = scaled(total, row_scales(facts, own * ROWS + rows, inside, BITS, CODES), dtype)
+    total = scaled(total, row_scales(scales, own * ROWS + rows, inside, BITS, FP8), dtype)
     if GATED:
-        up = scaled(up, row_scales(facts, own * ROWS + num_out + rows, inside, BITS, CODES), dtype)
+        up = scaled(up, row_scales(scales, own * ROWS + num_out + rows, inside, BITS, FP8), dtype)
         total = total * tl.sigmoid(total) * up
     target = out + pairs.to(tl.int64)[None, :] * num_out + rows[:, None]
     tl.store(target, total.to(dtype), mask=inside[:, None] & used[None, :])
 
 
-def rounded_expert_pairs(
+def quantized_expert_pairs(
     x: Tensor,  # [tokens, hidden]; rows may lie apart
-    gate_up: RoundedMatrix,  # [experts * 2 * inner, hidden]: of each expert the gate's rows, then the up rows
-    down: RoundedMatrix,  # [experts * hidden, inner]
+    gate_up: QuantizedMatrix,  # [experts * 2 * inner, hidden]: of each expert the gate's rows, then the up rows
+    down: QuantizedMatrix,  # [experts * hidden, inner]
     expert: Tensor,  # int32 [tokens, active]
     positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are not written
 ) -> Tensor:
@@ -90,15 +90,15 @@ def rounded_expert_pairs(
     num_blocks = groups.num_blocks if groups else num_tokens * num_active
     work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
 
-    def multiply(matrix: RoundedMatrix, source: Tensor, num_out: int, num_rows: int, gated: bool) -> Tensor:
+    def multiply(matrix: QuantizedMatrix, source: Tensor, num_out: int, num_rows: int, gated: bool) -> Tensor:
         out = torch.empty((num_tokens * num_active, num_out), dtype=x.dtype, device=x.device)
         _experts[(num_blocks, triton.cdiv(num_out, num_rows))](
-            source, tiles_of(matrix.words, num_rows, matrix.tile * matrix.bits // 16), matrix.facts(num_rows), out,
-            *work, source.stride(0),
+            source, tiles_of(matrix.words, num_rows, matrix.tile * matrix.bits // 16), matrix.kernel_scales(num_rows),
+            out, *work, source.stride(0),
             ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
             WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=num_rows, K=matrix.tile,
-            BITS=matrix.bits, CODES=matrix.kind == "fp8", GATED=gated,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **IN_TURN,
+            BITS=matrix.bits, FP8=matrix.kind == "fp8", GATED=gated,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
         return out
 
@@ -106,12 +106,15 @@ def rounded_expert_pairs(
     return multiply(down, activated, hidden, tiles.down_rows, gated=False).view(num_tokens, num_active, hidden)
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, matrix: RoundedMatrix, dtype: torch.dtype) -> _Tiles:
-    """From a sweep on an H200 up to 8 pairs an expert: narrow tiles for few programs, then for few instructions."""
-    narrow = 64 if matrix.kind == "fp8" else 32  # factors of FP8 come for 64 rows at least
+def _tiles(num_tokens: int, pairs_per_expert: float, matrix: QuantizedMatrix, dtype: torch.dtype) -> _Tiles:
+    """From a sweep on an H200 up to 8 pairs an expert: narrow tiles for few programs, then for few instructions.
+
+    Source: log 124; beyond 8 pairs an expert not in the log.
+    """
+    narrow = 64 if matrix.kind == "fp8" else 32  # factors of FP8 come for at least 64 rows
     if dtype == torch.float32:  # without tensor cores
         return _Tiles(16, narrow, narrow, 4, 2)
-    if num_tokens <= LEAST_TOKENS:
+    if num_tokens <= MIN_TOKENS:
         return _Tiles(16, narrow, 32 if matrix.kind == "int8" else 64, 2, 4 if matrix.kind == "fp8" else 6)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
         return _Tiles(16, 64, 64, 2 if matrix.bits == 4 else 4, 3)

@@ -1,7 +1,8 @@
-"""Which pairs (token, place) a block of the routed MLP computes: pairs of one expert, to read its matrices once.
+"""Pairs of a token and one of its experts, grouped by expert: a block of the routed MLP reads its matrices once.
 
-Pairs are numbered token * active + place. Everything is found on the device; the number of blocks is an upper bound
-that depends on padded sizes only. Padding tokens are in no block: nobody reads weights for them.
+Pairs are numbered token * active + rank (0: the token's best expert). Everything is found on the device; the number of
+blocks is an upper bound that depends on padded sizes only.
+Padding tokens are in no block, so no weights are read for them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 _NO_PAIR: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 _SCAN = 1024
@@ -28,15 +29,15 @@ class Groups(NamedTuple):
 
 @triton.jit
 def first_and_rows(pair, expert, positions, num_tokens, ACTIVE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """At most BLOCK tokens: the pair stands for its expert if it is the first of it. No grouping pass is needed then.
+    """For up to BLOCK tokens: the first pair of an expert stands for it, and no grouping pass is needed.
 
     Gives the expert (-1: another pair stands for it, or padding) and, for each token, its pair of that expert or -1.
     """
     own = tl.load(expert + pair)
     tokens = tl.arange(0, BLOCK)
-    places = tl.arange(0, WIDE)
-    valid = (tl.load(positions + tokens, mask=tokens < num_tokens, other=-1) >= 0)[:, None] & (places < ACTIVE)[None, :]
-    numbers = tokens[:, None] * ACTIVE + places[None, :]
+    ranks = tl.arange(0, WIDE)
+    valid = (tl.load(positions + tokens, mask=tokens < num_tokens, other=-1) >= 0)[:, None] & (ranks < ACTIVE)[None, :]
+    numbers = tokens[:, None] * ACTIVE + ranks[None, :]
     same = valid & (tl.load(expert + numbers, mask=valid, other=-1) == own)
     rows = tl.min(tl.where(same, numbers, _NO_PAIR), axis=1)
     leads = tl.min(rows, axis=0) == pair
@@ -65,8 +66,8 @@ def _group_kernel(
     BLOCK: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """One program an expert: counts all experts' pairs, to know where its own blocks lie, and places its own pairs."""
-    take_turn()
+    """One program an expert: counts all experts' pairs, to know where its own blocks lie, and stores its own pairs."""
+    launch_dependents_and_wait()
     own = tl.program_id(0)
     counts = tl.zeros([BINS], tl.int32)
     for start in range(0, num_pairs, SCAN):
@@ -115,6 +116,6 @@ def group(expert: Tensor, positions: Tensor, num_experts: int, block_size: int) 
         BLOCK=block_size,
         SCAN=_SCAN,
         num_warps=4,
-        **IN_TURN,
+        **pdl_options(expert.device),
     )
     return groups

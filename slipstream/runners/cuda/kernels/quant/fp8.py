@@ -1,11 +1,11 @@
 """Matrices in FP8, as checkpoints hold them: a weight is a code (e4m3) times the scale of ``TILE`` columns of its row.
 
 A code's exponent and mantissa, moved to where bfloat16 has its own, are the code's value times 2^-120: one
-multiplication by what is stored of a scale makes two weights. Of every ``TILE`` columns, word c of 16 bits holds
+multiplication by the stored factor makes two weights. Of every ``TILE`` columns, word c of 16 bits holds
 columns c and c + 64, as in int8.py, but so that few bits are left to move: those of the first are where bfloat16 wants
-them, those of the second lie in the gaps between, four places too low or four too high.
+them, those of the second lie in the gaps between, four bits too low or four too high.
 
-Rows that a checkpoint keeps in more bits may follow behind those in codes: they are read as they are.
+Rows that a checkpoint keeps in more bits may follow the rows in codes: they are read as they are.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, plain, rows_to_unpack, slabs
 
 TILE = FP8_GROUP
-MOST = 448.0  # the largest code's value
+MAX_VALUE = 448.0  # the largest code's value
 FACTOR_BITS = 120 - UNIT_BITS  # a scale is stored times two to the power of this
-_ROWS = 32  # that a program makes into weights
+_ROWS = 32  # a program dequantizes
 
 _WEIGHTS = tl.constexpr("""{
     .reg .b32 low, high, rest, zero;
@@ -45,7 +45,7 @@ _WEIGHTS = tl.constexpr("""{
 
 @triton.jit
 def coded_weights(words, factors, dtype: tl.constexpr):
-    """Those of the codes in the low and in the high bytes, in that type, rounded once; see ``plain``.
+    """Dequantized codes of the low and of the high bytes, rounded once to that type; see ``plain``.
 
     words: [N, W], factors: [1, N] -> two of [N, W]
     """
@@ -56,13 +56,13 @@ def coded_weights(words, factors, dtype: tl.constexpr):
         )
     else:
         bits = words.to(tl.int32)
-        low = _made(bits & 0x87F0, factor, dtype)
-        high = _made((bits << 4 & 0x80F0) | (bits >> 4 & 0x0700), factor, dtype)
+        low = _weight(bits & 0x87F0, factor, dtype)
+        high = _weight((bits << 4 & 0x80F0) | (bits >> 4 & 0x0700), factor, dtype)
     return low, high
 
 
 @triton.jit
-def _made(bits, factor, dtype: tl.constexpr):
+def _weight(bits, factor, dtype: tl.constexpr):
     """``bits``: of a bfloat16, in an int32"""
     made = (bits << 16).to(tl.float32, bitcast=True) * factor.to(tl.float32)
     return (plain(made, tl.bfloat16) if dtype == tl.float16 else made).to(dtype)
@@ -72,7 +72,7 @@ def _made(bits, factor, dtype: tl.constexpr):
 class Fp8Matrix:
     words: Tensor  # int16 [rows in codes, columns / 2], contiguous
     factors: Tensor  # bfloat16 [tiles, rows in codes]; a tile's start at a multiple of 16 bytes
-    kept: Tensor | None = None  # [rows, columns], contiguous: those behind the rows in codes
+    kept: Tensor | None = None  # [rows, columns], contiguous: those after the rows in codes
 
     kind: ClassVar[str] = "fp8"
     bits: ClassVar[int] = 8
@@ -95,8 +95,8 @@ class Fp8Matrix:
     def num_bytes(self) -> int:
         return stored_bytes((self.words.shape[0], self.width)) + (0 if self.kept is None else self.kept.nbytes)
 
-    def facts(self, num_rows: int) -> TensorDescriptor:
-        assert num_rows >= 64, "tiles of factors lie behind each other, each at a multiple of 128 bytes"
+    def kernel_scales(self, num_rows: int) -> TensorDescriptor:
+        assert num_rows >= 64, "tiles of factors follow each other, each at a multiple of 128 bytes"
         return TensorDescriptor(self.factors, list(self.factors.shape), list(self.factors.stride()), [1, num_rows])
 
     def first(self, num_rows: int) -> Fp8Matrix:
@@ -118,7 +118,7 @@ class Fp8Matrix:
         assert ids is None or self.kept is None
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
             self.words, self.factors, ids, out, num_rows, self.width, self.factors.stride(0), N=_ROWS, K=TILE,
-            num_warps=4, **IN_TURN,
+            num_warps=4, **pdl_options(out.device),
         )  # fmt: skip
         return out
 
@@ -129,18 +129,18 @@ def stored_bytes(shape: Sequence[int]) -> int:
 
 
 def _padded(num_rows: int) -> int:
-    """So that each tile's factors start where the copy engine can."""
+    """Rows, padded: each tile's factors start where the copy engine can read."""
     return -(-num_rows // 8) * 8
 
 
-def rounded(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device) -> Fp8Matrix:
-    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type, taken in turn."""
+def quantize(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device) -> Fp8Matrix:
+    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type."""
     matrix = empty(shape, device)
     for rows, weights in slabs(parts, shape[0], device):
         groups = weights.view(weights.shape[0], -1, TILE)
-        scale = (groups.abs().amax(dim=2) / MOST).bfloat16().float()
+        scale = (groups.abs().amax(dim=2) / MAX_VALUE).bfloat16().float()
         steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
-        codes = steps.clamp_(-MOST, MOST).to(torch.float8_e4m3fn).view(torch.uint8)
+        codes = steps.clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn).view(torch.uint8)
         put(matrix, rows, codes.view(weights.shape), scale)
     return matrix
 
@@ -165,14 +165,14 @@ def put(matrix: Fp8Matrix, rows: slice, codes: Tensor, scale: Tensor) -> None:
 def _weights_kernel(
     words, factors, ids, out, num_rows, width, tile_stride, N: tl.constexpr, K: tl.constexpr
 ):  # fmt: skip
-    take_turn()
-    place, inside, row = rows_to_unpack(ids, num_rows, N)
+    launch_dependents_and_wait()
+    out_row, inside, row = rows_to_unpack(ids, num_rows, N)
     tile = tl.program_id(1)
     word = tile * (K // 2) + tl.arange(0, K // 2)
     found = tl.load(words + row[:, None] * (width // 2) + word[None, :], mask=inside[:, None], other=0)
     factor = tl.load(factors + tile.to(tl.int64) * tile_stride + row, mask=inside, other=0.0)[None, :]
     dtype: tl.constexpr = out.dtype.element_ty
     low, high = coded_weights(found, factor, dtype)
-    target = out + place[:, None].to(tl.int64) * width + tile * K + tl.arange(0, K // 2)[None, :]
+    target = out + out_row[:, None].to(tl.int64) * width + tile * K + tl.arange(0, K // 2)[None, :]
     tl.store(target, plain(low.to(tl.float32), dtype).to(dtype), mask=inside[:, None])
     tl.store(target + K // 2, plain(high.to(tl.float32), dtype).to(dtype), mask=inside[:, None])

@@ -1,4 +1,4 @@
-"""What matrices in few bits have in common, however many: rounded slab by slab, multiplied and unpacked."""
+"""The interface of quantized matrices, and the parts that all formats share."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SLAB = 1 << 23  # weights rounded at once
+SLAB = 1 << 23  # weights quantized at once
 UNIT_BITS = 24
-# Kernels that scale weights compute with weights over this: without it, what scales are stored times, to undo how
-# levels and codes are read as bfloat16, would be too large for bfloat16.
+# Kernels that scale weights compute with weights over this: without it the stored scales, which also undo how codes are
+# read as bfloat16, would be too large for bfloat16.
 UNIT = tl.constexpr(2.0**UNIT_BITS)
 
 
-class RoundedMatrix(Protocol):
-    """[rows, columns]; its levels lie in words of 16 bits, those of every ``tile`` columns together."""
+class QuantizedMatrix(Protocol):
+    """[rows, columns]; its codes lie in words of 16 bits, those of every ``tile`` columns together."""
 
     @property
     def words(self) -> Tensor: ...  # int16 [rows, words], contiguous
@@ -33,13 +33,13 @@ class RoundedMatrix(Protocol):
     def kind(self) -> str: ...  # int8, int4, fp8
 
     @property
-    def bits(self) -> int: ...  # of a level
+    def bits(self) -> int: ...  # of a code
 
     @property
-    def kept(self) -> Tensor | None: ...  # the last rows, if they are not in levels: [rows, columns]
+    def kept(self) -> Tensor | None: ...  # the last rows, if they are not quantized: [rows, columns]
 
     @property
-    def at_once(self) -> int: ...  # columns of activations that meet weights in one product
+    def at_once(self) -> int: ...  # columns of activations multiplied in one product
 
     @property
     def num_rows(self) -> int: ...
@@ -50,8 +50,8 @@ class RoundedMatrix(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def facts(self, num_rows: int) -> Any:
-        """What makes levels into weights, as the kernel of products takes it with so many rows a program."""
+    def kernel_scales(self, num_rows: int) -> Any:
+        """Scales (and zero points) as the product kernel takes them, with ``num_rows`` rows a program."""
         ...
 
     def first(self, num_rows: int) -> Self:
@@ -59,38 +59,38 @@ class RoundedMatrix(Protocol):
         ...
 
     def reorder(self, rows: Tensor) -> None:
-        """In place. ``rows``: those that come to lie in this order, all of them."""
+        """In place. ``rows``: the new order, a permutation."""
         ...
 
     def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-        """All rows, or those that ``ids`` name, as plain weights. [rows, columns]"""
+        """All rows, or the rows ``ids``, dequantized. [rows, columns]"""
         ...
 
 
 @triton.jit
 def plain(values, dtype: tl.constexpr):
-    """What was computed, in float32, from weights over UNIT in that type: as if from the weights themselves.
+    """Undo UNIT in float32 results of weights over UNIT.
 
-    float16 would lose them: there, weights are as they are.
+    float16 would lose such weights: there they are not divided by UNIT.
     """
     return values if dtype == tl.float16 else values * UNIT
 
 
 @triton.jit
 def rows_to_unpack(ids, num_rows, N: tl.constexpr):
-    """Of the first program axis: N places in the result, which of them count, and the matrix's rows that go there."""
-    place = tl.program_id(0) * N + tl.arange(0, N)
-    inside = place < num_rows
-    row = place.to(tl.int64)
+    """Of the first program axis: N rows of the result, a mask of those inside it, and the matrix's rows they hold."""
+    out_row = tl.program_id(0) * N + tl.arange(0, N)
+    inside = out_row < num_rows
+    row = out_row.to(tl.int64)
     if ids is not None:
-        row = tl.load(ids + place, mask=inside, other=0).to(tl.int64)
-    return place, inside, row
+        row = tl.load(ids + out_row, mask=inside, other=0).to(tl.int64)
+    return out_row, inside, row
 
 
 def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-    """Rows and their weights in float32 on the device, a few at a time: what stands between stays small.
+    """Rows and their weights in float32 on the device, a few at a time: temporary memory stays small.
 
-    ``parts``: [rows, columns] of any float type, stacked along the output; taken in turn.
+    ``parts``: [rows, columns] of any float type, stacked along the output; consumed one by one.
     """
     start = 0
     for part in parts:

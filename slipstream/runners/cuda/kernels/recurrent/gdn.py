@@ -1,7 +1,7 @@
 """Gated DeltaNet for a ragged batch: causal conv, gated delta rule, replay of accepted drafts, gated norm.
 
-The ring holds the raw inputs by position: like the KV cache, what was written beyond the cursor is overwritten before
-it is read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and the drafts
+The ring holds the raw inputs by position: as in the KV cache, entries beyond the cursor are overwritten before they are
+read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and the drafts
 accepted last step, from the ring. In the recurrence a program is one warp that owns some columns of one head's state in
 one row, so that all sums over the keys stay inside the warp: it reads the committed state, replays, runs over the
 certain tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, OVERLAP, let_next_in, wait_for_last
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, uses_pdl, wait_for_previous
 from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, recur_in_chunks
 
 FEW_ROWS = 8
-CONV_HEADS = 2  # a program's
+CONV_HEADS = 2  # of a program
 
 
 @triton.jit
@@ -62,7 +62,7 @@ def _conv(
     DEPTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
 ):  # fmt: skip
     """Conv, SiLU, unit q and k, gates, for H heads of one token. Fed tokens come first, then each row's replays."""
-    let_next_in()
+    launch_dependents()
     entry = tl.program_id(0)
     if entry < num_tokens:
         position = tl.load(positions + entry)
@@ -72,7 +72,7 @@ def _conv(
         i = (entry - num_tokens) % DEPTH
         count = tl.load(row_replay + row)
         position = tl.where(i < count, tl.load(row_starts + row) - count + i, -1)
-    if not OVERLAP:  # noqa: SIM102 (decided when it is compiled)
+    if not uses_pdl():  # noqa: SIM102 (decided when it is compiled)
         if position < 0:
             return
     start = tl.load(row_starts + row)
@@ -97,14 +97,14 @@ def _conv(
     x2 = _kept(rings, position - 2, start, ring_size, ring_width, channel, along, size)
     x1 = _kept(rings, position - 1, start, ring_size, ring_width, channel, along, size)
     x0 = _kept(rings, position, start, ring_size, ring_width, channel, along, size)
-    place = rings + (tl.maximum(position, 0) % ring_size) * ring_width
+    at_ring = rings + (tl.maximum(position, 0) % ring_size) * ring_width
     gate = tl.program_id(1) * H + tl.arange(0, H) - 2 * num_k_heads  # value heads
     is_gate = (gate >= 0) & (gate < num_v_heads)
     is_fed = entry < num_tokens
-    kept_b, kept_a = _two(place + channels, gate, num_v_heads, (entry >= num_tokens) & (position >= 0))
+    kept_b, kept_a = _two(at_ring + channels, gate, num_v_heads, (entry >= num_tokens) & (position >= 0))
     rate = tl.load(decay_scale + gate, mask=is_gate, other=0.0)
     bias = tl.load(dt_bias + gate, mask=is_gate, other=0.0)
-    wait_for_last()
+    wait_for_previous()
     if position < 0:
         return
     fed = mixed + offset.to(tl.int64) * mixed_stride
@@ -124,9 +124,9 @@ def _conv(
     tl.store(at_gates, _log_decay(kept_a + fed_a, rate, bias), mask=is_gate)
     tl.store(at_gates + num_v_heads, tl.sigmoid(kept_b + fed_b), mask=is_gate)
     if STORE_RING and is_fed:
-        tl.store(place + channel, x0.to(ring.dtype.element_ty), mask=inside)
-        tl.store(place + channels + gate, fed_b.to(ring.dtype.element_ty), mask=is_gate)
-        tl.store(place + channels + num_v_heads + gate, fed_a.to(ring.dtype.element_ty), mask=is_gate)
+        tl.store(at_ring + channel, x0.to(ring.dtype.element_ty), mask=inside)
+        tl.store(at_ring + channels + gate, fed_b.to(ring.dtype.element_ty), mask=is_gate)
+        tl.store(at_ring + channels + num_v_heads + gate, fed_a.to(ring.dtype.element_ty), mask=is_gate)
 
 
 @triton.jit
@@ -136,12 +136,12 @@ def _recur(
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr,
 ):  # fmt: skip
-    let_next_in()
+    launch_dependents()
     block = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
     fed = tl.load(row_fed + row)
-    if not OVERLAP:  # noqa: SIM102 (decided when it is compiled)
+    if not uses_pdl():  # noqa: SIM102 (decided when it is compiled)
         if fed == 0:
             return
     slot = tl.load(row_slots + row).to(tl.int64)
@@ -163,7 +163,7 @@ def _recur(
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + tile
     memory = tl.load(at_state, mask=in_tile, other=0.0)
     memory = tl.where(fresh, 0.0, memory)  # another stream's state may still lie there
-    wait_for_last()
+    wait_for_previous()
     if fed == 0:
         return
     if SKIP_LONG and is_long(fed, certain):
@@ -198,21 +198,21 @@ def _recur(
 def _gated_norm(
     y, mixed, out, norm, positions, first_z, mixed_stride, num_heads, v_dim, eps, V: tl.constexpr, H: tl.constexpr
 ):
-    """RMSNorm of each head, times silu(z). Zeros for padding, of which nobody wrote a value."""
-    let_next_in()
+    """RMSNorm of each head, times silu(z). Zeros for padding: it has no value."""
+    launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * H + tl.arange(0, H)
     along = tl.arange(0, V)
-    place = head[:, None] * v_dim + along[None, :]
+    at_head = head[:, None] * v_dim + along[None, :]
     inside = (head[:, None] < num_heads) & (along[None, :] < v_dim)
     counts = (along[None, :] < tl.where(tl.load(positions + token) >= 0, v_dim, 0)) & (head[:, None] < num_heads)
     weight = tl.load(norm + along, mask=along < v_dim, other=0.0)
-    wait_for_last()
-    values = tl.load(y + token * (num_heads * v_dim) + place, mask=counts, other=0.0).to(tl.float32)
-    z = tl.load(mixed + token * mixed_stride + first_z + place, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous()
+    values = tl.load(y + token * (num_heads * v_dim) + at_head, mask=counts, other=0.0).to(tl.float32)
+    z = tl.load(mixed + token * mixed_stride + first_z + at_head, mask=inside, other=0.0).to(tl.float32)
     size = tl.rsqrt(tl.sum(values * values, axis=1) / v_dim + eps)
     gated = values * size[:, None] * weight[None, :] * z * tl.sigmoid(z)
-    tl.store(out + token * (num_heads * v_dim) + place, gated.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + token * (num_heads * v_dim) + at_head, gated.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -242,8 +242,8 @@ def _store_ring(
     source = tl.where(column < channels, column, column + value_width)
     for j in range(tl.maximum(0, fed - KEEP), fed):
         raw = tl.load(mixed + (offset + j).to(tl.int64) * mixed_stride + source, mask=column < width, other=0.0)
-        place = ring + (slot.to(tl.int64) * ring_size + (start + j) % ring_size) * width
-        tl.store(place + column, raw.to(ring.dtype.element_ty), mask=column < width)
+        at_ring = ring + (slot.to(tl.int64) * ring_size + (start + j) % ring_size) * width
+        tl.store(at_ring + column, raw.to(ring.dtype.element_ty), mask=column < width)
 
 
 def gdn_mix(
@@ -261,6 +261,7 @@ def gdn_mix(
     """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last certain token."""
     assert ring.dtype == mixed.dtype
     num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
+    pdl = pdl_options(device)
     depth = max(1, batch.max_replay)
     entries = num_tokens + num_rows * depth
     convolved = torch.empty(entries, gdn.conv_channels, device=device, dtype=torch.float32)
@@ -271,14 +272,14 @@ def gdn_mix(
         mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
         batch.positions, batch.token_rows, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_replay,
         num_tokens, mixed.stride(0), ring.shape[1], *heads, gdn.k_dim**-0.5,
-        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1, **IN_TURN,
+        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1, **pdl,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
     columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
         batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1, **IN_TURN,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1, **pdl,
     )  # fmt: skip
     if batch.has_prompts:
         recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)
@@ -292,6 +293,6 @@ def gdn_mix(
     together = 8
     _gated_norm[(num_tokens, triton.cdiv(gdn.num_v_heads, together))](
         y, mixed, out, norm, batch.positions, gdn.conv_channels, mixed.stride(0), gdn.num_v_heads, gdn.v_dim, eps,
-        V=wide_v, H=together, num_warps=4, **IN_TURN,
+        V=wide_v, H=together, num_warps=4, **pdl,
     )  # fmt: skip
     return out

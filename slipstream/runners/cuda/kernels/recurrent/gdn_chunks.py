@@ -4,7 +4,7 @@ With G the cumulative log decay inside a chunk and S the state before it:
     (I + A) delta = beta (v - e^G k S), where A[t, s < t] = beta_t e^(G_t - G_s) k_t.k_s
     out = e^G q S + M delta, where M[t, s <= t] = e^(G_t - G_s) q_t.k_s
     S' = e^G_last S + k^T (e^(G_last - G) delta)
-What does not need S is computed for all chunks at once (`_within`); then a program takes some columns of a head's state
+All terms without S are computed for all chunks at once (`_within`); then a program takes some columns of a head's state
 through the chunks of its row (`_across`). Float32 factors are split into two bfloat16, so that tensor cores multiply
 them and the state keeps 16 bits of each.
 """
@@ -20,11 +20,11 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.matmul.product import split, split_product
 
-CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory
+CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
 LONG = tl.constexpr(32)  # a row that feeds more certain tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
-COLUMNS = 32  # of a state, a program's: two programs share a multiprocessor
+COLUMNS = 32  # of a state, per program: two programs share a multiprocessor
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _first_chunk(row_fed, row_certain, row_replay, row):
 
 @triton.jit
 def _entry(i, row, offset, replay, num_tokens, DEPTH: tl.constexpr):
-    """Where the row's i-th token lies among the conv's outputs: replays follow all fed tokens."""
+    """Index of the row's i-th token among the conv's outputs: replays follow all fed tokens."""
     return tl.where(i < replay, num_tokens + row * DEPTH + i, offset + i - replay).to(tl.int64)
 
 
@@ -218,8 +218,8 @@ def _across(
     tl.store(at_state, memory, mask=in_state)
 
 
-def most_chunks(num_rows: int, num_tokens: int, depth: int) -> int:
-    """No step of this size has more."""
+def max_chunks(num_rows: int, num_tokens: int, depth: int) -> int:
+    """Upper bound of the chunks of a step of this size."""
     num_long = min(num_rows, num_tokens // (LONG.value + 1))
     return (num_tokens + num_long * (depth + CHUNK.value - 1)) // CHUNK.value if num_long else 0
 
@@ -235,7 +235,7 @@ def recur_in_chunks(
 ) -> None:
     """The outputs and new states of all long rows; the others are left alone."""
     num_tokens = out.shape[0]
-    num_chunks = most_chunks(batch.num_rows, num_tokens, depth)
+    num_chunks = max_chunks(batch.num_rows, num_tokens, depth)
     if num_chunks == 0:
         return
     size, device = CHUNK.value, out.device

@@ -1,7 +1,7 @@
 """Repetition, presence and frequency penalties, and logit bias, at positions that each have their own history.
 
 A program owns a chunk of one position's vocabulary: it counts the history's tokens in a scratch of its own, then
-changes the logits of those that occur. Counts are integers, so the result does not depend on who counted first.
+changes the logits of those that occur. Counts are integers, so the result does not depend on their order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BLOCK = 1024
 _CHUNK = 16 * _BLOCK
 _BIAS_BLOCK = 128
 
-_IN_PROMPT: tl.constexpr = tl.constexpr(1 << 30)  # beside the number of occurrences in the output
+_IN_PROMPT: tl.constexpr = tl.constexpr(1 << 30)  # besides the number of occurrences in the output
 
 
 @triton.jit
@@ -71,8 +71,8 @@ def _penalise_kernel(
         count = tl.load(counts + at + lanes, mask=at + lanes < high, other=0, cache_modifier=".cg")
         value = tl.load(logits + at + lanes, mask=count != 0, other=0.0).to(tl.float32)
         value = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
-        drawn = (count & (_IN_PROMPT - 1)).to(tl.float32)
-        value -= drawn * each + tl.where(drawn > 0, once, 0.0)
+        sampled = (count & (_IN_PROMPT - 1)).to(tl.float32)
+        value -= sampled * each + tl.where(sampled > 0, once, 0.0)
         tl.store(logits + at + lanes, value.to(logits.dtype.element_ty), mask=count != 0)
 
 
@@ -85,10 +85,10 @@ def _bias_kernel(logits, slots, bias_tokens, bias_values, num_bias, stride, max_
     logits += position * stride
     count = tl.load(num_bias + slot)
     for at in range(0, count, BLOCK):
-        places = at + tl.arange(0, BLOCK)
-        ids = tl.load(bias_tokens + slot * max_bias + places, mask=places < count, other=-1)
+        entries = at + tl.arange(0, BLOCK)
+        ids = tl.load(bias_tokens + slot * max_bias + entries, mask=entries < count, other=-1)
         mask = (ids >= 0) & (ids < vocab_size)
-        value = tl.load(bias_values + slot * max_bias + places, mask=mask, other=0.0)
+        value = tl.load(bias_values + slot * max_bias + entries, mask=mask, other=0.0)
         value += tl.load(logits + ids, mask=mask, other=0.0).to(tl.float32)
         tl.store(logits + ids, value.to(logits.dtype.element_ty), mask=mask)
 
@@ -96,7 +96,7 @@ def _bias_kernel(logits, slots, bias_tokens, bias_values, num_bias, stride, max_
 def penalise(
     logits: Tensor,  # [positions, vocabulary], changed in place; rows may lie apart
     slots: Tensor,  # int32 [positions]; -1: padding
-    history_end: Tensor,  # int32 [positions]: the position's history is the slot's first so many tokens
+    history_end: Tensor,  # int32 [positions]: length of the position's history, the slot's first tokens
     tokens: Tensor,  # int32 [slots, max tokens]
     num_prompt: Tensor,  # int32 [slots]: where the output begins
     repetition: Tensor,  # float32 [slots]; 1: off. Over the whole history, once per token

@@ -1,7 +1,7 @@
-"""The token of each position: argmax of the logits, or of the logits with the noise of (seed, position, token id).
+"""The sampled token of each position: argmax of the logits, or of logits with the noise of (seed, position, token id).
 
 The formula is the one of ``noise.py``, bit for bit up to the platform's logarithm. Two kernels: partial maxima over
-chunks of the vocabulary, then one program a position over the partials. What is chosen does not depend on the chunks.
+chunks of the vocabulary, then one program a position over the partials. The token does not depend on the chunks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.pdl import IN_TURN, take_turn
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 _BLOCK = 1024
 _MAX_CHUNK = 16 * _BLOCK
@@ -66,12 +66,12 @@ def _partial_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a position and chunk: the best value and its lowest id; with SURE, the largest logit and the sum."""
-    take_turn()
+    launch_dependents_and_wait()
     position = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * chunk
     lanes = tl.arange(0, BLOCK)
     row = logits + position * stride
-    value = _some(row, start + lanes, vocab_size)  # the next logits are always on their way
+    value = _some(row, start + lanes, vocab_size)  # the next logits are always being loaded
     slot = tl.load(slots + position)
     if slot < 0:
         return
@@ -97,14 +97,14 @@ def _partial_kernel(
         best_id = tl.where(better, ids, best_id)
         value = following
 
-    place = position * tl.num_programs(1) + tl.program_id(1)
+    at_part = position * tl.num_programs(1) + tl.program_id(1)
     top = tl.max(best, axis=0)
-    tl.store(best_values + place, top)
-    tl.store(best_ids + place, tl.min(tl.where(best == top, best_id, _NO_TOKEN), axis=0))
+    tl.store(best_values + at_part, top)
+    tl.store(best_ids + at_part, tl.min(tl.where(best == top, best_id, _NO_TOKEN), axis=0))
     if SURE:
         highest = tl.max(peak, axis=0)
-        tl.store(peaks + place, highest)
-        tl.store(masses + place, tl.sum(mass * tl.exp(peak - highest), axis=0))
+        tl.store(peaks + at_part, highest)
+        tl.store(masses + at_part, tl.sum(mass * tl.exp(peak - highest), axis=0))
 
 
 @triton.jit(do_not_specialize=["num_chunks"])
@@ -122,7 +122,7 @@ def _combine_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program a position, over its chunks' partials."""
-    take_turn()
+    launch_dependents_and_wait()
     position = tl.program_id(0).to(tl.int64)
     if tl.load(slots + position) < 0:
         tl.store(tokens + position, 0)
@@ -131,15 +131,15 @@ def _combine_kernel(
         return
     chunks = tl.arange(0, BLOCK)
     mask = chunks < num_chunks
-    places = position * num_chunks + chunks
-    values = tl.load(best_values + places, mask=mask, other=float("-inf"))
-    ids = tl.load(best_ids + places, mask=mask, other=_NO_TOKEN)
+    parts = position * num_chunks + chunks
+    values = tl.load(best_values + parts, mask=mask, other=float("-inf"))
+    ids = tl.load(best_ids + parts, mask=mask, other=_NO_TOKEN)
     lowest = tl.min(tl.where(values == tl.max(values, axis=0), ids, _NO_TOKEN), axis=0)
-    # A row of NaN has no maximum: whoever reads the token may rely on its being one.
+    # A row of NaN has no maximum, but readers rely on a valid token.
     tl.store(tokens + position, tl.minimum(lowest, vocab_size - 1))
     if SURE:
-        peak = tl.load(peaks + places, mask=mask, other=_LOWEST)
-        mass = tl.load(masses + places, mask=mask, other=0.0)
+        peak = tl.load(peaks + parts, mask=mask, other=_LOWEST)
+        mass = tl.load(masses + parts, mask=mask, other=0.0)
         total = tl.sum(mass * tl.exp(peak - tl.max(peak, axis=0)), axis=0)
         tl.store(sure + position, 1.0 / total)
 
@@ -147,7 +147,7 @@ def _combine_kernel(
 def choose(
     logits: Tensor,  # [positions, vocabulary]: any float; rows may lie apart
     slots: Tensor,  # int32 [positions]; -1: padding, its token is 0
-    index: Tensor,  # int32 [positions]: the index of the token being drawn
+    index: Tensor,  # int32 [positions]: the index of the sampled token in its row
     inv_temperature: Tensor,  # float32 [slots]
     seeds: Tensor,  # int64 [slots]
     greedy: Tensor,  # bool or uint8 [slots]
@@ -202,7 +202,7 @@ def _choose(
         BLOCK=_BLOCK,
         num_warps=4,
         enable_fp_fusion=False,  # the product is rounded before the noise is added, as in the reference
-        **IN_TURN,
+        **pdl_options(logits.device),
     )
     _combine_kernel[(num_positions,)](
         slots,
@@ -217,7 +217,7 @@ def _choose(
         SURE=sure is not None,
         BLOCK=triton.next_power_of_2(triton.cdiv(vocab_size, _BLOCK)),  # the same for any number of positions
         num_warps=1,
-        **IN_TURN,
+        **pdl_options(logits.device),
     )
     return tokens
 

@@ -1,9 +1,9 @@
 """top_k, top_p and min_p without sorting the vocabulary.
 
-Tokens rank by value, of equals the lower id first, and what stays is a prefix of that order: a border value, and how
+Tokens rank by value, of equals the lower id first, and a prefix of that order stays: a border value, and how
 many of its equals stay. The border is found by bisection on the bits of the value. Three kernels: a survey of the rows
-(the largest value of each small group), the border among the few tokens the survey leaves, and the cut. Each row's
-result depends on that row alone.
+(the largest value of each small group), the border among the few tokens the survey leaves, and the truncation. Each
+row's result depends on that row alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 _GROUP = 64  # tokens that share an entry of the survey
 _CHUNK = 2048  # tokens a program surveys, or takes in at once
 _MAX_CANDIDATES = 4096  # beyond, the border is searched in the whole row
-_CUT = 4096
+_BLOCK = 4096  # tokens a program truncates at once
 
 _LOWEST: tl.constexpr = tl.constexpr(-1.0e30)  # below every logit that is not -inf, and finite: differences are no NaN
 _BELOW_ALL: tl.constexpr = tl.constexpr(-0x80000000)  # a rank key below every value's
@@ -35,14 +35,14 @@ def _key_value(key):
 
 
 @triton.jit
-def _asked(position, slots, top_k, top_p, min_p, vocab_size):
-    """The slot (-1: padding, or it asks for nothing), its k (0: off), p (1: off) and min_p (0: off)."""
+def _settings(position, slots, top_k, top_p, min_p, vocab_size):
+    """The slot (-1: padding, or no truncation), its k (0: off), p (1: off) and min_p (0: off)."""
     slot = tl.load(slots + position)
-    place = tl.maximum(slot, 0)
-    k = tl.load(top_k + place)
+    valid = tl.maximum(slot, 0)
+    k = tl.load(top_k + valid)
     k = tl.where(k < vocab_size, tl.maximum(k, 0), 0)
-    p = tl.load(top_p + place)
-    share = tl.load(min_p + place)
+    p = tl.load(top_p + valid)
+    share = tl.load(min_p + valid)
     return tl.where((k > 0) | (p < 1.0) | (share > 0.0), slot, -1), k, p, share
 
 
@@ -65,7 +65,7 @@ def _survey_kernel(
 ):
     """One program a position and chunk: the largest value of each group, and the chunk's sum of exp."""
     position = tl.program_id(0).to(tl.int64)
-    slot, _, _, _ = _asked(position, slots, top_k, top_p, min_p, vocab_size)
+    slot, _, _, _ = _settings(position, slots, top_k, top_p, min_p, vocab_size)
     if slot < 0:
         return
     groups = tl.program_id(1) * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
@@ -75,9 +75,9 @@ def _survey_kernel(
     tl.store(group_peaks + position * num_groups + groups, peaks, mask=groups < num_groups)
     peak = tl.maximum(tl.max(peaks, axis=0), _LOWEST)
     weights = tl.exp((values - peak) * tl.load(inv_temperature + slot))
-    place = position * tl.num_programs(1) + tl.program_id(1)
-    tl.store(chunk_peaks + place, peak)
-    tl.store(chunk_masses + place, tl.sum(tl.sum(weights, axis=1), axis=0))
+    at_part = position * tl.num_programs(1) + tl.program_id(1)
+    tl.store(chunk_peaks + at_part, peak)
+    tl.store(chunk_masses + at_part, tl.sum(tl.sum(weights, axis=1), axis=0))
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _lowest_border(values, count, low, high, target, peak, scale, ONES: tl.const
 
 @triton.jit
 def _nth_equal(values, count, key, nth, BLOCK: tl.constexpr):
-    """Where the nth value of this key stands, or the last one if there are fewer; -1 if there is none. int32"""
+    """Index of the nth value of this key, or of the last one if there are fewer; -1 if there is none. int32"""
     lanes = tl.arange(0, BLOCK)
     found = tl.full([], -1, tl.int32)
     seen = tl.full([], 0, tl.int32)
@@ -126,7 +126,7 @@ def _nth_equal(values, count, key, nth, BLOCK: tl.constexpr):
 
 @triton.jit
 def _border(values, count, k, p, low, peak, row_mass, scale, BLOCK: tl.constexpr):
-    """The border's key, and where among the values the last equal that stays stands (-1: none). int32, int32"""
+    """The border's key, and the index of the last of its equals that stays (-1: none). int32, int32"""
     high = _rank_key(peak)
     border = low
     stay = tl.full([], 0x7FFFFFFF, tl.int32)
@@ -142,7 +142,7 @@ def _border(values, count, k, p, low, peak, row_mass, scale, BLOCK: tl.constexpr
         lower = border
         border = _lowest_border(values, count, lower, high, p * mass, peak, scale, False, BLOCK)
         room = p * mass - _above(values, count, border, peak, scale, False, BLOCK)
-        # Of equals, the i-th stays while what ranks before it is less than p: at least the first.
+        # Of equals, the i-th stays while the mass ranked before it is less than p: at least the first.
         equals = tl.ceil(tl.div_rn(room, tl.exp((_key_value(border) - peak) * scale)))
         equals = tl.maximum(tl.minimum(equals, 1.0e9), 1.0).to(tl.int32)
         stay = tl.where(border == lower, tl.minimum(stay, equals), equals)
@@ -151,7 +151,7 @@ def _border(values, count, k, p, low, peak, row_mass, scale, BLOCK: tl.constexpr
 
 @triton.jit
 def _floor(group_max, inside, k, p, peak, row_mass, scale, vocab_size, num_groups):
-    """A value that the border does not lie below, from the survey alone. float32"""
+    """A lower bound of the border, from the survey alone. float32"""
     floor = tl.full([], float("-inf"), tl.float32)
     if k > 0:
         if k <= num_groups:
@@ -167,7 +167,7 @@ def _floor(group_max, inside, k, p, peak, row_mass, scale, vocab_size, num_group
                     low = middle + 1
             floor = _key_value(low.to(tl.int32))
     else:
-        # Were all tokens as likely as one this far down, they would not hold half of what top_p may drop.
+        # Were all tokens as likely as one this far down, they would not hold half of the mass that top_p may drop.
         floor = peak + tl.div_rn(tl.log(0.5 * (1.0 - p) * row_mass / vocab_size), scale)
         floor -= tl.abs(floor) * 2.4e-7
     return floor
@@ -184,7 +184,7 @@ def _gather(
     vocab_size,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_CANDIDATES: tl.constexpr,
 ):
     """Write the values of the listed groups that are not below the floor, in the order of their ids. -> how many"""
     lanes = tl.arange(0, CHUNK)
@@ -195,9 +195,9 @@ def _gather(
         value = tl.load(row + token, mask=(listed < num_listed) & (token < vocab_size), other=float("-inf"))
         value = value.to(tl.float32)
         taken = (value >= floor) & (value > float("-inf"))
-        places = count + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(values + places, value, mask=taken & (places < MOST))
-        tl.store(ids + places, token, mask=taken & (places < MOST))
+        targets = count + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+        tl.store(values + targets, value, mask=taken & (targets < MAX_CANDIDATES))
+        tl.store(ids + targets, token, mask=taken & (targets < MAX_CANDIDATES))
         count += tl.sum(taken.to(tl.int32), axis=0)
     return count
 
@@ -225,14 +225,14 @@ def _border_kernel(
     num_chunks,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_CANDIDATES: tl.constexpr,
     WIDE_GROUPS: tl.constexpr,
     WIDE_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program a position."""
     position = tl.program_id(0).to(tl.int64)
-    slot, k, p, _ = _asked(position, slots, top_k, top_p, min_p, vocab_size)
+    slot, k, p, _ = _settings(position, slots, top_k, top_p, min_p, vocab_size)
     if slot < 0:
         return
     scale = tl.load(inv_temperature + slot)
@@ -253,12 +253,14 @@ def _border_kernel(
         group_list = group_lists + position * num_groups
         tl.store(group_list + tl.cumsum(listed, axis=0) - 1, groups, mask=listed != 0)
         tl.debug_barrier()
-        values = candidates + position * MOST
-        ids = candidate_ids + position * MOST
-        count = _gather(row, group_list, tl.sum(listed, axis=0), floor, values, ids, vocab_size, GROUP, CHUNK, MOST)
+        values = candidates + position * MAX_CANDIDATES
+        ids = candidate_ids + position * MAX_CANDIDATES
+        count = _gather(
+            row, group_list, tl.sum(listed, axis=0), floor, values, ids, vocab_size, GROUP, CHUNK, MAX_CANDIDATES
+        )
         tl.debug_barrier()
         low = _rank_key(floor)
-        if count <= MOST:
+        if count <= MAX_CANDIDATES:
             key, last = _border(values, count, k, p, low, peak, row_mass, scale, BLOCK)
             last = tl.load(ids + tl.maximum(last, 0), mask=last >= 0, other=-1)
         else:
@@ -269,7 +271,7 @@ def _border_kernel(
 
 
 @triton.jit
-def _cut_kernel(
+def _truncate_kernel(
     logits,
     slots,
     inv_temperature,
@@ -284,18 +286,18 @@ def _cut_kernel(
     BLOCK: tl.constexpr,
 ):
     position = tl.program_id(0).to(tl.int64)
-    slot, _, _, share = _asked(position, slots, top_k, top_p, min_p, vocab_size)
+    slot, _, _, share = _settings(position, slots, top_k, top_p, min_p, vocab_size)
     if slot < 0:
         return
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    places = logits + position * stride + ids
-    values = tl.load(places, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+    targets = logits + position * stride + ids
+    values = tl.load(targets, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
     keys = _rank_key(values)
     border = tl.load(border_keys + position)
     keep = (keys > border) | ((keys == border) & (ids <= tl.load(border_ids + position)))
     keep &= tl.exp((values - tl.load(row_peaks + position)) * tl.load(inv_temperature + slot)) >= share
     lost = tl.full([BLOCK], float("-inf"), tl.float32).to(logits.dtype.element_ty)
-    tl.store(places, lost, mask=(ids < vocab_size) & (keep == 0))
+    tl.store(targets, lost, mask=(ids < vocab_size) & (keep == 0))
 
 
 def truncate(
@@ -306,12 +308,12 @@ def truncate(
     top_p: Tensor,  # float32 [slots]; 1: off
     min_p: Tensor,  # float32 [slots]; 0: off
 ) -> None:
-    """-inf for what top_k, then top_p, then min_p drop, at the slot's temperature. The best token always stays."""
+    """-inf for tokens dropped by top_k, then top_p, then min_p, at the slot's temperature. The best token stays."""
     num_positions, vocab_size = logits.shape
     assert logits.stride(1) == 1
     device = logits.device
     num_groups, num_chunks = triton.cdiv(vocab_size, _GROUP), triton.cdiv(vocab_size, _CHUNK)
-    asked = (slots, inv_temperature, top_k, top_p, min_p)
+    settings = (slots, inv_temperature, top_k, top_p, min_p)
     # Scratch per position: the survey, the candidates and the border.
     floats = torch.empty(num_positions * (num_groups + 2 * num_chunks + _MAX_CANDIDATES + 1), device=device)
     ints = torch.empty(num_positions * (num_groups + _MAX_CANDIDATES + 2), dtype=torch.int32, device=device)
@@ -323,7 +325,7 @@ def truncate(
     )
     _survey_kernel[(num_positions, num_chunks)](
         logits,
-        *asked,
+        *settings,
         group_peaks,
         chunk_peaks,
         chunk_masses,
@@ -336,7 +338,7 @@ def truncate(
     )
     _border_kernel[(num_positions,)](
         logits,
-        *asked,
+        *settings,
         group_peaks,
         chunk_peaks,
         chunk_masses,
@@ -352,12 +354,12 @@ def truncate(
         num_chunks,
         GROUP=_GROUP,
         CHUNK=_CHUNK,
-        MOST=_MAX_CANDIDATES,
+        MAX_CANDIDATES=_MAX_CANDIDATES,
         WIDE_GROUPS=triton.next_power_of_2(num_groups),
         WIDE_CHUNKS=triton.next_power_of_2(num_chunks),
         BLOCK=1024,
         num_warps=8,
     )
-    _cut_kernel[(num_positions, triton.cdiv(vocab_size, _CUT))](
-        logits, *asked, border_keys, border_ids, row_peaks, logits.stride(0), vocab_size, BLOCK=_CUT, num_warps=8
+    _truncate_kernel[(num_positions, triton.cdiv(vocab_size, _BLOCK))](
+        logits, *settings, border_keys, border_ids, row_peaks, logits.stride(0), vocab_size, BLOCK=_BLOCK, num_warps=8
     )
