@@ -76,12 +76,12 @@ def test_a_shape_is_what_its_config_would_be_read_as() -> None:
     assert spec_from_config(config, {}, "config.json") == RANDOM_SHAPES["qwen3.5-4b"]
 
 
-def test_a_cut_vocabulary() -> None:
-    whole, cut = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
-    assert whole.num_bytes - cut.num_bytes == (248320 - 65536) * 1024 * 2
-    assert replace(cut.spec, vocab_size=248320) == whole.spec
+def test_a_limited_vocabulary() -> None:
+    whole, limited = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
+    assert whole.num_bytes - limited.num_bytes == (248320 - 65536) * 1024 * 2
+    assert replace(limited.spec, vocab_size=248320) == whole.spec
     for vocab in (0, 255, 248321):
-        with pytest.raises(LoadError, match="cannot be cut"):
+        with pytest.raises(LoadError, match="cannot be limited"):
             open_random("qwen3.5-0.8b", vocab)
     with pytest.raises(ConfigError, match="--vocab"):
         ModelOptions(vocab=1000).open()
