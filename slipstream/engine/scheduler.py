@@ -191,7 +191,7 @@ class Scheduler:
         rows = [SamplingRow(row.sequence.id, self._max_depth(row), row.sequence.draft_setting) for row in sampling]
         num_other = sum(row.feed for row in step.rows if not row.samples)
         room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
-        requests = self.policy.decide(rows, Load(len(self._running), num_other, room))
+        requests = self.policy.decide(rows, Load(len(self._running), num_other, room=room))
         for scheduled, row, request in zip(sampling, rows, requests):
             assert 0 <= request.depth <= row.max_depth
             num_tokens = scheduled.bounds.max_computed + scheduled.feed

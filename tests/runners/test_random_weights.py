@@ -84,7 +84,7 @@ def test_the_shapes_have_the_sizes_their_names_say() -> None:
     sizes = {shape: open_random(shape).num_bytes / 2e9 for shape in RANDOM_SHAPES}
     assert 0.75 < sizes["qwen3.5-0.8b"] < 0.85
     assert 1.8 < sizes["qwen3.5-2b"] < 2.1
-    assert 1.0 < sizes["small-moe"] < 1.4
+    assert 1.0 < sizes["limited-moe"] < 1.4
     assert 26 < sizes["qwen3.5-27b"] < 28
     assert 3.8 < sizes["qwen3.5-4b"] < 4.8
     assert 33 < sizes["qwen3.5-35b-a3b"] < 37
@@ -99,12 +99,12 @@ def test_a_shape_is_what_its_config_would_be_read_as() -> None:
     assert spec_from_config(config, {}, "config.json") == RANDOM_SHAPES["qwen3.5-4b"]
 
 
-def test_a_cut_vocabulary() -> None:
-    whole, small = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
-    assert whole.num_bytes - small.num_bytes == (248320 - 65536) * 1024 * 2
-    assert replace(small.spec, vocab_size=248320) == whole.spec
+def test_a_limited_vocabulary() -> None:
+    whole, limited = open_random("qwen3.5-0.8b"), open_random("qwen3.5-0.8b", 65536)
+    assert whole.num_bytes - limited.num_bytes == (248320 - 65536) * 1024 * 2
+    assert replace(limited.spec, vocab_size=248320) == whole.spec
     for vocab in (0, 255, 248321):
-        with pytest.raises(LoadError, match="cannot be cut"):
+        with pytest.raises(LoadError, match="cannot be limited"):
             open_random("qwen3.5-0.8b", vocab)
     with pytest.raises(ConfigError, match="--vocab"):
         ModelOptions(vocab=1000).open()
