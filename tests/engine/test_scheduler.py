@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from fakes import FakeRunner, Harness, continuation, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import RunnerInfo
+from slipstream.engine.contract import DraftRequest, RunnerInfo
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import RequestError
-from slipstream.speculate.policy import DepthPolicy, Fixed, Off
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
 EVERYTHING = EngineConfig(max_streams=16, max_step_tokens=512)
@@ -322,3 +323,23 @@ def test_a_join_has_the_end_tokens() -> None:
     harness.add(make_request("a", ends=(7, 3)))
     harness.step()
     assert harness.runner.plans[0].joins[0].end_tokens == (3, 7)
+
+
+class Loads(Fixed):
+    """Keeps what the policy was shown."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.seen: list[Load] = []
+
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
+        self.seen.append(load)
+        return super().decide(rows, load)
+
+
+def test_the_policy_is_shown_how_many_drafts_fit_into_a_step() -> None:
+    policy = Loads()
+    harness = make_harness(policy=policy)
+    harness.add(make_request("a"))
+    harness.run()
+    assert {(load.num_running, load.num_plain, load.room) for load in policy.seen} == {(1, 0, 32 - 4 - 1)}
