@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import DraftRequest, RowStep, StepCosts
+from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.runners.costs import Points, rising
+from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, lay_out
 from slipstream.runners.cuda.warmup import rehearse
 
@@ -62,8 +63,8 @@ def _mixed(runner: CudaRunner, max_rows: int) -> list[Layout]:
     found: dict[StepShape, Layout] = {}
     for num_rows in range(2, min(max_rows, MOST_MIXED_ROWS) + 1):
         for feed in range(1, runner.depth + 2):
-            steps = [RowStep(slot, feed) for slot in range(num_rows - 1)] + [RowStep(num_rows - 1, PIECE)]
-            layout = _laid_out(runner, steps, [1] * (num_rows - 1) + [PIECE + 1])
+            decoding = [RowFeed(slot, feed) for slot in range(num_rows - 1)]
+            layout = _laid_out(runner, [*decoding, RowFeed(num_rows - 1, PIECE, PIECE + 1)])
             found.setdefault(layout.shape, layout)
     return list(found.values())
 
@@ -72,7 +73,7 @@ def _to_rehearse(runner: CudaRunner, sizes: list[tuple[int, int]], untimed: list
     """Steps that launch all that calibration does, and what the first request begins with: a prompt alone."""
     drafting = [_layout(runner, n, num_rows, runner.depth) for n, num_rows in sizes]
     prompts = [n for n in TOKEN_BUCKETS if n <= runner.buffers.max_tokens]
-    return [*drafting, *untimed, *(_laid_out(runner, [RowStep(0, n)], [n]) for n in prompts)]
+    return [*drafting, *untimed, *(_laid_out(runner, [RowFeed(0, n, n)]) for n in prompts)]
 
 
 def _run_twice(runner: CudaRunner, layout: Layout) -> None:
@@ -116,14 +117,14 @@ def _set_rows(runner: CudaRunner, known: int, drafts: int) -> None:
 
 def _layout(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int, plain: bool = True) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    steps = [RowStep(slot, feed, DraftRequest(propose)) for slot, feed in enumerate(feeds)]
-    return _laid_out(runner, steps, [1] * num_rows, plain)
+    rows = [RowFeed(slot, feed, draft=DraftRequest(propose)) for slot, feed in enumerate(feeds)]
+    return _laid_out(runner, rows, plain)
 
 
-def _laid_out(runner: CudaRunner, steps: list[RowStep], gaps: list[int], plain: bool = True) -> Layout:
+def _laid_out(runner: CudaRunner, feeds: list[RowFeed], plain: bool = True) -> Layout:
     sizes = (CONTEXT, runner.depth, runner.buffers.max_rows)
     longest = runner.info.max_context + runner.depth
-    return lay_out(steps, gaps, *sizes, longest=longest, plain=plain, feeds_head=runner.depth > 0)
+    return lay_out(feeds, *sizes, longest=longest, plain=plain, feeds_head=runner.depth > 0)
 
 
 def _seconds(runner: CudaRunner, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowStep
 from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
 from slipstream.runners.logprobs import Telling
 from slipstream.runners.rows import Asked
@@ -198,8 +198,7 @@ class Buffers:
 
 
 def lay_out(
-    steps: Sequence[RowStep],
-    gaps: Sequence[int],
+    feeds: Sequence[RowFeed],
     most: int,
     max_depth: int,
     max_rows: int,
@@ -208,13 +207,11 @@ def lay_out(
     plain: bool = True,
     feeds_head: bool = True,
 ) -> Layout:
-    """``gaps``: each row's known tokens that are not computed yet. ``most``: no row has more tokens after this step;
-    ``longest``: nor ever."""
-    feed = np.array([step.feed for step in steps], np.int32)
-    gap = np.array(gaps, np.int32)
-    first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
+    """``most``: no row has more tokens after this step; ``longest``: nor ever."""
+    feed = np.array([row.feed for row in feeds], np.int32)
+    first_draw = np.array([row.num_before for row in feeds], np.int32)  # counted from the row's offset
     num_draws = feed - first_draw
-    has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
+    has_prompts = any(row.feed > 1 + max_depth or row.num_uncomputed > 1 for row in feeds)
     if has_prompts:  # few contexts: each new shape is a pause
         most = max(most, min(longest, PROMPT_CONTEXT))
     shape = _shape(feed, has_prompts, bucket(CONTEXT_BUCKETS, most), max_depth, plain, feeds_head)
@@ -222,11 +219,11 @@ def lay_out(
     draws_before = np.cumsum(num_draws) - num_draws
     first_draws = np.where(num_draws > 0, draws_before, -1)
     places = np.arange(int(feed.sum()), dtype=np.int32)
-    token_rows = np.repeat(np.arange(len(steps), dtype=np.int32), feed)
+    token_rows = np.repeat(np.arange(len(feeds), dtype=np.int32), feed)
     is_draw = places - offsets[token_rows] >= first_draw[token_rows]
     tile_rows, tile_firsts = _tiles(feed, shape.tile_size)
     parts = [
-        _padded(np.array([step.slot for step in steps]), aligned(shape.num_rows), 0),
+        _padded(np.array([row.slot for row in feeds]), aligned(shape.num_rows), 0),
         _padded(offsets, aligned(shape.num_rows), 0),
         _padded(feed, aligned(shape.num_rows), 0),
         _padded(first_draws, aligned(shape.num_rows), -1),
@@ -235,7 +232,7 @@ def lay_out(
         _padded(tile_firsts, aligned(shape.num_tiles), 0),
         _padded(places[is_draw], aligned(shape.num_draws), -1),
     ]
-    propose = np.where(num_draws > 0, [step.draft.depth for step in steps], 0)
+    propose = np.where(num_draws > 0, [row.draft.depth for row in feeds], 0)
     passes, pass_rows = _passes(propose, max_depth, max_rows)
     return Layout(shape, np.concatenate([passes, *parts]), pass_rows, tuple(first_draws.tolist()))
 
@@ -278,21 +275,20 @@ def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
     return out
 
 
-def find_telling(steps: Sequence[RowStep], gaps: Sequence[int], asked: Sequence[Asked]) -> tuple[Telling, list[int]]:
-    """What a step tells, and the flat places of the tokens before those of prompts. ``gaps``: as in ``lay_out``.
+def find_telling(feeds: Sequence[RowFeed], asked: Sequence[Asked]) -> tuple[Telling, list[int]]:
+    """What a step tells, and the flat places of the tokens before those of prompts.
 
     How many draws of a row will count is not known here: all are told of, and cut when they are read.
     """
     telling = Telling({}, {}, [], MAX_TOP_LOGPROBS)
     before: list[int] = []
     offset = 0
-    for i, (step, gap, wanted) in enumerate(zip(steps, gaps, asked, strict=True)):
-        num_read, num_draws = min(step.feed, gap - 1), max(0, step.feed - gap + 1)
-        if wanted.prompt_logprobs is not None and num_read:
-            telling.prompt[i] = num_read
-            before += range(offset, offset + num_read)
-        if wanted.logprobs is not None and num_draws:
-            telling.draws[i] = num_draws
-            telling.places.extend(range(offset + num_read, offset + step.feed))
-        offset += step.feed
+    for i, (row, wanted) in enumerate(zip(feeds, asked, strict=True)):
+        if wanted.prompt_logprobs is not None and row.num_before:
+            telling.prompt[i] = row.num_before
+            before += range(offset, offset + row.num_before)
+        if wanted.logprobs is not None and row.num_samples:
+            telling.draws[i] = row.num_samples
+            telling.places.extend(range(offset + row.num_before, offset + row.feed))
+        offset += row.feed
     return telling, before

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from slipstream.engine.contract import RowResult, RunnerInfo, Start, StepCosts, StepPlan, StepResult
 from slipstream.runners.cuda.calibrate import measure
-from slipstream.runners.cuda.constrained import ConstrainedRows, MaskBuffers
+from slipstream.runners.cuda.constrained import MaskBuffers, step_masks
 from slipstream.runners.cuda.graphs import Graphs
+from slipstream.runners.cuda.host_rows import HostRow, HostRows, RowFeed
 from slipstream.runners.cuda.kernels import step as kernels
 from slipstream.runners.cuda.kernels.gather import gather_rows
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
@@ -38,7 +39,6 @@ from slipstream.runners.cuda.layout import (
 )
 from slipstream.runners.cuda.rows import DeviceRows
 from slipstream.runners.logprobs import Telling, with_logprobs
-from slipstream.runners.rows import Asked
 from slipstream.runners.torch.caches import GdnRings, PagedKv
 from slipstream.runners.torch.logprobs import log_probabilities, tell_hidden
 from slipstream.runners.torch.models.decoder import Decoder
@@ -55,11 +55,10 @@ class _Flight:
     """A step on its way."""
 
     plan: StepPlan
-    stays: tuple[int, ...]  # which stay of its slot each row belongs to
-    added: tuple[int, ...]  # tokens each row gets at most
+    rows: tuple[HostRow, ...]
+    feeds: tuple[RowFeed, ...]
     report: Tensor  # int32 [rows, width], on the host once the last mark has passed
     telling: Telling
-    asked: tuple[Asked, ...]
     told: Tensor | None  # float64 [tokens told of, ...], likewise
     marks: tuple[torch.cuda.Event, ...]  # on a GPU: start, verified, drafted and reported
     faults: Mapping[int, str]  # rows that cannot go on, and why
@@ -97,11 +96,9 @@ class CudaRunner:
         self._report = torch.zeros(buffers.max_rows, width, dtype=torch.int32, device=self.device)
         self._simulated = _rates(simulated, self.depth, self.device) if simulated else None
         self._flights: deque[_Flight | StepPlan] = deque()
-        self._constrained = ConstrainedRows(info.vocab_size)
+        self._host_rows = HostRows(info.vocab_size)
         sizes = (buffers.max_tokens, buffers.max_rows, self.depth, info.vocab_size)
         self._masks = MaskBuffers(*sizes, self.device)
-        self._most: dict[int, int] = {}  # tokens each slot has at most, all plans done
-        self._stays: dict[int, int] = {}  # how often each slot was given away
 
     # The protocol.
 
@@ -118,14 +115,14 @@ class CudaRunner:
         self._learn(flight)
         results = tuple(self._result(i, flight, row) for i, row in enumerate(flight.report.tolist()))
         if flight.told is not None:
-            results = with_logprobs(results, flight.asked, flight.telling, flight.told.tolist())
+            results = with_logprobs(results, [row.asked for row in flight.rows], flight.telling, flight.told.tolist())
         return StepResult(flight.plan.step, results, *seconds)
 
     def close(self) -> None:
         self._flights.clear()
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
-        assert len(self.rows) == 0, "calibration needs an idle runner"
+        assert len(self._host_rows) == 0, "calibration needs an idle runner"
         with torch.inference_mode():
             return measure(self, max(num_rows))
 
@@ -133,16 +130,13 @@ class CudaRunner:
 
     def _come_and_go(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
-            self.rows.leave(slot)
-            self._constrained.leave(slot)
+            self._host_rows.leave(slot)
         for join in plan.joins:
+            self._host_rows.join(join)
             self.rows.join(join)
-            self._constrained.join(join)
-            self._most[join.slot] = len(join.tokens)
-            self._stays[join.slot] = self._stays.get(join.slot, 0) + 1
             if join.start.state_of is not None:
                 self._start(join.start, join.start.state_of, join.slot)
-        self.rows.grow(plan.joins, plan.rows)
+        self.rows.append_blocks(self._host_rows.append_blocks(plan.joins, plan.rows))
 
     def _start(self, start: Start, source: int, slot: int) -> None:
         if start.copied is not None:
@@ -151,54 +145,46 @@ class CudaRunner:
             self.gdn.copy(source, slot)
 
     def _launch(self, plan: StepPlan) -> _Flight:
-        gaps = [self.rows.gaps[step.slot] for step in plan.rows]
-        added = tuple(max(0, step.feed - gap + 1) for step, gap in zip(plan.rows, gaps, strict=True))
-        for step, new in zip(plan.rows, added, strict=True):
-            self._most[step.slot] += new
-            self.rows.advance(step)
-        most = max(self._most[step.slot] for step in plan.rows) + self.depth
+        rows = tuple(self._host_rows[step.slot] for step in plan.rows)
+        feeds = tuple(row.feed(step) for row, step in zip(rows, plan.rows, strict=True))
         layout = lay_out(
-            plan.rows,
-            gaps,
-            most,
+            feeds,
+            max(row.max_known for row in rows) + self.depth,
             self.depth,
             self.buffers.max_rows,
             longest=self.info.max_context + self.depth,
-            plain=all(self.rows.plain(step.slot) for step in plan.rows),
-            feeds_head=self._head is not None and any(self.rows.may_draft(step.slot) for step in plan.rows),
+            plain=all(row.plain for row in rows),
+            feeds_head=self._head is not None and any(row.may_draft for row in rows),
         )
-        asked = tuple(self.rows.asked[step.slot] for step in plan.rows)
-        telling, before = find_telling(plan.rows, gaps, asked)
+        telling, before = find_telling(feeds, [row.asked for row in rows])
         faults: dict[int, str] = {}
-        if self._constrained.any_of(plan.rows, layout.first_draws):
+        if any(row.constraint and feed.num_samples for row, feed in zip(rows, feeds, strict=True)):
             layout = replace(layout, shape=replace(layout.shape, masked=True))
         tells = [*before, *telling.places]
-        start, verified = self.run(layout, tells, lambda: faults.update(self._constrain(plan, gaps, layout)))
-        report, told = self._fetch(self._report[: len(plan.rows)]), self._fetch_told(telling)
+        start, verified = self.run(layout, tells, lambda: faults.update(self._constrain(rows, feeds, layout)))
+        report, told = self._fetch(self._report[: len(rows)]), self._fetch_told(telling)
         drafted = _mark(self.device)
-        stays = tuple(self._stays[step.slot] for step in plan.rows)
-        return _Flight(plan, stays, added, report, telling, asked, told, (*start, *verified, *drafted), faults)
+        return _Flight(plan, rows, feeds, report, telling, told, (*start, *verified, *drafted), faults)
 
-    def _constrain(self, plan: StepPlan, gaps: Sequence[int], layout: Layout) -> Mapping[int, str]:
+    def _constrain(self, rows: Sequence[HostRow], feeds: Sequence[RowFeed], layout: Layout) -> Mapping[int, str]:
         """While the forward runs: hear of the steps before, and say what may follow. The rows that cannot go on."""
         for flight in self._flights:
             if isinstance(flight, _Flight):
                 self._learn(flight)
-        masks, faults = self._constrained.step(plan.rows, gaps, layout.first_draws)
+        masks, faults = step_masks(rows, feeds, layout.first_draws)
         self._masks.upload(masks, layout.shape.num_draws)
         return faults
 
     def _learn(self, flight: _Flight) -> None:
         """Constrained rows take in what a step told: once, and in order."""
-        if flight.learned or not len(self._constrained):
+        if flight.learned or all(row.constraint is None for row in flight.rows):
             return
         flight.learned = True
         if flight.marks:
             flight.marks[-1].synchronize()
-        for i, told in enumerate(flight.report.tolist()):
-            slot = flight.plan.rows[i].slot
-            if self._stays[slot] == flight.stays[i]:
-                self._constrained.learn(slot, *self._told(told))
+        for row, told in zip(flight.rows, flight.report.tolist(), strict=True):
+            if row.constraint is not None:
+                row.constraint.advance(*self._told(told))
 
     def _fetch(self, report: Tensor) -> Tensor:
         """The report's way to the host, without waiting for it."""
@@ -255,8 +241,7 @@ class CudaRunner:
     def _result(self, row: int, flight: _Flight, told: list[int]) -> RowResult:
         fed, slot = told[0], flight.plan.rows[row].slot
         tokens, drafts = self._told(told)
-        if self._stays[slot] == flight.stays[row]:
-            self._most[slot] -= flight.added[row] - len(tokens)
+        flight.rows[row].commit(flight.feeds[row], len(tokens))
         if row in flight.faults:
             return RowResult(slot, fed, (), (), fault=flight.faults[row])
         return RowResult(slot, fed, tokens, drafts)
@@ -283,7 +268,7 @@ class CudaRunner:
         _, _, _, row_draws, _, _, _, draw_flat = buffers.parts(shape)
         drawing = gather_rows(hidden, draw_flat.clamp(min=0)) if shape.has_prompts else hidden
         draws = self._draws(self.decoder.unembed(drawing), shape)
-        row_last, most = buffers.row_last(shape), self._masks.most if shape.masked else None
+        row_last, most = buffers.row_last(shape), self._masks.max_accepted if shape.masked else None
         kernels.commit(state, batch, draws, row_draws, row_last, self._report, self.depth, self._simulated, most)
         if shape.feeds_head:
             assert self._head is not None

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.contract import DraftRequest, RowStep
+from slipstream.engine.contract import DraftRequest
+from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.layout import (
     PROMPT_TILE,
     ROW_BUCKETS,
@@ -31,8 +32,8 @@ rows = st.lists(
 )
 
 
-def laid_out(steps: list[RowStep], gaps: list[int]) -> tuple[Layout, list[np.ndarray]]:
-    layout = lay_out(steps, gaps, 500, DEPTH, MAX_ROWS)
+def laid_out(rows: list[RowFeed]) -> tuple[Layout, list[np.ndarray]]:
+    layout = lay_out(rows, 500, DEPTH, MAX_ROWS)
     parts = layout.upload[DEPTH * MAX_ROWS :]
     places = [aligned(size) for size in layout.shape.parts]
     firsts = np.cumsum(places) - places
@@ -45,10 +46,10 @@ def test_every_place_has_one_row_and_draws_are_where_known_tokens_end(drawn: lis
     gaps = [gap for gap, _, _ in drawn]
     feeds = [min(feed, gap + DEPTH if gap == 1 else gap) for gap, feed, _ in drawn]
     steps = [
-        RowStep(10 + i, feed, DraftRequest(propose))
-        for i, (feed, (_, _, propose)) in enumerate(zip(feeds, drawn, strict=True))
+        RowFeed(10 + i, feed, gap, DraftRequest(propose))
+        for i, (feed, (gap, _, propose)) in enumerate(zip(feeds, drawn, strict=True))
     ]
-    layout, (slots, offsets, told_feeds, row_draws, token_rows, tile_rows, tile_firsts, draws) = laid_out(steps, gaps)
+    layout, (slots, offsets, told_feeds, row_draws, token_rows, tile_rows, tile_firsts, draws) = laid_out(steps)
     shape = layout.shape
     assert shape.num_rows in ROW_BUCKETS
     few = (shape.num_rows, shape.num_rows * (1 + DEPTH))
@@ -78,7 +79,7 @@ def test_decode_steps_have_few_shapes() -> None:
     shapes = set()
     for count in range(1, MAX_ROWS + 1):
         for depth in range(DEPTH + 1):
-            layout, _ = laid_out([RowStep(i, 1 + depth, DraftRequest(depth)) for i in range(count)], [1] * count)
+            layout, _ = laid_out([RowFeed(i, 1 + depth, 1, DraftRequest(depth)) for i in range(count)])
             assert not layout.shape.has_prompts
             assert layout.shape.tile_size in (1, 4)
             shapes.add(layout.shape)
@@ -87,13 +88,13 @@ def test_decode_steps_have_few_shapes() -> None:
 
 def test_the_first_step_of_a_kind_compiles_for_the_others() -> None:
     """Products in 4 bits are others for up to 8 tokens than for 16."""
-    kinds = [laid_out([RowStep(i, 1) for i in range(n)], [1] * n)[0].shape.kind for n in (1, 8, 16, 32)]
+    kinds = [laid_out([RowFeed(i, 1) for i in range(n)])[0].shape.kind for n in (1, 8, 16, 32)]
     assert kinds[0] == kinds[1]
     assert len(set(kinds)) == 3
 
 
 def test_prompts_are_cut_into_tiles() -> None:
-    layout, _ = laid_out([RowStep(0, 100, DraftRequest(1)), RowStep(1, 4, DraftRequest(3))], [100, 1])
+    layout, _ = laid_out([RowFeed(0, 100, 100, DraftRequest(1)), RowFeed(1, 4, 1, DraftRequest(3))])
     assert layout.shape.has_prompts
     assert layout.shape.tile_size == PROMPT_TILE
     assert layout.pass_rows == (2, 1, 1)
@@ -110,8 +111,8 @@ def test_nothing_on_the_ring_is_overwritten_before_it_is_read(depth: int) -> Non
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 9])
 def test_the_device_finds_each_part_at_an_aligned_address(num_rows: int) -> None:
-    gaps = [30 + slot for slot in range(num_rows)]
-    layout, written = laid_out([RowStep(slot, gap, DraftRequest(1)) for slot, gap in enumerate(gaps)], gaps)
+    rows = [RowFeed(slot, 30 + slot, 30 + slot, DraftRequest(1)) for slot in range(num_rows)]
+    layout, written = laid_out(rows)
     buffers = Buffers(MAX_ROWS, 1024, DEPTH, torch.zeros(MAX_ROWS, 4, dtype=torch.int32), 8, torch.float32)
     buffers.upload[: len(layout.upload)] = torch.from_numpy(layout.upload)
     found = buffers.parts(layout.shape)

@@ -17,8 +17,9 @@ import pytest
 import torch
 import triton
 
-from slipstream.engine.contract import DraftRequest, RowStep
-from slipstream.runners.cuda import rehearsal
+from slipstream.engine.contract import DraftRequest
+from slipstream.runners.cuda import warmup
+from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.layout import Layout, lay_out
 from slipstream.runners.cuda.warmup import (
     Launch,
@@ -151,7 +152,7 @@ def test_what_a_thread_cannot_load_is_loaded_here(
 
 
 def test_who_waits_is_told_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "PATIENCE", 0.0)
+    monkeypatch.setattr(warmup, "PATIENCE", 0.0)
     hold = threading.Event()
     slow = SimpleNamespace(preload=lambda data: hold.wait(60) and Kernel())
 
@@ -189,9 +190,8 @@ def layer(mixer: Any, mlp: Any) -> DecoderLayer:
 
 def laid_out(num_tokens: int, num_rows: int, propose: int = 0, depth: int = 4) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    return lay_out(
-        [RowStep(i, feed, DraftRequest(propose)) for i, feed in enumerate(feeds)], [1] * num_rows, 64, depth, 64
-    )
+    rows = [RowFeed(i, feed, draft=DraftRequest(propose)) for i, feed in enumerate(feeds)]
+    return lay_out(rows, 64, depth, 64)
 
 
 @pytest.fixture

@@ -43,9 +43,7 @@ def _begin(
     is_row = at < num_rows
     slot = tl.load(row_slots + at, mask=is_row, other=0)
     feed = tl.load(row_feed + at, mask=is_row, other=0)
-    start = tl.load(cursor + slot)
-    certain = tl.load(known + slot) - start
-    fed = tl.minimum(feed, certain + tl.load(drafts + slot))
+    start, certain, fed = _feed(slot, feed, known, cursor, drafts)
     tl.store(row_starts + at, start, mask=is_row)
     tl.store(row_fed + at, fed, mask=is_row)
     tl.store(row_certain + at, tl.minimum(fed, certain), mask=is_row)
@@ -68,16 +66,22 @@ def _begin(
 
 
 @triton.jit
+def _feed(slot, feed, known, cursor, drafts):
+    """The rule of a step: position of the first fed token, known tokens to compute, tokens fed."""
+    start = tl.load(cursor + slot)
+    certain = tl.load(known + slot) - start
+    return start, certain, tl.minimum(feed, certain + tl.load(drafts + slot))
+
+
+@triton.jit
 def _locate(flat, num_tokens, token_rows, row_slots, row_offsets, row_feed, known, cursor, drafts):
     """Position (-1: it does not count), slot and row of a flat token."""
     inside = (flat >= 0) & (flat < num_tokens)
     row = tl.load(token_rows + flat, mask=inside, other=-1)
     mine = row >= 0
     slot = tl.load(row_slots + row, mask=mine, other=0)
-    start = tl.load(cursor + slot)
-    held = tl.load(known + slot) + tl.load(drafts + slot) - start
+    start, _, fed = _feed(slot, tl.load(row_feed + row, mask=mine, other=0), known, cursor, drafts)
     j = flat - tl.load(row_offsets + row, mask=mine, other=0)
-    fed = tl.minimum(tl.load(row_feed + row, mask=mine, other=0), held)
     return tl.where(mine & (j < fed), start + j, -1), slot, row
 
 
