@@ -6,7 +6,7 @@ its forward runs meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,20 +19,36 @@ from slipstream.sampling.masks import num_bytes
 UNLIMITED = 1 << 20  # more drafts than a row can have
 
 
-def step_masks(
-    rows: Sequence[HostRow], feeds: Sequence[RowFeed], first_samples: Sequence[int]
-) -> tuple[StepMasks, dict[int, str]]:
-    """Masks, and the rows that cannot go on. ``first_samples``: of each row among the step's samples, or -1."""
-    found, faults = StepMasks([], [], []), {}
-    for i, (row, feed, first) in enumerate(zip(rows, feeds, first_samples, strict=True)):
-        state = row.constraint
-        if state is None or first < 0:
-            found.most.append(UNLIMITED)
-            continue
-        found.add(first, state.masks(feed.num_drafts))
-        if state.fault:
-            faults[i] = state.fault
-    return found, faults
+class StepConstraints:
+    """The host's part in a step with constrained samples."""
+
+    def __init__(
+        self,
+        rows: Sequence[HostRow],
+        feeds: Sequence[RowFeed],
+        first_samples: Sequence[int],
+        read_reports: Callable[[], None],
+    ) -> None:
+        """``first_samples``: of each row among the step's samples, or -1. ``read_reports``: of the steps before."""
+        self._rows = rows
+        self._feeds = feeds
+        self._first_samples = first_samples
+        self._read_reports = read_reports
+        self.faults: dict[int, str] = {}  # rows that cannot go on, and why
+
+    def sample_masks(self) -> StepMasks:
+        """Waits for the steps before: the forward runs meanwhile."""
+        self._read_reports()
+        masks = StepMasks([], [], [])
+        for i, (row, feed, first) in enumerate(zip(self._rows, self._feeds, self._first_samples, strict=True)):
+            state = row.constraint
+            if state is None or first < 0:
+                masks.most.append(UNLIMITED)
+                continue
+            masks.add(first, state.masks(feed.num_drafts))
+            if state.fault:
+                self.faults[i] = state.fault
+        return masks
 
 
 class MaskBuffers:

@@ -16,7 +16,7 @@ from slipstream.runners.cuda.kernels.step import RowState
 from slipstream.runners.torch.noise import signed64
 from slipstream.sampling.params import MAX_BIAS
 
-_INTS = ("known", "cursor", "drafts", "replay", "num_prompt", "top_k", "num_bias", "greedy")
+_INTS = ("known", "cursor", "num_drafts", "replay", "num_prompt", "top_k", "num_bias", "greedy")
 _FLOATS = ("inv_temperature", "p_min", "repetition", "presence", "frequency", "top_p", "min_p")
 
 
@@ -31,8 +31,10 @@ class DeviceRows:
         self.seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.bias_tokens = torch.zeros(num_slots, MAX_BIAS, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(num_slots, MAX_BIAS, dtype=torch.float32, device=device)
-        known, cursor, drafts, replay = (self.int_field(name) for name in ("known", "cursor", "drafts", "replay"))
-        self.state = RowState(self.tokens, known, cursor, drafts, replay, self.float_field("p_min"), self.seeds)
+        known, cursor, num_drafts, replay = (
+            self.int_field(name) for name in ("known", "cursor", "num_drafts", "replay")
+        )
+        self.state = RowState(self.tokens, known, cursor, num_drafts, replay, self.float_field("p_min"), self.seeds)
 
     def int_field(self, name: str) -> Tensor:
         return self._ints[_INTS.index(name)]
