@@ -1,4 +1,4 @@
-"""The runner whose rows live on the device: tokens equal the CPU runner's plain decoding, one stream at a time.
+"""The device-resident runner: tokens equal the CPU runner's plain decoding, one stream at a time.
 
 On a GPU its steps are captured; without one the same code runs in Triton's interpreter.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from harness import Ask, Traffic, alone, open_resident, open_runner, run_alone
 from traffic import check_stream
 
 from slipstream.config import EngineConfig
+from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep, Runner, StepPlan
 from slipstream.sampling import SamplingParams
 
 pytest.importorskip("triton")
@@ -113,3 +116,60 @@ def test_several_answers_and_log_probabilities(tmp_path: Path, kind: str) -> Non
     assert run.snapshot.num_accepted_tokens > 0
     for key, one in enumerate(one for ask in asks for one in ask.each):
         check_stream(run, str(key), one, run_alone(cpu, one), tolerance=1e-3)
+
+
+PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6), (5, 3), (5, 8, 9, 7))
+DEPTH = 4
+
+
+def plans(requests: Sequence[DraftRequest], p_mins: Sequence[float], num_steps: int) -> list[StepPlan]:
+    """A row a prompt, each with blocks enough. A plan's feeds are upper bounds: any runner can follow them."""
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    joins = [RowJoin(i, PROMPTS[i], len(PROMPTS[i]), params, i, p_min) for i, p_min in enumerate(p_mins)]
+    blocks = [tuple(range(8 * i, 8 * i + 8)) for i in range(len(joins))]
+    first = [RowStep(i, len(PROMPTS[i]), request, blocks[i]) for i, request in enumerate(requests)]
+    later = tuple(RowStep(i, 1 + DEPTH, request) for i, request in enumerate(requests))
+    return [StepPlan(0, (), tuple(joins), tuple(first)), *(StepPlan(n, (), (), later) for n in range(1, num_steps))]
+
+
+def driven(runner: Runner, steps: Sequence[StepPlan], *, late: bool = False) -> list[tuple[RowResult, ...]]:
+    """The results of all steps, after which the rows leave. ``late``: a step is submitted before the last is read."""
+    results = []
+    last = StepPlan(len(steps), tuple(range(len(steps[0].joins))), (), ())
+    for n, step in enumerate([*steps, last]):
+        runner.submit(step)
+        if n or not late:
+            results.append(runner.collect().rows)
+    if late:
+        results.append(runner.collect().rows)
+    return results[:-1]
+
+
+def test_drafts_end_at_the_thresholds_as_on_the_cpu(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True)
+    cpu, device = open_runner(folder, head=True), open_resident(folder)
+    measured = driven(cpu, plans([DraftRequest(DEPTH, report_confidence=True)] * 4, [0.0] * 4, 1))[0]
+    chains = [list(accumulate(row.confidences, mul)) for row in measured]
+    requests = [
+        DraftRequest(DEPTH, threshold=chains[0][1] * 0.999),
+        DraftRequest(DEPTH, continue_threshold=chains[1][0] * 1.001),
+        DraftRequest(DEPTH),
+        DraftRequest(2, report_confidence=True),
+    ]
+    steps = plans(requests, [0.0, 0.0, measured[2].confidences[0] * 1.001, 0.0], 3)
+    wanted, found = driven(cpu, steps), driven(device, steps, late=True)
+    assert [len(row.drafts) for row in wanted[0]] == [2, 1, 0, 2]
+    for step, expected in zip(found, wanted, strict=True):
+        for i, (row, other) in enumerate(zip(step, expected, strict=True)):
+            assert (row.tokens, row.drafts) == (other.tokens, other.drafts)
+            assert row.confidences[: len(other.confidences)] == pytest.approx(other.confidences, rel=1e-3)
+            # A pass that the CPU saves is run on a GPU, and its confidence is known.
+            unsaved = len(other.drafts) < DEPTH if i == 1 else False
+            assert len(row.confidences) == len(other.confidences) + unsaved
+
+
+def test_no_confidence_is_reported_unasked(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True)
+    (first, second) = driven(open_resident(folder), plans([DraftRequest(2)], [0.0], 2))
+    assert [len(step[0].drafts) for step in (first, second)] == [2, 2]
+    assert first[0].confidences == second[0].confidences == ()

@@ -78,6 +78,7 @@ class HostRow:
     max_known: int  # no more tokens are known then
     plain: bool  # its next token is the largest logit, as the model gives it
     may_draft: bool
+    p_min: float
     asked: Asked
     constraint: ConstraintState | None = None
     num_blocks: int = 0
@@ -88,6 +89,12 @@ class HostRow:
         self.num_uncomputed = part.num_left
         self.max_known += part.num_samples
         return part
+
+    def num_confidences(self, part: RowFeed, num_drafts: int) -> int:
+        """How many the step's result has: of its drafts and, where confidence ended them, of the one left out."""
+        if not part.num_samples or not (part.draft.measures or self.p_min):
+            return 0
+        return min(num_drafts + 1, part.draft.depth)
 
     def commit(self, part: RowFeed, num_tokens: int) -> None:
         """The step is collected: it made this many tokens known."""
@@ -114,6 +121,7 @@ class HostRows:
             max_known=len(join.tokens),
             plain=is_plain(join.params),
             may_draft=join.may_draft,
+            p_min=join.p_min,
             asked=asked_by(join),
             constraint=None if matcher is None else ConstraintState(matcher),
         )

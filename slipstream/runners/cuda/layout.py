@@ -73,6 +73,8 @@ class Inputs(NamedTuple, Generic[T]):
     """
 
     draft_rows: T  # [depth * max rows]: the rows of draft pass 1, 2, ...; -1: padding
+    thresholds: T  # [max rows]: bits of float32, as the next; see DraftRequest
+    continue_thresholds: T  # [max rows]
     row_slots: T  # [rows]
     row_offsets: T  # [rows]: flat index of each row's first token
     row_feed: T  # [rows]: tokens fed at most
@@ -83,12 +85,13 @@ class Inputs(NamedTuple, Generic[T]):
     sample_flat: T  # [samples]: flat index of each; -1: padding
 
 
-PADDING = Inputs(-1, 0, 0, 0, -1, -1, -1, 0, -1)
+PADDING = Inputs(-1, 0, 0, 0, 0, 0, -1, -1, -1, 0, -1)
 
 
 def input_sizes(shape: StepShape, max_rows: int, max_depth: int) -> Inputs[int]:
-    rows, tokens, tiles = shape.num_rows, shape.num_tokens, shape.num_tiles
-    return Inputs(max_depth * max_rows, rows, rows, rows, rows, tokens, tiles, tiles, shape.num_samples)
+    rows, tiles = shape.num_rows, shape.num_tiles
+    drafting = (max_depth * max_rows, max_rows, max_rows)
+    return Inputs(*drafting, rows, rows, rows, rows, shape.num_tokens, tiles, tiles, shape.num_samples)
 
 
 def pack(parts: Inputs[np.ndarray], sizes: Inputs[int]) -> np.ndarray:
@@ -148,6 +151,8 @@ def lay_out(
     draft_rows, pass_rows = _passes(depths, max_depth, max_rows)
     inputs = Inputs(
         draft_rows=draft_rows,
+        thresholds=_bits([row.draft.threshold for row in feeds]),
+        continue_thresholds=_bits([row.draft.continue_threshold for row in feeds]),
         row_slots=np.array([row.slot for row in feeds]),
         row_offsets=offsets,
         row_feed=feed,
@@ -171,6 +176,10 @@ def _shape(feed: np.ndarray, has_prompts: bool, context: int, max_depth: int) ->
     if rows * longest < TOKEN_BUCKETS[0]:  # no more graphs for it: few rows have one of each kind
         tokens = rows * longest
     return StepShape(rows, tokens, tokens, rows, tile, context, False, True, True)
+
+
+def _bits(values: Sequence[float]) -> np.ndarray:
+    return np.array(values, np.float32).view(np.int32)
 
 
 def _tiles(feed: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

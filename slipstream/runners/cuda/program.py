@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from slipstream.runners.cuda.buffers import StepBuffers
@@ -96,7 +97,9 @@ class CudaProgram:
             hidden = self.head.forward(self.decoder.embedding.rows(batch.tokens), hidden, batch)
             buffers.draft_hidden.index_copy_(0, sources, hidden)
         drafts, confidence = choose_sure(self.output(hidden), slots, index, *self._noise)
-        kernels.draft_commit(state, slots, drafts, confidence, ahead)
+        limits = (inputs.thresholds.view(torch.float32), inputs.continue_thresholds.view(torch.float32))
+        outputs = (self.report, self.simulated)
+        kernels.draft_commit(state, draft_rows, *limits, slots, drafts, confidence, *outputs, ahead)
 
     def report_drafts(self, shape: StepShape) -> None:
         if self.depth:

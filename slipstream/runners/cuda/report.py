@@ -13,6 +13,7 @@ class RowReport:
     num_fed: int
     tokens: tuple[int, ...]  # committed by the step
     drafts: tuple[int, ...]  # held after it
+    confidences: tuple[float, ...]  # by draft pass, those after the drafts held too; beyond the row's last: anything
 
 
 class StepReport:
@@ -20,9 +21,10 @@ class StepReport:
 
     def __init__(self, max_rows: int, depth: int, device: torch.device) -> None:
         self.depth = depth
-        self._sizes = [1, 1, depth + 1, 1, depth]
+        self._sizes = [1, 1, depth + 1, 1, depth, depth]
         self.values = torch.zeros(max_rows, sum(self._sizes), dtype=torch.int32, device=device)
-        self.num_fed, self.num_tokens, self.tokens, self.num_drafts, self.drafts = self._columns(self.values)
+        columns = self._columns(self.values)
+        self.num_fed, self.num_tokens, self.tokens, self.num_drafts, self.drafts, self.confidences = columns
 
     @property
     def stride(self) -> int:
@@ -32,9 +34,10 @@ class StepReport:
         """``values``: the first rows of the array, on the host."""
         columns = [column.tolist() for column in self._columns(values)]
         return [
-            RowReport(num_fed, tuple(tokens[:num_tokens]), tuple(drafts[:num_drafts]))
-            for (num_fed,), (num_tokens,), tokens, (num_drafts,), drafts in zip(*columns, strict=True)
+            RowReport(num_fed, tuple(tokens[:num_tokens]), tuple(drafts[:num_drafts]), tuple(confidences))
+            for (num_fed,), (num_tokens,), tokens, (num_drafts,), drafts, confidences in zip(*columns, strict=True)
         ]
 
     def _columns(self, values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(values.split(self._sizes, dim=1))
+        *whole, confidences = values.split(self._sizes, dim=1)
+        return *whole, confidences.view(torch.float32)

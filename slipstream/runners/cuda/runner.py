@@ -170,7 +170,8 @@ def _result(step: InFlight, i: int, report: RowReport) -> RowResult:
     row.commit(step.feeds[i], len(report.tokens))
     if i in step.faults:
         return RowResult(row.slot, report.num_fed, (), (), fault=step.faults[i])
-    return RowResult(row.slot, report.num_fed, report.tokens, report.drafts)
+    confidences = report.confidences[: row.num_confidences(step.feeds[i], len(report.drafts))]
+    return RowResult(row.slot, report.num_fed, report.tokens, report.drafts, confidences)
 
 
 def _rates(survival: Sequence[float], depth: int, device: torch.device) -> Tensor:

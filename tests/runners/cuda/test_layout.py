@@ -117,12 +117,17 @@ def test_the_device_finds_each_part_at_an_aligned_address(num_rows: int) -> None
     found = buffers.inputs(layout.shape)
     assert [part.tolist() for part in found] == [part.tolist() for part in written]
     assert all(part.data_ptr() % 16 == 0 for part in found)
-    for part in ("draft_rows", "row_slots"):  # where captured draft passes look for them
+    for part in (
+        "draft_rows",
+        "thresholds",
+        "continue_thresholds",
+        "row_slots",
+    ):  # where captured draft passes look for them
         assert getattr(found, part).data_ptr() == getattr(buffers.draft_inputs(), part).data_ptr()
 
 
 def test_a_step_feeds_known_tokens_before_drafts() -> None:
-    row = HostRow(slot=0, num_uncomputed=10, max_known=10, plain=True, may_draft=True, asked=Asked())
+    row = HostRow(slot=0, num_uncomputed=10, max_known=10, plain=True, may_draft=True, p_min=0.0, asked=Asked())
     prompt = row.feed(RowStep(0, 6))
     assert (prompt.num_before, prompt.num_samples, prompt.num_drafts) == (6, 0, 0)
     rest = row.feed(RowStep(0, 4))

@@ -199,10 +199,11 @@ def _draft_begin(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _draft_commit(
-    slot_tokens, known, num_drafts, p_min, sample_slots, samples, confidence, stride, num_rows,
-    AHEAD: tl.constexpr, B: tl.constexpr,
+    slot_tokens, known, num_drafts, p_min, draft_rows, thresholds, continue_thresholds,
+    sample_slots, samples, confidence, simulated, report_confidences, stride, width, num_rows,
+    AHEAD: tl.constexpr, SIMULATE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Write the drafts after the known tokens; those of a row count while the head is confident enough."""
+    """Write the drafts after the known tokens; those of a row count up to the first of which the head is not sure."""
     take_turn()
     at = tl.program_id(0) * B + tl.arange(0, B)
     slot = tl.load(sample_slots + at, mask=at < num_rows, other=-1)
@@ -210,9 +211,22 @@ def _draft_commit(
     count = tl.load(known + slot, mask=active, other=0)
     token = tl.load(samples + at, mask=active, other=0)
     tl.store(slot_tokens + slot.to(tl.int64) * stride + count + AHEAD, token, mask=active)
-    held = tl.load(num_drafts + slot, mask=active, other=-1)
-    confident = tl.load(confidence + at, mask=active, other=0.0) >= tl.load(p_min + slot, mask=active, other=2.0)
-    tl.store(num_drafts + slot, AHEAD + 1, mask=active & confident & (held == AHEAD))
+    # The chain is the product of the confidences before, in their order: they lie in the report.
+    row = tl.load(draft_rows + at, mask=active, other=0)
+    own = report_confidences + row * width
+    chain = tl.full([B], 1.0, tl.float32)
+    for i in tl.static_range(AHEAD):
+        chain *= tl.load(own + i, mask=active, other=0.0)
+    going = active & (tl.load(num_drafts + slot, mask=active, other=-1) == AHEAD)
+    if AHEAD > 0:
+        going &= chain >= tl.load(continue_thresholds + row, mask=active, other=0.0)
+    value = tl.load(confidence + at, mask=active, other=0.0)
+    if SIMULATE:
+        value = tl.zeros_like(value) + tl.load(simulated + AHEAD)
+    tl.store(own + AHEAD, value, mask=active)
+    going &= value >= tl.load(p_min + slot, mask=active, other=0.0)
+    going &= chain * value >= tl.load(thresholds + row, mask=active, other=0.0)
+    tl.store(num_drafts + slot, AHEAD + 1, mask=going)
 
 
 @triton.jit
@@ -284,11 +298,17 @@ def draft_begin(
     )  # fmt: skip
 
 
-def draft_commit(state: RowState, sample_slots: Tensor, samples: Tensor, confidence: Tensor, ahead: int) -> None:
+def draft_commit(
+    state: RowState, draft_rows: Tensor, thresholds: Tensor, continue_thresholds: Tensor,
+    sample_slots: Tensor, samples: Tensor, confidence: Tensor, report: StepReport, simulated: Tensor | None, ahead: int,
+) -> None:  # fmt: skip
+    """``thresholds``: float32 [rows of the step]. ``simulated``: a head that is as sure as it will be right."""
     num_rows = sample_slots.shape[0]
     _draft_commit[(triton.cdiv(num_rows, BLOCK),)](
-        state.tokens, state.known, state.num_drafts, state.p_min, sample_slots, samples, confidence,
-        state.tokens.stride(0), num_rows, AHEAD=ahead, B=BLOCK, num_warps=4, **IN_TURN,
+        state.tokens, state.known, state.num_drafts, state.p_min, draft_rows, thresholds, continue_thresholds,
+        sample_slots, samples, confidence, confidence if simulated is None else simulated, report.confidences,
+        state.tokens.stride(0), report.stride, num_rows,
+        AHEAD=ahead, SIMULATE=simulated is not None, B=BLOCK, num_warps=4, **IN_TURN,
     )  # fmt: skip
 
 
