@@ -68,6 +68,11 @@ class ConstraintState:
             self.fault = str(fault)
             return []
 
+    def mask_after(self, tokens: Sequence[int]) -> bytes | None:
+        """At the position after tokens that are about to be committed; None: all is allowed, or nothing is known."""
+        masks = self.matcher.masks(tokens)
+        return masks[-1] if len(masks) > len(tokens) else None
+
 
 @dataclass(slots=True)
 class HostRow:

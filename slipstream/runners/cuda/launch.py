@@ -1,4 +1,4 @@
-"""Launches the program's parts for one step, captured where possible. Waits for nothing by itself."""
+"""Launches the program's parts for one step, captured where possible. Waits only for what constrained rows need."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ class StepEvents:
         return start.elapsed_time(verified) / 1e3, verified.elapsed_time(end) / 1e3
 
 
+Verdict = tuple[Tensor, StepEvents]  # the report without its drafts, on the host once the event has passed
+
+
 class StepLauncher:
     def __init__(self, program: CudaProgram, graphs: Graphs, max_context: int) -> None:
         self.program = program
@@ -77,14 +80,39 @@ class StepLauncher:
         if constraints is not None:
             program.masks.upload(constraints.sample_masks(), shape.num_samples)
         self.graphs.run(shape, shape.kind, partial(program.verify, shape))
+        verdict = self._fetch_verdict(layout) if constraints is not None and constraints.guides_drafts else None
+        if shape.feeds_head_apart:
+            self.graphs.run(("head", shape), ("head", shape.kind), partial(program.feed_head, shape))
         if logprob_index:
             self._launch_logprobs(logprob_index)
         events.mark()
+        masked = False
+        if constraints is not None and verdict is not None:
+            masked = self._mask_drafts(layout, constraints, verdict)
         for ahead, num_rows in enumerate(layout.pass_rows):
-            key = (ahead, num_rows, shape.context)
-            self.graphs.run(key, (ahead > 0, compiled_for(num_rows)), partial(program.draft, *key))
+            variant = masked and ahead == 0
+            key = (ahead, num_rows, shape.context, variant)
+            self.graphs.run(key, (ahead > 0, compiled_for(num_rows), variant), partial(program.draft, *key))
         program.report_drafts(shape)
         return events
+
+    def _fetch_verdict(self, layout: Layout) -> Verdict:
+        values = self.fetch(self.program.report.values[: len(layout.first_samples)])
+        committed = StepEvents(self.device)
+        committed.mark()
+        return values, committed
+
+    def _mask_drafts(self, layout: Layout, constraints: StepConstraints, verdict: Verdict) -> bool:
+        """Waits for the verdict; the head's feed runs meanwhile. False: there is nothing to mask."""
+        program = self.program
+        assert program.output is not None
+        values, committed = verdict
+        committed.wait()
+        reports = program.report.read(values)
+        masks = constraints.draft_masks(reports, layout.draft_rows, program.output.num_out)
+        if masks.masks:
+            program.masks.upload(masks, layout.pass_rows[0])
+        return bool(masks.masks)
 
     def fetch(self, values: Tensor) -> Tensor:
         """On its way to the host, without waiting for it."""

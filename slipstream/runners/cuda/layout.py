@@ -59,6 +59,11 @@ class StepShape:
         return replace(self, plain=True, feeds_head=False, masked=False)
 
     @property
+    def feeds_head_apart(self) -> bool:
+        """The host may read the verdict of constrained rows while the head is fed: two graphs instead of one."""
+        return self.feeds_head and self.masked
+
+    @property
     def kind(self) -> Hashable:
         """Steps of a kind use the same kernels. One that reads prompts is worth a capture when it comes again."""
         if self.has_prompts:
@@ -117,6 +122,7 @@ def unpack(upload: Tensor, sizes: Inputs[int]) -> Inputs[Tensor]:
 class Layout:
     shape: StepShape
     upload: np.ndarray  # int32: the packed inputs
+    draft_rows: tuple[int, ...]  # the rows of the first draft pass
     pass_rows: tuple[int, ...]  # padded number of rows in draft pass 1, 2, ...
     first_samples: tuple[int, ...]  # of each row among the step's samples; -1: it does not sample
 
@@ -163,7 +169,8 @@ def lay_out(
         sample_flat=flat[is_sample],
     )
     upload = pack(inputs, input_sizes(shape, max_rows, max_depth))
-    return Layout(shape, upload, pass_rows, tuple(first_samples.tolist()))
+    drafting = tuple(np.flatnonzero(depths).tolist())
+    return Layout(shape, upload, drafting, pass_rows, tuple(first_samples.tolist()))
 
 
 def _shape(feed: np.ndarray, has_prompts: bool, context: int, max_depth: int) -> StepShape:

@@ -60,7 +60,7 @@ class CudaProgram:
         rms_norm(self.decoder.body(batch), norm.weight, norm.eps, out=buffers.hidden(shape))
 
     def verify(self, shape: StepShape) -> None:
-        """The other half: verdict and commit of all rows, and the head's share of the computed tokens."""
+        """The other half: verdict and commit of all rows, and the head's share of the tokens unless it is fed apart."""
         buffers, inputs = self.buffers, self.buffers.inputs(shape)
         hidden = buffers.hidden(shape)
         sampling = gather_rows(hidden, inputs.sample_flat.clamp(min=0)) if shape.has_prompts else hidden
@@ -70,7 +70,7 @@ class CudaProgram:
         kernels.commit(
             self.rows.state, buffers.step(shape), samples, inputs.row_samples, *outputs, self.simulated, max_accepted
         )
-        if shape.feeds_head:
+        if shape.feeds_head and not shape.feeds_head_apart:
             self.feed_head(shape)
 
     def feed_head(self, shape: StepShape) -> None:
@@ -81,7 +81,7 @@ class CudaProgram:
         fed = self.head.forward(self.decoder.embedding.rows(next_tokens), buffers.hidden(shape), batch)
         gather_rows(fed, buffers.row_last(shape), out=buffers.draft_hidden[: shape.num_rows])
 
-    def draft(self, ahead: int, num_rows: int, context: int) -> None:
+    def draft(self, ahead: int, num_rows: int, context: int, masked: bool = False) -> None:
         """Draft ``ahead`` + 1 of the rows that go so far: the first comes from the tokens that the head was fed."""
         assert self.head is not None
         assert self.output is not None
@@ -96,7 +96,10 @@ class CudaProgram:
         if ahead:
             hidden = self.head.forward(self.decoder.embedding.rows(batch.tokens), hidden, batch)
             buffers.draft_hidden.index_copy_(0, sources, hidden)
-        drafts, confidence = choose_sure(self.output(hidden), slots, index, *self._noise)
+        logits = self.output(hidden)
+        if masked:
+            apply_masks(logits, slots, self.masks.index[:num_rows], self.masks.masks)
+        drafts, confidence = choose_sure(logits, slots, index, *self._noise)
         limits = (inputs.thresholds.view(torch.float32), inputs.continue_thresholds.view(torch.float32))
         outputs = (self.report, self.simulated)
         kernels.draft_commit(state, draft_rows, *limits, slots, drafts, confidence, *outputs, ahead)
@@ -117,6 +120,8 @@ class CudaProgram:
         shape = layout.shape
         self.forward(shape.target)
         self.verify(shape)
+        if shape.feeds_head_apart:
+            self.feed_head(shape)
         for ahead, num_rows in enumerate(layout.pass_rows):
             self.draft(ahead, num_rows, shape.context)
         self.report_drafts(shape)

@@ -1,7 +1,7 @@
 """The runner on a GPU: rows live on the device, a step is a few launches, and the host is one step late.
 
 ``submit`` uploads the layout of the rows and launches forward, verdict, commit, the head's feed and the draft passes;
-it asks the device nothing. ``collect`` waits for the report of the oldest step.
+it asks the device nothing, unless rows are constrained. ``collect`` waits for the report of the oldest step.
 """
 
 from __future__ import annotations
