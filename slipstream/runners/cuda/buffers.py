@@ -41,7 +41,7 @@ class RowBuffers:
 
     starts: Tensor
     fed: Tensor
-    certain: Tensor
+    known: Tensor
     replay: Tensor
     last: Tensor  # flat index of each row's last committed token
 
@@ -53,7 +53,7 @@ class DraftBuffers:
     offsets: Tensor
     starts: Tensor
     fed: Tensor
-    certain: Tensor
+    known: Tensor
     replay: Tensor
     tile_rows: Tensor
     tile_firsts: Tensor
@@ -120,7 +120,7 @@ class StepBuffers:
             row_offsets=inputs.row_offsets,
             row_starts=by_row.starts[:num_rows],
             row_fed=by_row.fed[:num_rows],
-            row_certain=by_row.certain[:num_rows],
+            row_certain=by_row.known[:num_rows],
             row_replay=by_row.replay[:num_rows],
             max_replay=self.max_depth,
             tile_rows=inputs.tile_rows,
@@ -150,7 +150,7 @@ class StepBuffers:
             row_offsets=draft.offsets[:num_rows],
             row_starts=draft.starts[:num_rows],
             row_fed=draft.fed[:num_rows],
-            row_certain=draft.certain[:num_rows],
+            row_certain=draft.known[:num_rows],
             row_replay=draft.replay[:num_rows],
             max_replay=0,
             tile_rows=draft.tile_rows[:num_rows],

@@ -1,6 +1,6 @@
-"""Times steps and draft passes on this GPU, for the depth policy: by tokens, and what each row costs beside them.
+"""Times steps and draft passes on this GPU, for the depth policy: by tokens, and by rows beside them.
 
-Runs the captured steps on made-up rows in caches that nobody owns yet.
+Runs the captured steps on made-up rows in caches that no stream owns yet.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, S
 from slipstream.runners.cuda.warmup import warm_up
 
 ROUNDS = 3
-CONTEXT = 64  # tokens each made-up row has behind it
+CONTEXT = 64  # computed tokens of each made-up row
 PIECE = EngineConfig().max_chunk
-MOST_MIXED_ROWS = 64
+MAX_MIXED_ROWS = 64
 
 
 def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
-    """Costs are flat between buckets: a point at both ends of each. What is captured on the way, serving uses."""
+    """Costs are flat between buckets: a point at both ends of each. Serving uses the graphs captured on the way."""
     if launcher.device.type != "cuda":
         return StepCosts()
     # Unlike tokens, as streams have them: a sparse model reads more experts for them than for equal ones.
@@ -44,11 +44,11 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
 
 
 def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
-    """Every (tokens, rows) that decoding rows can come to, after rounding up: all of them will be met."""
+    """Every (tokens, rows) of decoding rows, rounded up: all of them will occur."""
     found = []
     for num_rows in row_sizes:
-        most = num_rows * (1 + depth)
-        between = [min(n, most) for n in _up_to(TOKEN_BUCKETS, most) if n > num_rows]
+        largest = num_rows * (1 + depth)
+        between = [min(n, largest) for n in _up_to(TOKEN_BUCKETS, largest) if n > num_rows]
         found += [(n, num_rows) for n in (num_rows, *between)]
     return found
 
@@ -56,7 +56,7 @@ def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
 def _mixed(launcher: StepLauncher, max_rows: int) -> list[Layout]:
     """Decoding rows beside a piece of a prompt: not timed, but captured, so that a prompt's arrival is no pause."""
     found: dict[StepShape, Layout] = {}
-    for num_rows in range(2, min(max_rows, MOST_MIXED_ROWS) + 1):
+    for num_rows in range(2, min(max_rows, MAX_MIXED_ROWS) + 1):
         for feed in range(1, launcher.program.depth + 2):
             decoding = [RowFeed(slot, feed) for slot in range(num_rows - 1)]
             layout = _laid_out(launcher, [*decoding, RowFeed(num_rows - 1, PIECE, PIECE + 1)])
@@ -65,26 +65,26 @@ def _mixed(launcher: StepLauncher, max_rows: int) -> list[Layout]:
 
 
 def _to_warm_up(launcher: StepLauncher, sizes: list[tuple[int, int]], untimed: list[Layout]) -> list[Layout]:
-    """Steps that launch all that calibration does, and what the first request begins with: a prompt alone."""
+    """Steps that launch all that calibration does, and the first step of a first request: a prompt alone."""
     drafting = [_layout(launcher, n, num_rows, launcher.program.depth) for n, num_rows in sizes]
     prompts = [n for n in TOKEN_BUCKETS if n <= launcher.program.buffers.max_tokens]
     return [*drafting, *untimed, *(_laid_out(launcher, [RowFeed(0, n, n)]) for n in prompts)]
 
 
 def _run_twice(launcher: StepLauncher, layout: Layout) -> None:
-    """As it is, which compiles what it needs, and captured."""
+    """Once as it is, which compiles its kernels, and once captured."""
     for _ in range(2):
         _set_rows(launcher, min(CONTEXT, launcher.max_context // 2), 0)
         launcher.run(layout)
 
 
-def _up_to(buckets: tuple[int, ...], most: int) -> list[int]:
-    below = [n for n in buckets if n < most]
+def _up_to(buckets: tuple[int, ...], largest: int) -> list[int]:
+    below = [n for n in buckets if n < largest]
     return [*below, buckets[len(below)]]
 
 
 def _per_row(verify: dict[tuple[int, int], float]) -> float:
-    """As many tokens in many rows against few: the difference is what the rows' own state costs. The median."""
+    """As many tokens in many rows against few: the difference is the cost of the rows' own state. The median."""
     slopes = [
         (verify[n, many] - verify[n, few]) / (many - few)
         for n, many in verify
@@ -110,9 +110,9 @@ def _set_rows(launcher: StepLauncher, known: int, num_drafts: int) -> None:
     state.replay.fill_(0)
 
 
-def _layout(launcher: StepLauncher, num_tokens: int, num_rows: int, propose: int, plain: bool = True) -> Layout:
+def _layout(launcher: StepLauncher, num_tokens: int, num_rows: int, depth: int, plain: bool = True) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    rows = [RowFeed(slot, feed, draft=DraftRequest(propose)) for slot, feed in enumerate(feeds)]
+    rows = [RowFeed(slot, feed, draft=DraftRequest(depth)) for slot, feed in enumerate(feeds)]
     return _laid_out(launcher, rows, plain)
 
 
@@ -121,9 +121,9 @@ def _laid_out(launcher: StepLauncher, feeds: list[RowFeed], plain: bool = True) 
     return launcher.lay_out(feeds, CONTEXT, plain=plain, feeds_head=feeds_head)
 
 
-def _seconds(launcher: StepLauncher, num_tokens: int, num_rows: int, propose: int = 0) -> tuple[float, float]:
+def _seconds(launcher: StepLauncher, num_tokens: int, num_rows: int, depth: int = 0) -> tuple[float, float]:
     """Of verification and of the draft passes."""
-    layout = _layout(launcher, num_tokens, num_rows, propose)
+    layout = _layout(launcher, num_tokens, num_rows, depth)
     times = []
     for _ in range(2 + ROUNDS):  # as it is, captured, and then timed
         _set_rows(launcher, min(CONTEXT, launcher.max_context // 2), launcher.program.depth)

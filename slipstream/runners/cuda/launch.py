@@ -1,4 +1,4 @@
-"""Launches the program's parts for one step, captured where possible. Waits only for what constrained rows need."""
+"""Launches the program's parts for one step, captured where possible. Waits for constrained rows only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each slot holds on the device: tokens, cursor, drafts, and how its next token is chosen.
+"""The contents of each slot on the device: tokens, cursor, drafts, and the parameters of its sampling.
 
 The host writes here when a stream joins; afterwards only kernels do, so the host need not know how far a row has come.
 """

@@ -47,8 +47,8 @@ class Launch:
 def attempt(action: Callable[[], object]) -> Exception | None:
     """Why it failed, if it did.
 
-    The one place that takes any exception. Triton's hooks are no public interface, and behind them a compiler, ptxas,
-    a C compiler and the driver each raise their own kind. Nothing depends on the outcome: a launch that meets a real
+    The one place that takes any exception. Triton's hooks are no public interface, and below them a compiler, ptxas,
+    a C compiler and the driver each raise their own kind. Nothing depends on the outcome: a launch with a real
     error raises it again.
     """
     try:

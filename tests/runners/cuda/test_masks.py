@@ -74,7 +74,7 @@ def test_a_step_masks_its_samples_and_then_the_first_drafts() -> None:
     reports = [RowReport(3, tokens, (), ()) for tokens in ((6, 7), (1,), (1,), (21,))]
     drafts = step.draft_masks(reports, (0, 3), draft_vocab=97)
     assert (drafts.at, drafts.masks) == ([0, 1], [only([8], 97), only([22], 97)])
-    # A head that does not know the only token drafts what it likes.
+    # A head that does not know the only allowed token drafts anything.
     assert step.draft_masks(reports, (0, 3), draft_vocab=16).at == [0]
 
 

@@ -63,7 +63,7 @@ class Function:
 
 
 def launch(function: Function, key: str) -> bool | None:
-    """What Triton does before it compiles: it skips what a hook says True to."""
+    """As Triton does before it compiles: it skips a launch if the hook says True."""
     hook = triton.knobs.runtime.jit_cache_hook
     if hook is None:
         return None

@@ -142,7 +142,7 @@ def compiled_ahead(driver: LaunchingH100) -> dict[str, Any]:
 
 
 def _hashes(launch: Launch) -> dict[str, str]:
-    """Of what is compiled of its function, by the key that a launch looks for."""
+    """Of the compiled kernels of its function, by the key that a launch looks for."""
     return {key: kernel.hash for key, kernel in launch.function.device_caches[0][0].items()}
 
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of a step on the device: which tokens each row feeds, which are accepted, what the head is fed.
+"""The bookkeeping of a step on the device: tokens fed, tokens accepted, the input of the head.
 
 Rows live in ``tokens`` [slots, positions]: the known tokens of a slot and, right after them, its drafts.
 """
@@ -20,7 +20,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """What the device knows of each slot. int32 [slots] unless it says otherwise."""
+    """The device's knowledge of each slot. int32 [slots] unless it says otherwise."""
 
     tokens: Tensor  # int32 [slots, positions]
     known: Tensor  # committed tokens
@@ -165,7 +165,7 @@ def _commit(
 @triton.jit(do_not_specialize=["num_rows"])
 def _draft_begin(
     slot_tokens, known, draft_rows, row_slots,
-    tokens, positions, token_slots, token_rows, offsets, starts, fed, certain, replay, tile_rows, tile_firsts,
+    tokens, positions, token_slots, token_rows, offsets, starts, fed, num_known, replay, tile_rows, tile_firsts,
     sample_slots, sample_index, sources, stride, num_rows, padding_row, AHEAD: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """The batch of one draft pass: each of its rows feeds its newest draft, AHEAD - 1 positions after its tokens."""
@@ -188,7 +188,7 @@ def _draft_begin(
     tl.store(offsets + at, at, mask=inside)
     tl.store(starts + at, position, mask=inside)
     tl.store(fed + at, one, mask=inside)
-    tl.store(certain + at, one, mask=inside)
+    tl.store(num_known + at, one, mask=inside)
     tl.store(replay + at, 0, mask=inside)
     tl.store(tile_rows + at, tl.where(active, at, -1), mask=inside)
     tl.store(tile_firsts + at, 0, mask=inside)
