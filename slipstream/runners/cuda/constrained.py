@@ -59,8 +59,8 @@ class StepConstraints:
 
     @property
     def guides_drafts(self) -> bool:
-        """Whether the first drafts get masks. The wait holds up the whole batch, so few rows must gain from it, and at
-        least half of those that draft. A row that nothing restricted in this step drafts without."""
+        """Whether the first drafts get masks. The wait holds up the whole batch: it is for few rows, and only if they are
+        half of those that draft. A row that nothing restricted in this step drafts without."""
         num_drafting = sum(feed.num_samples > 0 and feed.draft.depth > 0 for feed in self._feeds)
         return 0 < len(self._guided) <= MAX_GUIDED_ROWS and 2 * len(self._guided) >= num_drafting
 

@@ -34,8 +34,9 @@ def test_drafts_end_before_the_first_unsure_one(device: torch.device, simulated:
     for ahead in range(DEPTH):
         column = torch.cat([given[:, ahead], torch.ones(3)]).to(device)
         drafts = torch.arange(8, dtype=torch.int32, device=device) + 10 * ahead
-        batch = (padded_rows.to(device), *bounds, padded_slots.to(device), drafts, column)
-        draft_commit(state, *batch, report, rates.to(device) if simulated else None, ahead)
+        samples = (padded_slots.to(device), drafts, column)
+        given_rates = rates.to(device) if simulated else None
+        draft_commit(state, padded_rows.to(device), bounds[0], bounds[1], *samples, report, given_rates, ahead)
     assert state.num_drafts[slots.long()].tolist() == expected
     assert state.num_drafts.sum() == sum(expected)
     assert torch.equal(report.confidences[rows.long()].cpu(), confidence)
