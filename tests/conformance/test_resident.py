@@ -1,4 +1,4 @@
-"""The runner whose rows live on the device: tokens equal the CPU runner's plain decoding, one stream at a time.
+"""The device-resident runner: tokens equal the CPU runner's plain decoding, one stream at a time.
 
 On a GPU its steps are captured; without one the same code runs in Triton's interpreter.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, zip_longest
+from operator import mul
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from harness import Ask, Traffic, alone, open_resident, open_runner, run_alone
 from traffic import check_stream
 
 from slipstream.config import EngineConfig
+from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep, Runner, StepPlan
 from slipstream.sampling import SamplingParams
+from slipstream.sampling.masks import allows
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -113,3 +117,83 @@ def test_several_answers_and_log_probabilities(tmp_path: Path, kind: str) -> Non
     assert run.snapshot.num_accepted_tokens > 0
     for key, one in enumerate(one for ask in asks for one in ask.each):
         check_stream(run, str(key), one, run_alone(cpu, one), tolerance=1e-3)
+
+
+PROMPTS = ((3, 1, 4), (1, 5, 9, 2, 6), (5, 3), (5, 8, 9, 7))
+DEPTH = 4
+
+
+def plans(
+    requests: Sequence[DraftRequest], num_steps: int, p_mins: Sequence[float] = (), constraints: Sequence[str] = ()
+) -> list[StepPlan]:
+    """A row a prompt, each with blocks enough. A plan's feeds are upper bounds: any runner can follow them."""
+    joins = []
+    for i, (prompt, _, p_min, name) in enumerate(zip_longest(PROMPTS[: len(requests)], requests, p_mins, constraints)):
+        params = SamplingParams(temperature=0.0, max_tokens=40, constraint=constraint(name), stop_token_ids=(95,))
+        joins.append(RowJoin(i, prompt, len(prompt), params, i, p_min or 0.0, end_tokens=(95,)))
+    blocks = [tuple(range(8 * i, 8 * i + 8)) for i in range(len(joins))]
+    first = [RowStep(i, len(PROMPTS[i]), request, blocks[i]) for i, request in enumerate(requests)]
+    later = tuple(RowStep(i, 1 + DEPTH, request) for i, request in enumerate(requests))
+    return [StepPlan(0, (), tuple(joins), tuple(first)), *(StepPlan(n, (), (), later) for n in range(1, num_steps))]
+
+
+def driven(runner: Runner, steps: Sequence[StepPlan], *, late: bool = False) -> list[tuple[RowResult, ...]]:
+    """The results of all steps, after which the rows leave. ``late``: a step is submitted before the last is read."""
+    results = []
+    last = StepPlan(len(steps), tuple(range(len(steps[0].joins))), (), ())
+    for n, step in enumerate([*steps, last]):
+        runner.submit(step)
+        if n or not late:
+            results.append(runner.collect().rows)
+    if late:
+        results.append(runner.collect().rows)
+    return results[:-1]
+
+
+def test_drafts_end_at_the_thresholds_as_on_the_cpu(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True)
+    cpu, device = open_runner(folder, head=True), open_resident(folder)
+    measured = driven(cpu, plans([DraftRequest(DEPTH, report_confidence=True)] * 4, 1))[0]
+    chains = [list(accumulate(row.confidences, mul)) for row in measured]
+    requests = [
+        DraftRequest(DEPTH, threshold=chains[0][1] * 0.999),
+        DraftRequest(DEPTH, continue_threshold=chains[1][0] * 1.001),
+        DraftRequest(DEPTH),
+        DraftRequest(2, report_confidence=True),
+    ]
+    steps = plans(requests, 3, [0.0, 0.0, measured[2].confidences[0] * 1.001])
+    wanted, found = driven(cpu, steps), driven(device, steps, late=True)
+    assert [len(row.drafts) for row in wanted[0]] == [2, 1, 0, 2]
+    for step, expected in zip(found, wanted, strict=True):
+        for i, (row, other) in enumerate(zip(step, expected, strict=True)):
+            assert (row.tokens, row.drafts) == (other.tokens, other.drafts)
+            assert row.confidences[: len(other.confidences)] == pytest.approx(other.confidences, rel=1e-3)
+            # A pass that the CPU saves is run on a GPU, and its confidence is known.
+            unsaved = len(other.drafts) < DEPTH if i == 1 else False
+            assert len(row.confidences) == len(other.confidences) + unsaved
+
+
+def test_no_confidence_is_reported_unasked(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True)
+    (first, second) = driven(open_resident(folder), plans([DraftRequest(2)], 2))
+    assert [len(step[0].drafts) for step in (first, second)] == [2, 2]
+    assert first[0].confidences == second[0].confidences == ()
+
+
+def test_first_drafts_of_constrained_rows_follow_their_grammar_as_on_the_cpu(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True)
+    names = ["regex", "gbnf"]
+    steps = plans([DraftRequest(1, report_confidence=True)] * 3, 4, constraints=names)
+    wanted = driven(open_runner(folder, head=True), steps)
+    found = driven(open_resident(folder), steps, late=True)
+    for step, expected in zip(found, wanted, strict=True):
+        assert [(row.tokens, row.drafts) for row in step] == [(row.tokens, row.drafts) for row in expected]
+        for row, other in zip(step, expected, strict=True):
+            assert row.confidences == pytest.approx(other.confidences, rel=1e-3)
+    for i, name in enumerate(names):
+        written = [token for step in found for token in step[i].tokens]
+        rules = constraint(name)
+        assert rules is not None
+        matcher = rules.start(tiny.VOCAB, {95})
+        matcher.advance(written)
+        assert allows(matcher.masks(())[0], found[-1][i].drafts[0])

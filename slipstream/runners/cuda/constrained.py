@@ -1,107 +1,106 @@
-"""The constrained rows of a runner whose rows live on the device: what the host follows of them, and their masks.
+"""The constrained rows of a runner whose rows live on the device: their matchers on the host, and a step's masks.
 
-A matcher moves by what the reports tell. So a step with constrained draws has to know the reports of all steps before
-it; its forward runs meanwhile.
+A matcher moves by the reports of steps. So a step with constrained samples needs the reports of all steps before it;
+its forward runs meanwhile. And where such a row drafts, the host reads the step's own verdict and masks the row's first
+draft; the head's feed runs meanwhile. Later drafts would need a wait each, with nothing to run (decision 10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowJoin, RowStep
-from slipstream.errors import ConstraintFault
+from slipstream.runners.cuda.host_rows import HostRow, RowFeed
+from slipstream.runners.cuda.report import RowReport
 from slipstream.runners.masks import StepMasks
-from slipstream.runners.rows import matcher_of
-from slipstream.sampling.constraints import Matcher
-from slipstream.sampling.masks import num_bytes
+from slipstream.sampling.masks import is_empty, num_bytes
+
+UNLIMITED = 1 << 20  # more drafts than a row can have
+MAX_GUIDED_ROWS = 8  # as many masks are computed while a head of a large model is fed
 
 
-@dataclass(slots=True)
-class _Followed:
-    matcher: Matcher
-    drafts: tuple[int, ...] = ()  # the newest ones told
-    fault: str = ""
+class StepConstraints:
+    """The host's part in a step with constrained samples."""
 
+    def __init__(
+        self,
+        rows: Sequence[HostRow],
+        feeds: Sequence[RowFeed],
+        first_samples: Sequence[int],
+        read_reports: Callable[[], None],
+    ) -> None:
+        """``first_samples``: of each row among the step's samples, or -1. ``read_reports``: of the steps before."""
+        self._rows = rows
+        self._feeds = feeds
+        self._first_samples = first_samples
+        self._read_reports = read_reports
+        self._guided: set[int] = set()  # rows whose next tokens are restricted, and that draft
+        self.faults: dict[int, str] = {}  # rows that cannot go on, and why
 
-ALL = 1 << 20  # more drafts than a row can have
+    def sample_masks(self) -> StepMasks:
+        """Waits for the steps before: the forward runs meanwhile."""
+        self._read_reports()
+        masks = StepMasks([], [], [])
+        for i, (row, feed, first) in enumerate(zip(self._rows, self._feeds, self._first_samples, strict=True)):
+            state = row.constraint
+            if state is None or first < 0:
+                masks.most.append(UNLIMITED)
+                continue
+            own = state.masks(feed.num_drafts)
+            masks.add(first, own)
+            if state.fault:
+                self.faults[i] = state.fault
+            elif feed.draft.depth and any(own):
+                self._guided.add(i)
+        return masks
+
+    @property
+    def guides_drafts(self) -> bool:
+        """Whether the first drafts get masks. The wait holds up the whole batch: it is made for few rows, and only if
+        they are half of those that draft. A row that nothing restricted in this step drafts without."""
+        num_drafting = sum(feed.num_samples > 0 and feed.draft.depth > 0 for feed in self._feeds)
+        return 0 < len(self._guided) <= MAX_GUIDED_ROWS and 2 * len(self._guided) >= num_drafting
+
+    def draft_masks(self, reports: Sequence[RowReport], draft_rows: Sequence[int], draft_vocab: int) -> StepMasks:
+        """Of the rows of the first draft pass, after the tokens that this step commits. A row that could then draft
+        nothing has none: the head may not know the token."""
+        masks = StepMasks([], [], [])
+        for position, i in enumerate(draft_rows):
+            state = self._rows[i].constraint
+            if i not in self._guided or state is None:
+                continue
+            mask = state.mask_after(reports[i].tokens)
+            if mask is not None and not is_empty(mask[: draft_vocab // 8]):
+                masks.at.append(position)
+                masks.masks.append(mask)
+        return masks
 
 
 class MaskBuffers:
     """Device memory that never moves: captured steps read it."""
 
-    def __init__(self, num_draws: int, max_rows: int, max_depth: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_samples: int, max_rows: int, max_depth: int, vocab_size: int, device: torch.device) -> None:
         self.masks = torch.zeros(max_rows * (1 + max_depth), num_bytes(vocab_size), dtype=torch.uint8, device=device)
-        self.index = torch.full((num_draws,), -1, dtype=torch.int32, device=device)
-        self.most = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.index = torch.full((num_samples,), -1, dtype=torch.int32, device=device)  # the mask of each; -1: none
+        self.max_accepted = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
-    def upload(self, step: StepMasks, num_draws: int) -> None:
-        index = np.full(num_draws, -1, np.int32)  # which mask each draw has; -1: none
+    def upload(self, step: StepMasks, num_samples: int) -> None:
+        """Of a step's samples or of a draft pass. In stream order: whatever reads the last ones is launched before."""
+        index = np.full(num_samples, -1, np.int32)
         index[step.at] = np.arange(len(step.at))
         _put(self.index, index)
-        _put(self.most, np.array(step.most, np.int32))
+        if step.most:
+            _put(self.max_accepted, np.array(step.most, np.int32))
         if step.masks:
             packed = np.frombuffer(b"".join(step.masks), np.uint8).reshape(len(step.masks), -1)
-            _put(self.masks, packed.copy())  # what torch is given has to be writable
+            _put(self.masks, packed.copy())  # torch wants writable memory
 
 
-class ConstrainedRows:
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._rows: dict[int, _Followed] = {}  # by slot
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def join(self, join: RowJoin) -> None:
-        matcher = matcher_of(join, self._vocab_size)
-        if matcher is not None:
-            self._rows[join.slot] = _Followed(matcher)
-
-    def leave(self, slot: int) -> None:
-        self._rows.pop(slot, None)
-
-    def any_of(self, steps: Sequence[RowStep], first_draws: Sequence[int]) -> bool:
-        """Whether a constrained row draws in this step."""
-        return bool(self._rows) and any(
-            s.slot in self._rows and d >= 0 for s, d in zip(steps, first_draws, strict=True)
-        )
-
-    def learn(self, slot: int, tokens: Sequence[int], drafts: tuple[int, ...]) -> None:
-        if followed := self._rows.get(slot):
-            followed.matcher.advance(tokens)
-            followed.drafts = drafts
-
-    def step(
-        self, steps: Sequence[RowStep], gaps: Sequence[int], first_draws: Sequence[int]
-    ) -> tuple[StepMasks, dict[int, str]]:
-        """Masks, and the rows that cannot go on. ``first_draws``: of each row among the step's draws, or -1."""
-        found, faults = StepMasks([], [], []), {}
-        for row, (step, gap, first) in enumerate(zip(steps, gaps, first_draws, strict=True)):
-            followed = self._rows.get(step.slot)
-            if followed is None or first < 0:
-                found.most.append(ALL)
-                continue
-            found.add(first, _masks(followed, step.feed - gap))
-            if followed.fault:
-                faults[row] = followed.fault
-        return found, faults
-
-
-def _masks(followed: _Followed, num_drafts: int) -> list[bytes | None]:
-    try:
-        return followed.matcher.masks(followed.drafts[:num_drafts])
-    except ConstraintFault as fault:
-        followed.fault = str(fault)
-        return []
-
-
-def _put(place: Tensor, values: np.ndarray) -> None:
+def _put(target: Tensor, values: np.ndarray) -> None:
     host = torch.from_numpy(values)
-    if place.device.type == "cuda":
+    if target.device.type == "cuda":
         host = host.pin_memory()
-    place[: len(values)].copy_(host, non_blocking=True)
+    target[: len(values)].copy_(host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs, lazily: when a shape is first met.
+"""Steps captured as CUDA graphs, lazily: when a shape first occurs.
 
 A captured step costs the host one launch. All graphs share one pool of memory: none keeps anything between replays.
 """
@@ -15,7 +15,7 @@ class Graphs:
         self.enabled = enabled and device.type == "cuda"
         self._warm: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._rehearsed: torch.cuda.CUDAGraph | None = None
+        self._dry_run: torch.cuda.CUDAGraph | None = None
         if self.enabled:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
@@ -34,9 +34,9 @@ class Graphs:
             step()
             self._warm.add(kind)
 
-    def rehearse(self, step: Callable[[], None]) -> None:
-        """All that the host does for a step; the device does nothing. The last one is kept: memory leaves with it."""
-        self._rehearsed = self._capture(step)
+    def dry_run(self, step: Callable[[], None]) -> None:
+        """Capture a step and never replay it: the device does nothing. One is kept: the pool's memory goes with it."""
+        self._dry_run = self._capture(step)
 
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

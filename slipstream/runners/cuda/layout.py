@@ -1,7 +1,7 @@
 """How a plan's rows lie in the flat batch: computed on the host, uploaded as one array of int32.
 
-A row gets as many places as it may feed at most; how many of them count is known to the device alone. Sizes are
-rounded up to buckets where a step can be captured, so that few graphs serve all loads.
+A row gets as many tokens of the batch as it may feed at most; how many of them count is known to the device alone.
+Sizes are rounded up to buckets where a step can be captured, so that few graphs serve all loads.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowStep
-from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
-from slipstream.runners.logprobs import Telling
-from slipstream.runners.rows import Asked
-from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 ROW_BUCKETS = tuple(1 << i for i in range(11))
 TOKEN_BUCKETS = (
@@ -30,35 +26,42 @@ CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
 PROMPT_CONTEXT = CONTEXT_BUCKETS[3]
 PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
 
+T = TypeVar("T")
+
 
 def bucket(buckets: Sequence[int], size: int) -> int:
     return buckets[bisect_left(buckets, size)]
 
 
 def aligned(length: int) -> int:
-    """Places for so many: what lies behind them begins at 16 bytes again, so that kernels are compiled once."""
+    """Room for so many numbers, after which the next part begins at 16 bytes again: kernels are compiled once."""
     return -(-length // 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """All that a captured step depends on beside what lies in the buffers."""
+    """All that a captured step depends on beside the contents of the buffers."""
 
     num_rows: int
     num_tokens: int
-    num_draws: int
+    num_samples: int
     num_tiles: int
     tile_size: int
     context: int
     has_prompts: bool
     plain: bool  # every row takes the largest logit as it is
     feeds_head: bool  # some row may draft now or later
-    masked: bool = False  # some row that draws is constrained
+    masked: bool = False  # some row that samples is constrained
 
     @property
-    def trunk(self) -> StepShape:
-        """What the trunk's forward depends on: not how tokens are drawn from it."""
+    def target(self) -> StepShape:
+        """All that the target model's forward depends on: not how tokens are sampled from it."""
         return replace(self, plain=True, feeds_head=False, masked=False)
+
+    @property
+    def feeds_head_apart(self) -> bool:
+        """The host may read the verdict of constrained rows while the head is fed: two graphs instead of one."""
+        return self.feeds_head and self.masked
 
     @property
     def kind(self) -> Hashable:
@@ -67,193 +70,123 @@ class StepShape:
             return self
         return compiled_for(self.num_tokens), self.tile_size, self.context, self.plain, self.feeds_head, self.masked
 
-    @property
-    def parts(self) -> list[int]:
-        """Lengths of what is uploaded: row slots, offsets, feeds, draws; token rows; tile rows and firsts; draws."""
-        return [self.num_rows] * 4 + [self.num_tokens] + [self.num_tiles] * 2 + [self.num_draws]
+
+class Inputs(NamedTuple, Generic[T]):
+    """The parts of the uploaded array in their order, each padded.
+
+    All up to row_slots begin at the same address whatever the step's shape: draft passes are captured apart from steps.
+    """
+
+    draft_rows: T  # [depth * max rows]: the rows of draft pass 1, 2, ...; -1: padding
+    thresholds: T  # [max rows]: bits of float32, as the next; see DraftRequest
+    continue_thresholds: T  # [max rows]
+    row_slots: T  # [rows]
+    row_offsets: T  # [rows]: flat index of each row's first token
+    row_feed: T  # [rows]: tokens fed at most
+    row_samples: T  # [rows]: index of its first sample among the step's; -1: it does not sample
+    token_rows: T  # [tokens]; -1: padding
+    tile_rows: T  # [tiles]: row of each piece of attention work; -1: padding
+    tile_firsts: T  # [tiles]: its first token, counted from the row's offset
+    sample_flat: T  # [samples]: flat index of each; -1: padding
+
+
+PADDING = Inputs(-1, 0, 0, 0, 0, 0, -1, -1, -1, 0, -1)
+
+
+def input_sizes(shape: StepShape, max_rows: int, max_depth: int) -> Inputs[int]:
+    rows, tiles = shape.num_rows, shape.num_tiles
+    drafting = (max_depth * max_rows, max_rows, max_rows)
+    return Inputs(*drafting, rows, rows, rows, rows, shape.num_tokens, tiles, tiles, shape.num_samples)
+
+
+def pack(parts: Inputs[np.ndarray], sizes: Inputs[int]) -> np.ndarray:
+    upload = np.empty(sum(map(aligned, sizes)), np.int32)
+    first = 0
+    for part, size, padding in zip(parts, sizes, PADDING, strict=True):
+        upload[first : first + len(part)] = part
+        upload[first + len(part) : first + aligned(size)] = padding
+        first += aligned(size)
+    return upload
+
+
+def unpack(upload: Tensor, sizes: Inputs[int]) -> Inputs[Tensor]:
+    """Views of the uploaded array."""
+    views, first = [], 0
+    for size in sizes:
+        views.append(upload[first : first + size])
+        first += aligned(size)
+    return Inputs(*views)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     shape: StepShape
-    upload: np.ndarray  # int32: the draft passes' rows, then the parts
+    upload: np.ndarray  # int32: the packed inputs
+    draft_rows: tuple[int, ...]  # the rows of the first draft pass
     pass_rows: tuple[int, ...]  # padded number of rows in draft pass 1, 2, ...
-    first_draws: tuple[int, ...]  # of each row, among the step's draws; -1: it does not draw
-
-
-class Buffers:
-    """Device memory that all steps share. A captured step reads and writes these very addresses."""
-
-    def __init__(
-        self, num_slots: int, max_tokens: int, max_depth: int, block_table: Tensor, hidden: int, dtype: torch.dtype
-    ) -> None:
-        device = block_table.device
-        self.block_table = block_table
-        self.max_depth = max_depth
-        self.max_rows = bucket(ROW_BUCKETS, num_slots)
-        self.max_tokens = most = max(bucket(TOKEN_BUCKETS, max_tokens), self.max_rows * (1 + max_depth))
-        self._passes = self.max_rows * max_depth
-        self.upload = torch.zeros(self._passes + 8 * aligned(most), dtype=torch.int32, device=device)
-        self._tokens = torch.zeros(7, most, dtype=torch.int32, device=device)
-        self._rows = torch.zeros(11, self.max_rows, dtype=torch.int32, device=device)
-        self.sources = torch.zeros(self.max_rows, dtype=torch.int64, device=device)
-        self._hidden = torch.zeros(most, hidden, dtype=dtype, device=device)
-        self.tells = torch.zeros(most, dtype=torch.int64, device=device)  # tokens behind which something is told
-        self._told = torch.zeros(most, 1 + 2 * MAX_TOP_LOGPROBS, dtype=torch.float64, device=device)
-        # Each row's hidden state for its next draft; the last one is where padding writes.
-        self.draft_hidden = torch.zeros(self.max_rows + 1, hidden, dtype=dtype, device=device)
-
-    def parts(self, shape: StepShape) -> tuple[Tensor, ...]:
-        lengths = shape.parts
-        places = [aligned(length) for length in lengths]
-        pieces = self.upload[self._passes : self._passes + sum(places)].split(places)
-        return tuple(piece[:length] for piece, length in zip(pieces, lengths, strict=True))
-
-    def pass_rows(self, ahead: int, num_rows: int) -> Tensor:
-        first = ahead * self.max_rows
-        return self.upload[first : first + num_rows]
-
-    @property
-    def row_slots(self) -> Tensor:
-        """Of the step's rows, whatever its shape: they lie first. [max rows]"""
-        return self.upload[self._passes : self._passes + self.max_rows]
-
-    def step(self, shape: StepShape) -> DeviceBatch:
-        row_slots, row_offsets, _, _, _, tile_rows, tile_firsts, _ = self.parts(shape)
-        tokens, positions, token_slots, token_rows = (part[: shape.num_tokens] for part in self._tokens[:4])
-        starts, fed, certain, replay = (part[: shape.num_rows] for part in self._rows[:4])
-        return DeviceBatch(
-            num_rows=shape.num_rows,
-            num_tokens=shape.num_tokens,
-            tokens=tokens,
-            positions=positions,
-            rope_positions=positions,
-            token_slots=token_slots,
-            token_rows=token_rows,
-            row_slots=row_slots,
-            row_offsets=row_offsets,
-            row_starts=starts,
-            row_fed=fed,
-            row_certain=certain,
-            row_replay=replay,
-            max_replay=self.max_depth,
-            tile_rows=tile_rows,
-            tile_firsts=tile_firsts,
-            tile_size=shape.tile_size,
-            block_table=self.block_table,
-            context_hint=shape.context,
-            has_prompts=shape.has_prompts,
-        )
-
-    def hidden(self, shape: StepShape) -> Tensor:
-        """What the trunk made of the step's tokens: handed from one captured half of a step to the other."""
-        return self._hidden[: shape.num_tokens]
-
-    def told(self, num_tells: int, vocab_size: int) -> Tensor:
-        """What is told of each, as wide as the vocabulary allows."""
-        return self._told[:num_tells, : 1 + 2 * min(MAX_TOP_LOGPROBS, vocab_size)]
-
-    def tell_sources(self, num_tells: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden state, slot and position of the tokens behind which something is told."""
-        places = self.tells[:num_tells]
-        return self._hidden[places], self._tokens[2, places].long(), self._tokens[1, places].long()
-
-    def draws(self, shape: StepShape) -> tuple[Tensor, Tensor]:
-        """Slot and index of each draw."""
-        return self._tokens[4, : shape.num_draws], self._tokens[5, : shape.num_draws]
-
-    def followers(self, shape: StepShape) -> Tensor:
-        return self._tokens[6, : shape.num_tokens]
-
-    def row_last(self, shape: StepShape) -> Tensor:
-        return self._rows[4, : shape.num_rows]
-
-    def draft(self, num_rows: int, context: int) -> DeviceBatch:
-        """The batch of a draft pass: one token a row. Shares the token buffers of the step, which is over by then."""
-        tokens, positions, slots, rows = (part[:num_rows] for part in self._tokens[:4])
-        offsets, starts, fed, certain, replay, tiles = (part[:num_rows] for part in self._rows[5:])
-        return DeviceBatch(
-            num_rows=num_rows,
-            num_tokens=num_rows,
-            tokens=tokens,
-            positions=positions,
-            rope_positions=positions,
-            token_slots=slots,
-            token_rows=rows,
-            row_slots=slots,
-            row_offsets=offsets,
-            row_starts=starts,
-            row_fed=fed,
-            row_certain=certain,
-            row_replay=replay,
-            max_replay=0,
-            tile_rows=tiles,
-            tile_firsts=self._tokens[6, :num_rows],
-            tile_size=1,
-            block_table=self.block_table,
-            context_hint=context,
-            has_prompts=False,
-        )
-
-    def draft_draws(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        return self._tokens[4, :num_rows], self._tokens[5, :num_rows]
+    first_samples: tuple[int, ...]  # of each row among the step's samples; -1: it does not sample
 
 
 def lay_out(
-    steps: Sequence[RowStep],
-    gaps: Sequence[int],
-    most: int,
+    feeds: Sequence[RowFeed],
+    max_known: int,
     max_depth: int,
     max_rows: int,
     *,
-    longest: int = PROMPT_CONTEXT,
+    max_context: int = PROMPT_CONTEXT,
     plain: bool = True,
     feeds_head: bool = True,
+    masked: bool = False,
 ) -> Layout:
-    """``gaps``: each row's known tokens that are not computed yet. ``most``: no row has more tokens after this step;
-    ``longest``: nor ever."""
-    feed = np.array([step.feed for step in steps], np.int32)
-    gap = np.array(gaps, np.int32)
-    first_draw = np.where(feed >= gap, gap - 1, feed)  # counted from the row's offset
-    num_draws = feed - first_draw
-    has_prompts = bool((feed > 1 + max_depth).any() or (gap > 1).any())
+    """``max_known``: no row has more tokens after this step, drafts included; ``max_context``: nor ever."""
+    feed = np.array([row.feed for row in feeds], np.int32)
+    num_before = np.array([row.num_before for row in feeds], np.int32)
+    num_samples = feed - num_before
+    has_prompts = any(row.feed > 1 + max_depth or row.num_uncomputed > 1 for row in feeds)
     if has_prompts:  # few contexts: each new shape is a pause
-        most = max(most, min(longest, PROMPT_CONTEXT))
-    shape = _shape(feed, has_prompts, bucket(CONTEXT_BUCKETS, most), max_depth, plain, feeds_head)
+        max_known = max(max_known, min(max_context, PROMPT_CONTEXT))
+    shape = _shape(feed, has_prompts, bucket(CONTEXT_BUCKETS, max_known), max_depth)
+    shape = replace(shape, plain=plain, feeds_head=feeds_head, masked=masked)
     offsets = np.cumsum(feed) - feed
-    draws_before = np.cumsum(num_draws) - num_draws
-    first_draws = np.where(num_draws > 0, draws_before, -1)
-    places = np.arange(int(feed.sum()), dtype=np.int32)
-    token_rows = np.repeat(np.arange(len(steps), dtype=np.int32), feed)
-    is_draw = places - offsets[token_rows] >= first_draw[token_rows]
+    first_samples = np.where(num_samples > 0, np.cumsum(num_samples) - num_samples, -1)
+    flat = np.arange(int(feed.sum()), dtype=np.int32)
+    token_rows = np.repeat(np.arange(len(feeds), dtype=np.int32), feed)
+    is_sample = flat - offsets[token_rows] >= num_before[token_rows]
     tile_rows, tile_firsts = _tiles(feed, shape.tile_size)
-    parts = [
-        _padded(np.array([step.slot for step in steps]), aligned(shape.num_rows), 0),
-        _padded(offsets, aligned(shape.num_rows), 0),
-        _padded(feed, aligned(shape.num_rows), 0),
-        _padded(first_draws, aligned(shape.num_rows), -1),
-        _padded(token_rows, aligned(shape.num_tokens), -1),
-        _padded(tile_rows, aligned(shape.num_tiles), -1),
-        _padded(tile_firsts, aligned(shape.num_tiles), 0),
-        _padded(places[is_draw], aligned(shape.num_draws), -1),
-    ]
-    propose = np.where(num_draws > 0, [step.draft.depth for step in steps], 0)
-    passes, pass_rows = _passes(propose, max_depth, max_rows)
-    return Layout(shape, np.concatenate([passes, *parts]), pass_rows, tuple(first_draws.tolist()))
+    depths = np.where(num_samples > 0, [row.draft.depth for row in feeds], 0)
+    draft_rows, pass_rows = _passes(depths, max_depth, max_rows)
+    inputs = Inputs(
+        draft_rows=draft_rows,
+        thresholds=_bits([row.draft.threshold for row in feeds]),
+        continue_thresholds=_bits([row.draft.continue_threshold for row in feeds]),
+        row_slots=np.array([row.slot for row in feeds]),
+        row_offsets=offsets,
+        row_feed=feed,
+        row_samples=first_samples,
+        token_rows=token_rows,
+        tile_rows=tile_rows,
+        tile_firsts=tile_firsts,
+        sample_flat=flat[is_sample],
+    )
+    upload = pack(inputs, input_sizes(shape, max_rows, max_depth))
+    drafting = tuple(np.flatnonzero(depths).tolist())
+    return Layout(shape, upload, drafting, pass_rows, tuple(first_samples.tolist()))
 
 
-def _shape(
-    feed: np.ndarray, has_prompts: bool, context: int, max_depth: int, plain: bool, feeds_head: bool
-) -> StepShape:
+def _shape(feed: np.ndarray, has_prompts: bool, context: int, max_depth: int) -> StepShape:
     num_rows, num_tokens = len(feed), int(feed.sum())
     tokens, rows = bucket(TOKEN_BUCKETS, num_tokens), bucket(ROW_BUCKETS, num_rows)
     if has_prompts:  # bounds that hold for any rows of these sizes
-        num_tiles, num_draws = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
-        return StepShape(rows, tokens, num_draws, num_tiles, PROMPT_TILE, context, True, plain, feeds_head)
+        num_tiles, num_samples = tokens // PROMPT_TILE + rows, min(tokens, rows * (1 + max_depth))
+        return StepShape(rows, tokens, num_samples, num_tiles, PROMPT_TILE, context, True, True, True)
     longest, tile = (1, 1) if int(feed.max()) == 1 else (1 + max_depth, 1 << max_depth.bit_length())
     if rows * longest < TOKEN_BUCKETS[0]:  # no more graphs for it: few rows have one of each kind
         tokens = rows * longest
-    return StepShape(rows, tokens, tokens, rows, tile, context, False, plain, feeds_head)
+    return StepShape(rows, tokens, tokens, rows, tile, context, False, True, True)
+
+
+def _bits(values: Sequence[float]) -> np.ndarray:
+    return np.array(values, np.float32).view(np.int32)
 
 
 def _tiles(feed: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -263,38 +196,12 @@ def _tiles(feed: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, first
 
 
-def _passes(propose: np.ndarray, max_depth: int, max_rows: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """For each pass the rows that take part, in a field of its own."""
-    field = np.full((max_depth, max_rows), -1, np.int32)
+def _passes(depths: np.ndarray, max_depth: int, max_rows: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The rows of each draft pass, in a field of their own, and how many there are, padded."""
+    field = np.full((max_depth, max_rows), PADDING.draft_rows, np.int32)
     counts = []
-    for ahead in range(int(propose.max(initial=0))):
-        rows = np.flatnonzero(propose > ahead)
+    for ahead in range(int(depths.max(initial=0))):
+        rows = np.flatnonzero(depths > ahead)
         field[ahead, : len(rows)] = rows
         counts.append(bucket(ROW_BUCKETS, len(rows)))
     return field.reshape(-1), tuple(counts)
-
-
-def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
-    out = np.full(size, fill, np.int32)
-    out[: len(values)] = values
-    return out
-
-
-def find_telling(steps: Sequence[RowStep], gaps: Sequence[int], asked: Sequence[Asked]) -> tuple[Telling, list[int]]:
-    """What a step tells, and the flat places of the tokens before those of prompts. ``gaps``: as in ``lay_out``.
-
-    How many draws of a row will count is not known here: all are told of, and cut when they are read.
-    """
-    telling = Telling({}, {}, [], MAX_TOP_LOGPROBS)
-    before: list[int] = []
-    offset = 0
-    for i, (step, gap, wanted) in enumerate(zip(steps, gaps, asked, strict=True)):
-        num_read, num_draws = min(step.feed, gap - 1), max(0, step.feed - gap + 1)
-        if wanted.prompt_logprobs is not None and num_read:
-            telling.prompt[i] = num_read
-            before += range(offset, offset + num_read)
-        if wanted.logprobs is not None and num_draws:
-            telling.draws[i] = num_draws
-            telling.places.extend(range(offset + num_read, offset + step.feed))
-        offset += step.feed
-    return telling, before

@@ -107,7 +107,7 @@ class _Loader:
 
     def _resident(self, decoder: Decoder) -> Runner:
         """Rows live on the device; the host is one step behind."""
-        from slipstream.runners.cuda.layout import Buffers  # Triton is not everywhere
+        from slipstream.runners.cuda.buffers import StepBuffers  # Triton is not everywhere
         from slipstream.runners.cuda.rows import DeviceRows
         from slipstream.runners.cuda.runner import CudaRunner
 
@@ -115,7 +115,7 @@ class _Loader:
         rows = DeviceRows(self.memory.num_slots, num_places, self.blocks_per_slot, self.ops.device)
         most = max(self.engine.max_step_tokens, self.placement.prompt_tokens)
         shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
-        buffers = Buffers(self.memory.num_slots, most, self.max_depth, *shared)
+        buffers = StepBuffers(self.memory.num_slots, most, self.max_depth, *shared)
         head = self._head(decoder) if self.max_depth else (None, None)
         assert not isinstance(self.gdn, GdnCache)
         parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn)

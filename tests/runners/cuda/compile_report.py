@@ -45,7 +45,7 @@ from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
-from slipstream.runners.cuda.warmup import noted
+from slipstream.runners.cuda.warmup import recorded
 from slipstream.runners.torch.caches import GdnRings, LayerKv
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
@@ -260,7 +260,7 @@ def main() -> None:
     # What an earlier case compiled is not launched either.
     JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))
     for name in sys.argv[1:] or CASES:
-        with noted() as launches:
+        with recorded() as launches:
             CASES[name]()
         for launch in launches:
             kernel = launch.function.preload(launch.specialization)

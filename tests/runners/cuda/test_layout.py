@@ -1,23 +1,26 @@
-"""How rows lie in the flat batch: places, draws, tiles, draft passes, and that few shapes serve all loads."""
+"""How rows lie in the flat batch: tokens, samples, tiles, draft passes, and that few shapes serve all loads."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.engine.contract import DraftRequest, RowStep
+from slipstream.runners.cuda.buffers import StepBuffers
+from slipstream.runners.cuda.host_rows import HostRow, RowFeed
 from slipstream.runners.cuda.layout import (
     PROMPT_TILE,
     ROW_BUCKETS,
     TOKEN_BUCKETS,
-    Buffers,
+    Inputs,
     Layout,
-    aligned,
+    input_sizes,
     lay_out,
+    unpack,
 )
+from slipstream.runners.rows import Asked
 from slipstream.runners.torch.caches import ring_size
 
 DEPTH, MAX_ROWS = 3, 64
@@ -31,54 +34,51 @@ rows = st.lists(
 )
 
 
-def laid_out(steps: list[RowStep], gaps: list[int]) -> tuple[Layout, list[np.ndarray]]:
-    layout = lay_out(steps, gaps, 500, DEPTH, MAX_ROWS)
-    parts = layout.upload[DEPTH * MAX_ROWS :]
-    places = [aligned(size) for size in layout.shape.parts]
-    firsts = np.cumsum(places) - places
-    assert len(parts) == sum(places)
-    return layout, [parts[first : first + size] for first, size in zip(firsts, layout.shape.parts, strict=True)]
+def laid_out(rows: list[RowFeed]) -> tuple[Layout, Inputs[torch.Tensor]]:
+    layout = lay_out(rows, 500, DEPTH, MAX_ROWS)
+    return layout, unpack(torch.from_numpy(layout.upload), input_sizes(layout.shape, MAX_ROWS, DEPTH))
 
 
 @given(rows)
-def test_every_place_has_one_row_and_draws_are_where_known_tokens_end(drawn: list[tuple[int, int, int]]) -> None:
-    gaps = [gap for gap, _, _ in drawn]
-    feeds = [min(feed, gap + DEPTH if gap == 1 else gap) for gap, feed, _ in drawn]
-    steps = [
-        RowStep(10 + i, feed, DraftRequest(propose))
-        for i, (feed, (_, _, propose)) in enumerate(zip(feeds, drawn, strict=True))
+def test_every_token_has_one_row_and_samples_are_where_known_tokens_end(cases: list[tuple[int, int, int]]) -> None:
+    rows = [
+        RowFeed(10 + i, min(feed, left + DEPTH if left == 1 else left), left, DraftRequest(depth))
+        for i, (left, feed, depth) in enumerate(cases)
     ]
-    layout, (slots, offsets, told_feeds, row_draws, token_rows, tile_rows, tile_firsts, draws) = laid_out(steps, gaps)
+    feeds = [row.feed for row in rows]
+    layout, inputs = laid_out(rows)
     shape = layout.shape
     assert shape.num_rows in ROW_BUCKETS
     few = (shape.num_rows, shape.num_rows * (1 + DEPTH))
     assert shape.num_tokens in (TOKEN_BUCKETS if shape.has_prompts or few[0] >= 16 else (*TOKEN_BUCKETS, *few))
-    assert list(slots[: len(steps)]) == [step.slot for step in steps]
-    assert list(told_feeds) == feeds + [0] * (shape.num_rows - len(feeds))
-    flat = [i for i, feed in enumerate(feeds) for _ in range(feed)]
-    assert list(token_rows) == flat + [-1] * (shape.num_tokens - len(flat))
-    wanted = []
-    for i, (gap, feed) in enumerate(zip(gaps, feeds, strict=True)):
-        assert token_rows[offsets[i]] == i
-        places = [offsets[i] + j for j in range(gap - 1, feed)]
-        assert row_draws[i] == (len(wanted) if places else -1)
-        wanted += places
-    assert list(draws[draws >= 0]) == wanted
-    covered = [(row, first + j) for row, first in zip(tile_rows, tile_firsts, strict=True) if row >= 0
+    assert inputs.row_slots[: len(rows)].tolist() == [row.slot for row in rows]
+    assert inputs.row_feed.tolist() == feeds + [0] * (shape.num_rows - len(feeds))
+    token_rows = [i for i, feed in enumerate(feeds) for _ in range(feed)]
+    assert inputs.token_rows.tolist() == token_rows + [-1] * (shape.num_tokens - len(token_rows))
+    wanted: list[int] = []
+    for i, row in enumerate(rows):
+        offset = int(inputs.row_offsets[i])
+        assert inputs.token_rows[offset] == i
+        samples = [offset + j for j in range(row.num_uncomputed - 1, row.feed)]
+        assert inputs.row_samples[i] == layout.first_samples[i] == (len(wanted) if samples else -1)
+        wanted += samples
+    assert inputs.sample_flat[inputs.sample_flat >= 0].tolist() == wanted
+    tiles = zip(inputs.tile_rows.tolist(), inputs.tile_firsts.tolist(), strict=True)
+    covered = [(row, first + j) for row, first in tiles if row >= 0
                for j in range(shape.tile_size) if first + j < feeds[row]]  # fmt: skip
     assert sorted(covered) == [(i, j) for i, feed in enumerate(feeds) for j in range(feed)]
-    passes = layout.upload[: DEPTH * MAX_ROWS].reshape(DEPTH, MAX_ROWS)
+    passes = inputs.draft_rows.view(DEPTH, MAX_ROWS)
     for ahead in range(DEPTH):
-        taking_part = [i for i, step in enumerate(steps) if feeds[i] >= gaps[i] and step.draft.depth > ahead]
-        assert list(passes[ahead][passes[ahead] >= 0]) == taking_part
-        assert (ahead < len(layout.pass_rows)) == bool(taking_part)
+        drafting = [i for i, row in enumerate(rows) if row.feed >= row.num_uncomputed and row.draft.depth > ahead]
+        assert passes[ahead][passes[ahead] >= 0].tolist() == drafting
+        assert (ahead < len(layout.pass_rows)) == bool(drafting)
 
 
 def test_decode_steps_have_few_shapes() -> None:
     shapes = set()
     for count in range(1, MAX_ROWS + 1):
         for depth in range(DEPTH + 1):
-            layout, _ = laid_out([RowStep(i, 1 + depth, DraftRequest(depth)) for i in range(count)], [1] * count)
+            layout, _ = laid_out([RowFeed(i, 1 + depth, 1, DraftRequest(depth)) for i in range(count)])
             assert not layout.shape.has_prompts
             assert layout.shape.tile_size in (1, 4)
             shapes.add(layout.shape)
@@ -87,13 +87,13 @@ def test_decode_steps_have_few_shapes() -> None:
 
 def test_the_first_step_of_a_kind_compiles_for_the_others() -> None:
     """Products in 4 bits are others for up to 8 tokens than for 16."""
-    kinds = [laid_out([RowStep(i, 1) for i in range(n)], [1] * n)[0].shape.kind for n in (1, 8, 16, 32)]
+    kinds = [laid_out([RowFeed(i, 1) for i in range(n)])[0].shape.kind for n in (1, 8, 16, 32)]
     assert kinds[0] == kinds[1]
     assert len(set(kinds)) == 3
 
 
 def test_prompts_are_cut_into_tiles() -> None:
-    layout, _ = laid_out([RowStep(0, 100, DraftRequest(1)), RowStep(1, 4, DraftRequest(3))], [100, 1])
+    layout, _ = laid_out([RowFeed(0, 100, 100, DraftRequest(1)), RowFeed(1, 4, 1, DraftRequest(3))])
     assert layout.shape.has_prompts
     assert layout.shape.tile_size == PROMPT_TILE
     assert layout.pass_rows == (2, 1, 1)
@@ -110,10 +110,31 @@ def test_nothing_on_the_ring_is_overwritten_before_it_is_read(depth: int) -> Non
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 9])
 def test_the_device_finds_each_part_at_an_aligned_address(num_rows: int) -> None:
-    gaps = [30 + slot for slot in range(num_rows)]
-    layout, written = laid_out([RowStep(slot, gap, DraftRequest(1)) for slot, gap in enumerate(gaps)], gaps)
-    buffers = Buffers(MAX_ROWS, 1024, DEPTH, torch.zeros(MAX_ROWS, 4, dtype=torch.int32), 8, torch.float32)
+    rows = [RowFeed(slot, 30 + slot, 30 + slot, DraftRequest(1)) for slot in range(num_rows)]
+    layout, written = laid_out(rows)
+    buffers = StepBuffers(MAX_ROWS, 1024, DEPTH, torch.zeros(MAX_ROWS, 4, dtype=torch.int32), 8, torch.float32)
     buffers.upload[: len(layout.upload)] = torch.from_numpy(layout.upload)
-    found = buffers.parts(layout.shape)
+    found = buffers.inputs(layout.shape)
     assert [part.tolist() for part in found] == [part.tolist() for part in written]
     assert all(part.data_ptr() % 16 == 0 for part in found)
+    for part in (
+        "draft_rows",
+        "thresholds",
+        "continue_thresholds",
+        "row_slots",
+    ):  # where captured draft passes look for them
+        assert getattr(found, part).data_ptr() == getattr(buffers.draft_inputs(), part).data_ptr()
+
+
+def test_a_step_feeds_known_tokens_before_drafts() -> None:
+    row = HostRow(slot=0, num_uncomputed=10, max_known=10, plain=True, may_draft=True, p_min=0.0, asked=Asked())
+    prompt = row.feed(RowStep(0, 6))
+    assert (prompt.num_before, prompt.num_samples, prompt.num_drafts) == (6, 0, 0)
+    rest = row.feed(RowStep(0, 4))
+    assert (rest.num_before, rest.num_samples, rest.num_drafts) == (3, 1, 0)
+    verify = row.feed(RowStep(0, 4))
+    assert (verify.num_before, verify.num_samples, verify.num_drafts) == (0, 4, 3)
+    assert (row.num_uncomputed, row.max_known) == (1, 15)
+    row.commit(rest, 1)
+    row.commit(verify, 2)
+    assert row.max_known == 13

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,26 +18,26 @@ import pytest
 import torch
 import triton
 
-from slipstream.engine.contract import DraftRequest, RowStep
-from slipstream.runners.cuda import rehearsal
+from slipstream.engine.contract import DraftRequest
+from slipstream.runners.cuda import warmup
+from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.layout import Layout, lay_out
 from slipstream.runners.cuda.warmup import (
     Launch,
     compile_together,
     distinct,
     hash_triton,
-    noted,
     one_of_each,
-    rehearse,
+    recorded,
+    warm_up,
 )
-from slipstream.runners.torch.models.decoder import Decoder
-from slipstream.runners.torch.models.layers import DecoderLayer, Sequential
+from slipstream.runners.torch.models.layers import DecoderLayer, Layers, Sequential
 
 SCRIPT = Path(__file__).parent / "warmup_report.py"
 
 
 class Kernel:
-    """A compiled one. It fails to load as often as told."""
+    """A compiled one. It fails to load that often."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures, self.asked = failures, 0
@@ -62,14 +63,14 @@ class Function:
 
 
 def launch(function: Function, key: str) -> bool | None:
-    """What Triton does before it compiles: it skips what a hook says True to."""
+    """As Triton does before it compiles: it skips a launch if the hook says True."""
     hook = triton.knobs.runtime.jit_cache_hook
     if hook is None:
         return None
     info = SimpleNamespace(module="some.kernels", name="kernel", jit_function=function)
     data = {"key": key, "specialization_data": f"data of {key}"}
-    told = hook(key=key, repr="", fn=info, compile=data, is_manual_warmup=False, already_compiled=False)
-    return None if told is None else bool(told)
+    answer = hook(key=key, repr="", fn=info, compile=data, is_manual_warmup=False, already_compiled=False)
+    return None if answer is None else bool(answer)
 
 
 @pytest.fixture(autouse=True)
@@ -85,24 +86,24 @@ def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert {"_skinny", "_attend_kernel", "_rms_norm_kernel", "_combine_kernel"} <= set(told["noted"])
-    repeated = {name for name in told["noted"] if told["noted"].count(name) > 1}
+    report = json.loads(done.stdout)
+    assert {"_skinny", "_attend_kernel", "_rms_norm_kernel", "_combine_kernel"} <= set(report["recorded"])
+    repeated = {name for name in report["recorded"] if report["recorded"].count(name) > 1}
     assert repeated == {"skinny_prefetch"}  # two different ones; although each kernel was launched twice
-    assert told["launched meanwhile"] == 0
-    assert told["threads"] >= 1
-    assert told["mended here"]
-    assert told["missed"] == []
-    assert told["launched"] == len(told["noted"])
-    assert told["as a launch compiles them"]
-    assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(told["calibration"])
-    assert told["not rehearsed"] == []
-    assert told["quantized, few tokens"] == 3 * ["_quantized"] + 2 * ["_weights_kernel"]  # in 4 bits for 8 and 16
+    assert report["launched meanwhile"] == 0
+    assert report["threads"] >= 1
+    assert report["mended here"]
+    assert report["missed"] == []
+    assert report["launched"] == len(report["recorded"])
+    assert report["as a launch compiles them"]
+    assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(report["calibration"])
+    assert report["not warmed up"] == []
+    assert report["quantized, few tokens"] == 3 * ["_quantized"] + 2 * ["_weights_kernel"]  # in 4 bits for 8 and 16
 
 
-def test_each_launch_is_noted_once_and_skipped() -> None:
+def test_each_launch_is_recorded_once_and_skipped() -> None:
     function = Function()
-    with noted() as launches:
+    with recorded() as launches:
         assert [launch(function, key) for key in ("a", "b", "a")] == [True, True, True]
     assert launches == [Launch(function, "data of a"), Launch(function, "data of b")]
     assert launch(function, "a") is None
@@ -110,18 +111,18 @@ def test_each_launch_is_noted_once_and_skipped() -> None:
 
 
 def test_the_hook_is_given_back_after_an_error() -> None:
-    with pytest.raises(RuntimeError, match="capture"), noted():
+    with pytest.raises(RuntimeError, match="capture"), recorded():
         raise RuntimeError("capture")
     assert triton.knobs.runtime.jit_cache_hook is None
 
 
-@pytest.mark.parametrize("before", [None, lambda **told: told["key"] == "theirs"])
+@pytest.mark.parametrize("before", [None, lambda **info: info["key"] == "theirs"])
 def test_launches_of_other_threads_go_on_as_before(
     before: Callable[..., bool] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", before)
     answers: list[bool | None] = []
-    with noted() as launches:
+    with recorded() as launches:
         thread = threading.Thread(target=lambda: answers.extend(launch(Function(), key) for key in ("theirs", "mine")))
         thread.start()
         thread.join()
@@ -129,7 +130,7 @@ def test_launches_of_other_threads_go_on_as_before(
     assert launches == []
 
 
-def test_a_kernel_that_fails_is_told_and_the_others_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_fails_is_logged_and_the_others_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
     good, bad = Function(Kernel()), Function()
     threads: set[int] = set()
     launches = [Launch(bad, "x"), *(Launch(good, str(i)) for i in range(5))]
@@ -142,16 +143,16 @@ def test_a_kernel_that_fails_is_told_and_the_others_are_compiled(caplog: pytest.
     assert "cannot be preloaded" in record.getMessage()
 
 
-@pytest.mark.parametrize(("failures", "num_told"), [(0, 0), (1, 0), (2, 1)])
+@pytest.mark.parametrize(("failures", "num_logged"), [(0, 0), (1, 0), (2, 1)])
 def test_what_a_thread_cannot_load_is_loaded_here(
-    failures: int, num_told: int, caplog: pytest.LogCaptureFixture
+    failures: int, num_logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     compile_together([Launch(Function(Kernel(failures)), "x")], lambda: None)
-    assert len(caplog.records) == num_told
+    assert len(caplog.records) == num_logged
 
 
-def test_who_waits_is_told_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "PATIENCE", 0.0)
+def test_a_long_wait_is_explained(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "PATIENCE", 0.0)
     hold = threading.Event()
     slow = SimpleNamespace(preload=lambda data: hold.wait(60) and Kernel())
 
@@ -166,21 +167,38 @@ def test_who_waits_is_told_why(caplog: pytest.LogCaptureFixture, monkeypatch: py
     ]
 
 
-class Rehearsed:
-    """A runner that launches one kernel, or fails to."""
+@dataclass(frozen=True)
+class Program:
+    """A program that launches one kernel, or fails to."""
 
-    def __init__(self, function: Function, error: Exception | None = None, enabled: bool = True) -> None:
-        self.graphs = SimpleNamespace(enabled=enabled)
-        self.decoder = Decoder(None, Sequential([layer("a", "b"), layer("c", "d")]), None, None)  # type: ignore[arg-type]
-        self.function, self.error = function, error
-        self.num_layers: list[int] = []
+    layers: Layers
+    function: Function
+    error: Exception | None = None
+    num_layers: list[int] = field(default_factory=list)
 
-    def rehearse(self, layout: Layout) -> None:
-        assert isinstance(self.decoder.layers, Sequential)
-        self.num_layers.append(len(self.decoder.layers.layers))
+    @property
+    def decoder(self) -> Any:
+        return SimpleNamespace(layers=self.layers)
+
+    def with_layers(self, layers: Layers) -> Program:
+        return replace(self, layers=layers)
+
+    def step(self, layout: Layout) -> None:
+        assert isinstance(self.layers, Sequential)
+        self.num_layers.append(len(self.layers.layers))
         assert launch(self.function, "step")
         if self.error is not None:
             raise self.error
+
+
+class Captures:
+    """Graphs that run a step where they would capture it."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+
+    def dry_run(self, step: Callable[[], None]) -> None:
+        step()
 
 
 def layer(mixer: Any, mlp: Any) -> DecoderLayer:
@@ -189,9 +207,8 @@ def layer(mixer: Any, mlp: Any) -> DecoderLayer:
 
 def laid_out(num_tokens: int, num_rows: int, propose: int = 0, depth: int = 4) -> Layout:
     feeds = [num_tokens // num_rows + (i < num_tokens % num_rows) for i in range(num_rows)]
-    return lay_out(
-        [RowStep(i, feed, DraftRequest(propose)) for i, feed in enumerate(feeds)], [1] * num_rows, 64, depth, 64
-    )
+    rows = [RowFeed(i, feed, draft=DraftRequest(propose)) for i, feed in enumerate(feeds)]
+    return lay_out(rows, 64, depth, 64)
 
 
 @pytest.fixture
@@ -201,35 +218,39 @@ def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
 
+def warmed_up(program: Any, layouts: list[Layout], *, enabled: bool = True) -> None:
+    graphs: Any = Captures(enabled)
+    warm_up(program, graphs, layouts)
+
+
+def three_layers() -> Sequential:
+    return Sequential([layer("a", "b"), layer("c", "d"), layer("e", "f")])
+
+
 @pytest.mark.usefixtures("_a_gpu")
-def test_a_rehearsal_compiles_what_its_steps_launch() -> None:
+def test_a_warm_up_compiles_the_kernels_of_its_steps() -> None:
     kernel = Kernel()
-    runner: Any = Rehearsed(Function(kernel))
-    decoder = runner.decoder
-    rehearse(runner, [laid_out(1, 1), laid_out(4, 1), laid_out(4, 1)])
-    assert runner.function.compiled == ["data of step"]
+    program = Program(three_layers(), Function(kernel))
+    warmed_up(program, [laid_out(1, 1), laid_out(4, 1), laid_out(4, 1)])
+    assert program.function.compiled == ["data of step"]
     assert kernel.asked
-    assert runner.num_layers == [2, 2]
-    assert runner.decoder is decoder
+    assert program.num_layers == [2, 2]  # of three
 
 
 @pytest.mark.usefixtures("_a_gpu")
-def test_a_rehearsal_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    runner: Any = Rehearsed(Function(), RuntimeError("capture refused"))
-    decoder = runner.decoder
-    rehearse(runner, [laid_out(1, 1)])
+def test_a_warm_up_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    warmed_up(Program(three_layers(), Function(), RuntimeError("capture refused")), [laid_out(1, 1)])
     assert "one by one" in caplog.text
     assert "capture refused" in caplog.text
-    assert runner.decoder is decoder
 
 
-def test_without_captured_steps_nothing_is_rehearsed() -> None:
-    runner: Any = Rehearsed(Function(), enabled=False)
-    rehearse(runner, [laid_out(1, 1)])
-    assert runner.num_layers == []
+def test_without_captured_steps_there_is_no_warm_up() -> None:
+    program = Program(three_layers(), Function())
+    warmed_up(program, [laid_out(1, 1)], enabled=False)
+    assert program.num_layers == []
 
 
-def test_layouts_that_need_the_same_kernels_are_rehearsed_once() -> None:
+def test_layouts_that_need_the_same_kernels_are_warmed_up_once() -> None:
     chosen = distinct([laid_out(2, 2), laid_out(4, 4), laid_out(16, 16), laid_out(4, 2), laid_out(2, 2, propose=1)])
     assert [(layout.shape.num_rows, layout.shape.tile_size, len(layout.pass_rows)) for layout in chosen] == [
         (2, 1, 0),
@@ -239,13 +260,13 @@ def test_layouts_that_need_the_same_kernels_are_rehearsed_once() -> None:
     ]
 
 
-def test_up_to_8_tokens_and_more_are_rehearsed_each() -> None:
-    """Products in 4 bits tell them apart."""
+def test_up_to_8_tokens_and_more_are_warmed_up_each() -> None:
+    """Products in 4 bits differ."""
     chosen = distinct([laid_out(6, 2, depth=2), laid_out(12, 4, depth=2), laid_out(9, 3, depth=2)])
     assert [layout.shape.num_tokens for layout in chosen] == [6, 12]
 
 
-def test_one_layer_of_each_kind_and_the_first_behind_another() -> None:
+def test_one_layer_of_each_kind_and_the_first_after_another() -> None:
     layers = [layer(1, "mlp"), layer(2, "mlp"), layer(3.0, "mlp"), layer(4, b"experts")]
     chosen = one_of_each(Sequential(layers))
     assert isinstance(chosen, Sequential)

@@ -1,4 +1,4 @@
-"""Rehearse launches for an H100, without one, and tell as JSON how it went: see test_rehearsal.py.
+"""Warm up launches for an H100, without one, and print as JSON how it went: see test_warmup.py.
 
 Kernels are really compiled, in threads; only the driver's part, to load and launch them, is made up.
 """
@@ -22,7 +22,7 @@ from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, skinny_linear
 from slipstream.runners.cuda.kernels.sampling.sample import choose
 from slipstream.runners.cuda.runner import CudaRunner
-from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, noted, shortened
+from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, one_of_each, recorded
 from slipstream.runners.torch.loading import load_placed
 from slipstream.runners.torch.placement import resident
 
@@ -59,7 +59,7 @@ def product() -> None:
     skinny_linear(x, weight, TileConfig(64, 128, 3), Scratch(torch.device("cpu")))
 
 
-def draw() -> None:
+def sample() -> None:
     """Takes no confidences: a pointer that is None."""
     rows = torch.zeros(4, dtype=torch.int32)
     choose(torch.empty(4, 512), rows, rows, torch.zeros(4), torch.zeros(4, dtype=torch.int64), rows)
@@ -69,10 +69,10 @@ def steps() -> None:
     for case in ("norm 27B", "silu 27B, 1", "attend SmolLM2, 1 row of 4", "fused 4B, prefetch"):
         CASES[case]()
     product()
-    draw()
+    sample()
 
 
-def told(launches: Iterable[Launch]) -> list[str]:
+def names(launches: Iterable[Launch]) -> list[str]:
     return sorted(launch.function.fn.__name__ for launch in launches)
 
 
@@ -85,31 +85,32 @@ def tiny_runner() -> CudaRunner:
 
 
 def calibration() -> dict[str, list[str]]:
-    """What steps as calibration runs them launch, and what of it a rehearsal does not. Nothing is compiled."""
+    """The kernels that steps as calibration runs them launch, and those that a warm-up does not. None is compiled."""
     runner, row_sizes = tiny_runner(), [1, 2, 4]
-    sizes = calibrate._sizes(row_sizes, runner.depth)
-    untimed = [*calibrate._mixed(runner, 4), calibrate._layout(runner, 1, 1, 0, plain=False)]
-    timed = [calibrate._layout(runner, n, num_rows, 0) for n, num_rows in sizes]
-    timed += [calibrate._layout(runner, n, n, propose) for n in row_sizes for propose in (1, 2)]
-    with torch.inference_mode(), noted() as launches:
+    launcher, program = runner.launcher, runner.program
+    sizes = calibrate._sizes(row_sizes, program.depth)
+    untimed = [*calibrate._mixed(launcher, 4), calibrate._layout(launcher, 1, 1, 0, plain=False)]
+    timed = [calibrate._layout(launcher, n, num_rows, 0) for n, num_rows in sizes]
+    timed += [calibrate._layout(launcher, n, n, depth) for n in row_sizes for depth in (1, 2)]
+    with torch.inference_mode(), recorded() as launches:
         for layout in timed + untimed:
-            runner.run(layout)
-    runner.buffers.upload.zero_()  # of no consequence where steps are captured
-    ahead = calibrate._to_rehearse(runner, sizes, untimed)
-    with torch.inference_mode(), noted() as rehearsed, shortened(runner):
-        for layout in distinct(ahead):
-            runner.launch_all(layout)
-    return {"calibration": told(launches), "not rehearsed": told(set(launches) - set(rehearsed))}
+            launcher.run(layout)
+    program.buffers.upload.zero_()  # of no consequence where steps are captured
+    short = program.with_layers(one_of_each(program.decoder.layers))
+    with torch.inference_mode(), recorded() as ahead:
+        for layout in distinct(calibrate._to_warm_up(launcher, sizes, untimed)):
+            short.step(layout)
+    return {"calibration": names(launches), "not warmed up": names(set(launches) - set(ahead))}
 
 
 def quantized_for_few_tokens() -> list[str]:
     """What products with quantized matrices and lookups in them launch, for any number of tokens that is not padded."""
-    with noted() as launches:
+    with recorded() as launches:
         for num_tokens in (1, 2, 3, 4, 8, 12, 16):
             for matrix in (int8_matrix(64, 512), int4_matrix(64, 512)):
                 quantized_product(matrix, num_tokens)
                 matrix.weights(BF16, ints(num_tokens))
-    return told(launches)
+    return names(launches)
 
 
 def main() -> None:
@@ -119,18 +120,18 @@ def main() -> None:
 
 
 def compiled_ahead(driver: LaunchingH100) -> dict[str, Any]:
-    with noted() as launches:
+    with recorded() as launches:
         steps()
         steps()
-    report: dict[str, Any] = {"noted": told(launches), "launched meanwhile": len(driver.launches)}
+    report: dict[str, Any] = {"recorded": names(launches), "launched meanwhile": len(driver.launches)}
     driver.refused = 1
     compile_together(launches, lambda: None)
     own = threading.get_ident()
     report["threads"] = len(driver.threads - {own})
     report["mended here"] = own in driver.threads
-    with noted() as missed:
+    with recorded() as missed:
         steps()
-    report |= {"missed": told(missed), "launched": len(driver.launches)}
+    report |= {"missed": names(missed), "launched": len(driver.launches)}
     before = {launch: _hashes(launch) for launch in launches}
     for launch in launches:
         launch.function.device_caches.clear()
@@ -140,7 +141,7 @@ def compiled_ahead(driver: LaunchingH100) -> dict[str, Any]:
 
 
 def _hashes(launch: Launch) -> dict[str, str]:
-    """Of what is compiled of its function, by the key that a launch looks for."""
+    """Of the compiled kernels of its function, by the key that a launch looks for."""
     return {key: kernel.hash for key, kernel in launch.function.device_caches[0][0].items()}
 
 

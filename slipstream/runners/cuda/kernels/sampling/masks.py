@@ -29,7 +29,7 @@ def apply_masks(
     mask_index: Tensor,  # int32 [positions]: which mask; -1: none
     masks: Tensor,  # uint8 [masks, bytes]: a bit a token, the lowest first
 ) -> None:
-    """-inf for what is not allowed."""
+    """-inf for tokens that are not allowed."""
     num_positions, vocab_size = logits.shape
     assert logits.stride(1) == 1
     assert masks.is_contiguous()
