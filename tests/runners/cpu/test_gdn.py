@@ -1,4 +1,4 @@
-"""Gated DeltaNet in C: right by the float64 reference, and the same bits however a row's tokens are divided into steps."""
+"""Gated DeltaNet in C: right by the float64 reference, and the same bits however its tokens are divided into steps."""
 
 from __future__ import annotations
 
