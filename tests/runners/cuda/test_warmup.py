@@ -96,7 +96,7 @@ def test_real_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
     assert report["missed"] == []
     assert report["launched"] == len(report["recorded"])
     assert report["as a launch compiles them"]
-    assert {"_recur", "_draft_begin", "_cut_kernel", "_within"} <= set(report["calibration"])
+    assert {"_recur", "_draft_begin", "_truncate_kernel", "_within"} <= set(report["calibration"])
     assert report["not warmed up"] == []
     assert report["quantized, few tokens"] == 3 * ["_quantized"] + 2 * ["_weights_kernel"]  # in 4 bits for 8 and 16
 

@@ -246,40 +246,15 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
         scales = torch.empty((2, num_splits, num_tokens, heads.num_q), dtype=torch.float32, device=q.device)
     num_items = num_tiles if split else num_tiles + triton.cdiv(num_tokens, 16)
     _attend_kernel[(num_items, heads.num_kv * num_parts, num_splits)](
-        q,
-        None if split else gate,
-        kv.k,
-        kv.v,
-        batch.positions,
-        batch.row_slots,
-        batch.row_offsets,
-        batch.row_starts,
-        batch.row_fed,
-        batch.tile_rows,
-        batch.tile_firsts,
-        batch.block_table,
-        target,
-        scales,
-        num_tokens,
-        num_tiles,
-        q.stride(0),
-        0 if gate is None else gate.stride(0),
-        batch.block_table.stride(0),
-        kv.k.stride(0),
+        q, None if split else gate, kv.k, kv.v,
+        batch.positions, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed,
+        batch.tile_rows, batch.tile_firsts, batch.block_table, target, scales, num_tokens, num_tiles,
+        q.stride(0), 0 if gate is None else gate.stride(0), batch.block_table.stride(0), kv.k.stride(0),
         heads.dim**-0.5 * LOG2_E.value,
-        GROUP=group,
-        NUM_KV=heads.num_kv,
-        DIM=heads.dim,
-        BLOCK_SIZE=kv.k.shape[2],
-        TILE=batch.tile_size,
-        BLOCK_M=plan.block_m,
-        BLOCK_N=plan.block_n,
-        BLOCK_D=plan.block_d,
-        SPLIT=split,
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
-        **pdl_options(q.device),
-    )
+        GROUP=group, NUM_KV=heads.num_kv, DIM=heads.dim, BLOCK_SIZE=kv.k.shape[2], TILE=batch.tile_size,
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, SPLIT=split,
+        num_warps=plan.num_warps, num_stages=plan.num_stages, **pdl_options(q.device),
+    )  # fmt: skip
     if scales is not None:
         _merge(target, scales, gate, heads, batch, plan, out)
     return out

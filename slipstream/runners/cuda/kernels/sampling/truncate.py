@@ -324,42 +324,16 @@ def truncate(
         [num_positions * size for size in (num_groups, _MAX_CANDIDATES, 1, 1)]
     )
     _survey_kernel[(num_positions, num_chunks)](
-        logits,
-        *settings,
-        group_peaks,
-        chunk_peaks,
-        chunk_masses,
-        logits.stride(0),
-        vocab_size,
-        num_groups,
-        GROUP=_GROUP,
-        CHUNK=_CHUNK,
-        num_warps=4,
-    )
+        logits, *settings, group_peaks, chunk_peaks, chunk_masses, logits.stride(0), vocab_size, num_groups,
+        GROUP=_GROUP, CHUNK=_CHUNK, num_warps=4,
+    )  # fmt: skip
     _border_kernel[(num_positions,)](
-        logits,
-        *settings,
-        group_peaks,
-        chunk_peaks,
-        chunk_masses,
-        group_lists,
-        candidates,
-        candidate_ids,
-        border_keys,
-        border_ids,
-        row_peaks,
-        logits.stride(0),
-        vocab_size,
-        num_groups,
-        num_chunks,
-        GROUP=_GROUP,
-        CHUNK=_CHUNK,
-        MAX_CANDIDATES=_MAX_CANDIDATES,
-        WIDE_GROUPS=triton.next_power_of_2(num_groups),
-        WIDE_CHUNKS=triton.next_power_of_2(num_chunks),
-        BLOCK=1024,
-        num_warps=8,
-    )
+        logits, *settings, group_peaks, chunk_peaks, chunk_masses, group_lists, candidates, candidate_ids,
+        border_keys, border_ids, row_peaks, logits.stride(0), vocab_size, num_groups, num_chunks,
+        GROUP=_GROUP, CHUNK=_CHUNK, MAX_CANDIDATES=_MAX_CANDIDATES,
+        WIDE_GROUPS=triton.next_power_of_2(num_groups), WIDE_CHUNKS=triton.next_power_of_2(num_chunks),
+        BLOCK=1024, num_warps=8,
+    )  # fmt: skip
     _truncate_kernel[(num_positions, triton.cdiv(vocab_size, _BLOCK))](
         logits, *settings, border_keys, border_ids, row_peaks, logits.stride(0), vocab_size, BLOCK=_BLOCK, num_warps=8
     )
