@@ -14,7 +14,7 @@ from slipstream import __version__
 from slipstream.bench.arguments import bench_parsers, run_bench
 from slipstream.commands.arguments import draft_setting, num_bytes
 from slipstream.commands.options import SHAPE_NAMES, ModelOptions
-from slipstream.config import DTYPES
+from slipstream.config import DTYPES, RUNNERS
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import MAX_DEPTH, SamplingParams
 from slipstream.server.settings import ServerConfig
@@ -59,11 +59,8 @@ def run(args: argparse.Namespace) -> int:
         case "plan":
             from slipstream.commands.plan import plan
 
-            options.needs_torch("plan")
-
             return plan(options, as_json=args.json, free=args.memory)
         case "bench":
-            options.needs_torch("bench")
             return run_bench(options, args)
         case "selfcheck":
             from slipstream.bench.selfcheck import selfcheck
@@ -103,9 +100,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPE_NAMES, help="instead of a model: the shape of one, without files")
     parser.add_argument("--random-weights", action="store_true", help="make up the weights of a --shape on the device")
     parser.add_argument("--vocab", type=int, metavar="N", help="of a --shape: cut the vocabulary to N tokens")
-    parser.add_argument(
-        "--runner", default="auto", choices=["auto", "torch", "mlx"], help="auto: mlx on a Mac, torch elsewhere"
-    )
+    parser.add_argument("--runner", default="auto", choices=RUNNERS, help="auto: mlx on a Mac, torch elsewhere")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     parser.add_argument(
         "--dtype",
@@ -130,7 +125,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _server_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="any address but the machine's own needs --api-key")
+    parser.add_argument("--host", default="127.0.0.1", help="an address other than loopback needs --api-key")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     parser.add_argument("--api-key", help=f"guards every path but /health; or in the environment as {KEY_VARIABLE}")
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call this server by")

@@ -1,7 +1,7 @@
 """A random shape as a GGUF file, rounded as our runner rounds it, so that llama.cpp can run the same weights.
 
-Owns metadata and a vocabulary that means nothing; the tensors are the torch runner's (twin.py). The MTP head is left
-out: llama.cpp runs the trunk alone.
+Owns metadata and a vocabulary that means nothing; the tensors are the backend's. The MTP head is left out: llama.cpp
+runs the target model alone.
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from slipstream.errors import ConfigError
 from slipstream.load.random_model import INTERVAL, RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tokenizer.token_bytes import BYTE_OF
-from slipstream.runners.torch.twin import TWINS, twin_tensors
+from slipstream.runners.backend import Backend
 
 NORMAL_TOKEN = 1
 
 
-def write_twin(checkpoint: RandomCheckpoint, dtype: str, path: Path) -> None:
-    """``dtype``: as the runner was asked for."""
-    if dtype not in TWINS:
-        raise ConfigError(f"a GGUF twin holds what dtype {', '.join(TWINS)} mean on a CPU, not {dtype}")
-    spec = checkpoint.spec
+def write_twin(checkpoint: RandomCheckpoint, backend: Backend, path: Path) -> None:
+    tensors, spec = backend.gguf_twin(checkpoint), checkpoint.spec
     writer = GGUFWriter(path, "qwen35moe" if spec.moe else "qwen35")
     _add_sizes(writer, spec)
     _add_vocabulary(writer, spec.vocab_size)
-    for name, data, stored in twin_tensors(checkpoint, dtype):
+    for name, data, stored in tensors:
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

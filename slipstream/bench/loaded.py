@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import size
 from slipstream.llm import LLM
-from slipstream.runners.torch.device import PeakMemory, release_memory
-from slipstream.runners.torch.memory import MemoryPlan, plan_memory
-from slipstream.runners.torch.placement import choose_device, place
+from slipstream.runners.backend import MemoryPlan, PeakMemory
 from slipstream.sampling import DraftSetting
 
 SLACK = 32  # tokens behind a stream's last one: drafts, and steps that are in flight
@@ -32,10 +30,9 @@ class Memory:
 
 def watch_memory(options: ModelOptions) -> Memory:
     """Made before the model is loaded."""
-    model = options.open()
-    placement = place(options.runner_config, model.spec)
-    plan = plan_memory(model, placement, options.engine_config, options.runner_config)
-    return Memory(plan, PeakMemory(placement.device))
+    backend = options.backend
+    plan = backend.plan_memory(options.open(), options.engine_config)
+    return Memory(plan, backend.device.watch_memory())
 
 
 @contextmanager
@@ -45,7 +42,7 @@ def loaded(options: ModelOptions) -> Iterator[tuple[LLM, Memory]]:
         with load_llm(options) as llm:
             yield llm, memory
     finally:
-        release_memory(choose_device(options.device))
+        options.backend.device.release_memory()
 
 
 def for_modes(options: ModelOptions, modes: Sequence[DraftSetting]) -> ModelOptions:
@@ -61,5 +58,7 @@ def with_room(options: ModelOptions, lengths: Sequence[int]) -> ModelOptions:
     if options.kv_memory is not None:
         return sized
     plan = watch_memory(sized).plan
+    if not plan.shared_pool:  # each stream has the context's room
+        return sized
     num_blocks = sum(-(-(length + SLACK) // plan.block_size) for length in lengths) + len(lengths)
     return replace(sized, kv_memory=plan.states + num_blocks * plan.block_size * plan.kv_per_token)

@@ -11,10 +11,10 @@ import json
 import time
 from collections.abc import Callable
 
+from slipstream.assemble import make_engine
 from slipstream.bench.nine import NINE_PROMPTS
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.async_engine import AsyncEngine
-from slipstream.llm import make_engine
 from slipstream.load import OpenedModel, StreamingDetokenizer
 from slipstream.sampling import SamplingParams
 
@@ -23,7 +23,7 @@ TICK = 0.001
 
 def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
     model = options.open()
-    engine = AsyncEngine(make_engine(model, options.engine_config, options.runner_config, options.runner))
+    engine = AsyncEngine(make_engine(model, options.engine_config, options.backend))
     told = asyncio.run(measure(engine, model, num_streams, num_tokens))
     print(
         f"{told['tokens']} tokens in {num_streams} streams; the loop's worst pause was {told['worst_ms']} ms, "

@@ -21,9 +21,7 @@ from tqdm import tqdm
 from slipstream import __version__
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
-from slipstream.host import available_threads
-from slipstream.runners.torch.device import cpu_name, device_name
-from slipstream.runners.torch.placement import choose_device
+from slipstream.host import available_threads, cpu_name
 
 T = TypeVar("T")
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -36,11 +34,12 @@ def shown(turns: Sequence[T], what: str) -> Iterable[T]:
 
 
 def host(options: ModelOptions) -> dict[str, object]:
-    return {"device": device_name(choose_device(options.device)), "cpu": cpu_name(), "cores": available_threads()}
+    return {"device": options.backend.device.name, "cpu": cpu_name(), "cores": available_threads()}
 
 
-def versions() -> dict[str, str]:
-    return {"slipstream": __version__, "torch": version("torch"), "python": platform.python_version()}
+def versions(options: ModelOptions) -> dict[str, str]:
+    library = options.backend.name
+    return {"slipstream": __version__, library: version(library), "python": platform.python_version()}
 
 
 def simulated(options: ModelOptions) -> str:
@@ -51,7 +50,7 @@ def simulated(options: ModelOptions) -> str:
 
 def title(options: ModelOptions, what: str) -> str:
     weights = ", random weights" if options.shape else ""
-    return f"{_without_folders(options.model_name)}{weights} on {device_name(choose_device(options.device))}: {what}"
+    return f"{_without_folders(options.model_name)}{weights} on {options.backend.device.name}: {what}"
 
 
 def headline(options: ModelOptions, note: str) -> str:
@@ -86,7 +85,7 @@ def tell(what: str, model: ModelOptions, options: ReportOptions, told: Mapping[s
         **told,
         "host": host(model),
         "command": shlex.join(["slipstream", *map(_without_folders, options.command)]),
-        "versions": versions(),
+        "versions": versions(model),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
     line = json.dumps(report)

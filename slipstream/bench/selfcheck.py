@@ -20,7 +20,6 @@ from slipstream.engine.contract import Runner, StepCosts
 from slipstream.engine.engine import grid
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler
-from slipstream.llm import choose_runner, load_runner
 from slipstream.load import OpenedModel
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
@@ -96,7 +95,7 @@ def selfcheck(options: ModelOptions, num_tokens: int | None) -> int:
 def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, asked: int | None) -> Findings:
     longest = max(map(len, prompts)) + (asked or NUM_TOKENS) + 32
     sized = replace(options, max_context=options.max_context or longest)
-    runner = load_runner(model, sized.engine_config, sized.runner_config, sized.runner)
+    runner = sized.backend.load(model, sized.engine_config)
     most = len(prompts) * (1 + runner.info.max_depth)
     costs = runner.calibrate(grid(most), grid(len(prompts)))
     slow = bool(costs.verify) and costs.verify[0][1] > SLOW_SECONDS
@@ -156,11 +155,9 @@ def _pair(runner: Runner, prompts: Prompts, num_tokens: int, depth: int) -> tupl
 
 def _peers(model: OpenedModel, options: ModelOptions, prompts: Prompts, num_tokens: int) -> dict[int, float]:
     """mlx-lm's own tokens a second, by streams; nothing where it is not what we run on."""
-    if choose_runner(options.runner) != "mlx":
+    peer = options.backend.library_peer(model)
+    if peer is None:
         return {}
-    from slipstream.runners.mlx.peer import Peer
-
-    peer = Peer(model, options.dtype)
     rates = {}
     for streams in shown([streams for streams in STREAMS if streams <= len(prompts)], "mlx-lm"):
         tokens, seconds = peer.generate(prompts[:streams], num_tokens)

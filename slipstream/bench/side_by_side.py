@@ -25,7 +25,6 @@ from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.load.random_model import RandomCheckpoint
-from slipstream.runners.torch.placement import choose_device
 from slipstream.sampling import DraftSetting
 
 Prompts = Sequence[Sequence[int]]
@@ -97,7 +96,8 @@ def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> in
 @contextmanager
 def _gguf(options: ModelOptions) -> Iterator[Path]:
     """A file with the weights that we run: the model's own, or one that is gone afterwards."""
-    if choose_device(options.device).type != "cpu":
+    backend = options.backend
+    if backend.device.kind != "cpu":
         raise ConfigError("llama.cpp runs on the CPU here: say --device cpu")
     model = options.open()
     if not isinstance(model.checkpoint, RandomCheckpoint):
@@ -107,7 +107,7 @@ def _gguf(options: ModelOptions) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         path = Path(folder) / "twin.gguf"
         check_peer(path)
-        write_twin(model.checkpoint, options.dtype, path)
+        write_twin(model.checkpoint, backend, path)
         yield path
 
 

@@ -1,7 +1,7 @@
 """`slipstream bench step`: what a step costs by rows and depth, and how near one stream comes to the bandwidth's limit.
 
-The runner is driven directly, without scheduler and clients; the limit is the bytes of floor.py over the speed at which
-this device copies, measured in the same run.
+The runner is driven directly, without scheduler and clients; the limit is the bytes of roofline.py over the speed at
+which this device copies, measured in the same run.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from slipstream.bench.drive import WARM_STEPS, Driver, StepTimes
-from slipstream.bench.floor import Floor, floor_of
-from slipstream.bench.loaded import Memory, watch_memory, with_room
+from slipstream.bench.floor import step_bytes
+from slipstream.bench.loaded import watch_memory, with_room
 from slipstream.bench.plot import Chart, Series
 from slipstream.bench.report import check_writable, clause, headline, shown, simulated, tell, title
 from slipstream.commands.options import LoadingBar, ModelOptions, ReportOptions
 from slipstream.commands.text import size
 from slipstream.errors import ConfigError
-from slipstream.runners.torch.device import copy_bandwidth, release_memory
-from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.placement import choose_device, place
+from slipstream.runners.backend import MemoryPlan, StepTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +50,15 @@ def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> in
     check_writable(to)
     length = settings.context + (WARM_STEPS + settings.steps + 2) * (1 + max(settings.depths))
     drafting = replace(options, draft="off", max_depth=max(*settings.depths, 1))
-    device = choose_device(options.device)
-    bandwidth = copy_bandwidth(device)
+    device = options.backend.device
+    bandwidth = device.copy_bandwidth()
     sized = with_room(drafting, [length] * max(settings.rows))
     memory = watch_memory(sized)
-    times = _measure(sized, settings)
+    times = _measure(sized, settings, memory.plan)
     taken, memory_line = memory.told(), memory.line()
-    release_memory(device)
-    bandwidth = max(bandwidth, copy_bandwidth(device))  # behind a large model copies are slower
-    limits = _limits(times, _floor(sized, memory), settings.context, bandwidth)
+    device.release_memory()
+    bandwidth = max(bandwidth, device.copy_bandwidth())  # after a large model copies are slower
+    limits = _limits(times, sized.backend.step_traffic(sized.open()), settings.context, bandwidth)
     _print_table(times, limits, bandwidth, simulated(options))
     print(memory_line)
     told = {
@@ -76,11 +74,11 @@ def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> in
     return 0
 
 
-def _measure(options: ModelOptions, settings: StepSettings) -> list[StepTimes]:
+def _measure(options: ModelOptions, settings: StepSettings, plan: MemoryPlan) -> list[StepTimes]:
     bar = LoadingBar()
     model, engine = options.open(), options.engine_config
     total = model.num_bytes
-    runner = load_runner(model, engine, options.runner_config, lambda num_bytes: bar(num_bytes, total))
+    runner = options.backend.load(model, engine, plan, lambda num_bytes: bar(num_bytes, total))
     bar.close()
     try:
         print(headline(options, runner.info.note))
@@ -92,14 +90,9 @@ def _measure(options: ModelOptions, settings: StepSettings) -> list[StepTimes]:
         runner.close()
 
 
-def _floor(options: ModelOptions, memory: Memory) -> Floor:
-    model = options.open()
-    return floor_of(model, place(options.runner_config, model.spec), memory.plan)
-
-
-def _limits(times: Sequence[StepTimes], floor: Floor, context: int, bandwidth: float) -> list[Limit]:
+def _limits(times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float) -> list[Limit]:
     alone = [each for each in times if each.rows == 1]
-    moved = [floor.step(each.depth, context) for each in alone]
+    moved = [step_bytes(traffic, each.depth, context) for each in alone]
     return [
         Limit(each.depth, num_bytes, round(1e3 * num_bytes / bandwidth, 3), each.step_ms)
         for each, num_bytes in zip(alone, moved, strict=True)

@@ -11,7 +11,7 @@ import pytest
 from harness import LateRunner
 
 from slipstream.bench.drive import Driver
-from slipstream.bench.floor import floor_of
+from slipstream.bench.floor import step_bytes
 from slipstream.bench.load import LoadSettings, schedule
 from slipstream.bench.plot import Chart, Series, nice_top
 from slipstream.bench.traffic import percentile
@@ -21,9 +21,8 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.memory import plan_memory
-from slipstream.runners.torch.placement import place
+from slipstream.runners.backend import StepTraffic
+from slipstream.runners.torch.backend import TorchBackend
 
 Bench = Callable[..., dict[str, Any]]
 
@@ -47,7 +46,7 @@ def test_step(bench: Bench) -> None:
 def test_a_driver_reads_prompts_longer_than_a_step_and_keeps_its_slots_clean(late: bool) -> None:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False, simulate_acceptance=(1.0, 0.5))
     engine = EngineConfig(max_streams=3, max_depth=2, max_step_tokens=40)
-    runner = load_runner(open_random("tiny"), engine, config)
+    runner = TorchBackend(config).load(open_random("tiny"), engine)
     driver = Driver(LateRunner(runner) if late else runner, 16, 40)
     for num_rows, depth in ((3, 2), (1, 0), (2, 1)):
         assert driver.measure(num_rows, depth, 3).tokens == num_rows * (1 + depth)
@@ -74,41 +73,39 @@ class Device(LateRunner):
 
 def test_filling_the_pipeline_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False)
-    device = Device(load_runner(open_random("tiny"), EngineConfig(max_streams=1, max_depth=1), config))
+    device = Device(TorchBackend(config).load(open_random("tiny"), EngineConfig(max_streams=1, max_depth=1)))
     monkeypatch.setattr("slipstream.bench.drive.time", SimpleNamespace(perf_counter=lambda: device.now))
     assert Driver(device, 16, 8).measure(1, 0, 4).step_ms == 3000.0
 
 
-def floor(shape: str, **more: Any) -> Any:
+def traffic(shape: str, **more: Any) -> StepTraffic:
     model, config = open_random(shape), RunnerConfig(device="cuda", **more)
-    placement = place(config, model.spec, present=False)
-    plan = plan_memory(model, placement, EngineConfig(max_streams=1), config, free=10**12)
-    return floor_of(model, placement, plan)
+    return TorchBackend(config, present=False).step_traffic(model)
 
 
 def test_the_bytes_of_a_plain_step_are_the_weights_without_the_table() -> None:
-    large = floor("qwen3.5-27b", draft_vocab=0)
-    assert large.step(0, 0) == pytest.approx(51.25e9 + 2 * 151e6, rel=0.002)
-    assert large.step(0, 1000) - large.step(0, 0) == 1000 * large.kv_per_token
-    assert large.step(1, 0) - large.step(0, 0) == pytest.approx(3.4e9, rel=0.02)
-    halved = floor("qwen3.5-27b", draft_vocab=248320 // 2)
-    assert large.step(3, 0) - halved.step(3, 0) == pytest.approx(3 * 248320 / 2 * 5120 * 2, rel=1e-6)
+    large = traffic("qwen3.5-27b", draft_vocab=0)
+    assert step_bytes(large, 0, 0) == pytest.approx(51.25e9 + 2 * 151e6, rel=0.002)
+    assert step_bytes(large, 0, 1000) - step_bytes(large, 0, 0) == 1000 * large.kv_per_token
+    assert step_bytes(large, 1, 0) - step_bytes(large, 0, 0) == pytest.approx(3.4e9, rel=0.02)
+    halved = traffic("qwen3.5-27b", draft_vocab=248320 // 2)
+    assert step_bytes(large, 3, 0) - step_bytes(halved, 3, 0) == pytest.approx(3 * 248320 / 2 * 5120 * 2, rel=1e-6)
 
 
 def test_matrices_in_8_bits_are_half_the_bytes() -> None:
     pytest.importorskip("triton")
-    whole, rounded = (floor("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int8"))
+    whole, rounded = (traffic("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int8"))
     assert rounded.states == whole.states
     assert rounded.kv_per_token == whole.kv_per_token
     for part in ("dense", "head_dense", "draft_output"):
         assert getattr(rounded, part) == pytest.approx(getattr(whole, part) / 2, rel=0.002), part
-    sparse = floor("qwen3.5-35b-a3b", dtype="int8")  # where a row's scale is for 512 columns
-    assert sparse.experts == pytest.approx(floor("qwen3.5-35b-a3b").experts / 2, rel=0.004)
+    sparse = traffic("qwen3.5-35b-a3b", dtype="int8")  # where a row's scale is for 512 columns
+    assert sparse.experts == pytest.approx(traffic("qwen3.5-35b-a3b").experts / 2, rel=0.004)
 
 
 def test_matrices_in_4_bits_are_fewer_but_for_the_vocabulary() -> None:
     pytest.importorskip("triton")
-    whole, rounded = (floor("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int4"))
+    whole, rounded = (traffic("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int4"))
     output = 248320 * 5120 * 2
     assert rounded.dense == pytest.approx((whole.dense - output) * 4.5 / 16 + output / 2, rel=0.002)
     assert rounded.head_dense == pytest.approx(whole.head_dense * 4.5 / 16, rel=0.002)
@@ -119,14 +116,14 @@ def test_a_tied_table_is_read_as_the_output() -> None:
     tied = open_random("qwen3.5-4b")
     head = sum(tied.checkpoint.num_bytes(name) for name in tied.checkpoint.names() if name.startswith("mtp."))
     states = 2 * 24 * 32 * 128 * 128 * 4
-    assert floor("qwen3.5-4b").step(0, 0) == tied.num_bytes - head + states
+    assert step_bytes(traffic("qwen3.5-4b"), 0, 0) == tied.num_bytes - head + states
 
 
 def test_a_token_touches_its_own_experts_only() -> None:
-    sparse = floor("qwen3.5-35b-a3b")
+    sparse = traffic("qwen3.5-35b-a3b")
     assert sparse.experts > 60e9
-    assert sparse.step(0, 0) < sparse.dense + sparse.experts / 30
-    four, one = sparse.step(3, 0), sparse.step(0, 0)
+    assert step_bytes(sparse, 0, 0) < sparse.dense + sparse.experts / 30
+    four, one = step_bytes(sparse, 3, 0), step_bytes(sparse, 0, 0)
     assert four - one > 2.5 * sparse.experts * 8 / 256
 
 

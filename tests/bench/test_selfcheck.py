@@ -72,10 +72,9 @@ class Tampering:
 
 
 def test_wrong_tokens_are_noticed(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipstream.bench import selfcheck
-
-    load = selfcheck.load_runner
-    monkeypatch.setattr(selfcheck, "load_runner", lambda *given: Tampering(load(*given)))
+    backend = type(options.backend)
+    load = backend.load
+    monkeypatch.setattr(backend, "load", lambda *given: Tampering(load(*given)))
     found = check(options.open(), options, PROMPTS, 3)
     assert not found.good
     assert "selfcheck: FAILED" in report("tiny", found)

@@ -44,7 +44,7 @@ NUM_LIKELIEST = 5
 
 def ours(spec: ModelSpec, dtype: str) -> LLM:
     engine = EngineConfig(max_streams=4, draft="off")
-    return LLM.from_config(random_model(spec), engine, RunnerConfig(device="cpu", dtype=dtype), "torch")
+    return LLM.from_config(random_model(spec), engine, RunnerConfig(device="cpu", dtype=dtype, runner="torch"))
 
 
 def theirs(path: Path, prompts: list[list[int]]) -> list[Answer]:

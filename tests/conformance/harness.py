@@ -15,12 +15,13 @@ from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import open_hf
+from slipstream.runners.cuda.platform import cuda_platform
 from slipstream.runners.cuda.quantized import CudaStoredFormat, rounded_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.batch import make_batch
-from slipstream.runners.torch.loading import load_placed, load_runner
-from slipstream.runners.torch.placement import resident
+from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
@@ -43,7 +44,7 @@ def open_runner(
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
-    return load_runner(model, engine, config)
+    return TorchBackend(config).load(model, engine)
 
 
 def open_resident(
@@ -64,11 +65,11 @@ def open_resident(
     model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
-    placement = resident(device, config, checkpoint.spec)
+    platform = cuda_platform(device, config, checkpoint.spec)
     if rounded:
-        form = CudaStoredFormat(placement.ops) if rounded == "stored" else rounded_format(placement.ops, rounded)
-        placement = replace(placement, form=form, head_form=form)
-    runner = load_placed(model, engine, config, placement)
+        form = CudaStoredFormat(platform.ops) if rounded == "stored" else rounded_format(platform.ops, rounded)
+        platform = replace(platform, form=form, head_form=form)
+    runner = load_runner(model, engine, config, platform)
     assert isinstance(runner, CudaRunner)
     return runner
 

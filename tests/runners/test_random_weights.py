@@ -14,10 +14,8 @@ from slipstream.errors import ConfigError, LoadError
 from slipstream.load.hf.config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.batch import make_batch
-from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.memory import plan_memory
-from slipstream.runners.torch.placement import place
 from slipstream.runners.torch.runner import TorchRunner
 
 ENGINE = EngineConfig(max_streams=2, max_depth=2)
@@ -27,7 +25,7 @@ FORMS = [("float32", False), ("auto", True), ("int8", True)]
 def load(shape: str, dtype: str, kernels: bool) -> tuple[TorchRunner, int]:
     read: list[int] = []
     config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels)
-    return load_runner(open_random(shape), ENGINE, config, read.append), sum(read)
+    return TorchBackend(config).load(open_random(shape), ENGINE, progress=read.append), sum(read)
 
 
 def logits(runner: TorchRunner) -> torch.Tensor:
@@ -53,7 +51,7 @@ def test_logits_are_of_ordinary_size_and_the_same_each_time(shape: str, dtype: s
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 def test_the_plan_counts_what_is_made(shape: str) -> None:
     model, config = open_random(shape), RunnerConfig(device="cpu", dtype="bfloat16", kernels=False)
-    plan = plan_memory(model, place(config, model.spec), ENGINE, config)
+    plan = TorchBackend(config).plan_memory(model, ENGINE)
     assert plan.weights + plan.head == model.num_bytes
 
 

@@ -11,7 +11,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.noise import noise_keys
 from slipstream.runners.torch.runner import TorchRunner
 from slipstream.runners.torch.simulate import pass_rates, passes, uniform
@@ -23,7 +23,7 @@ PROMPT = (5, 9, 2, 44, 17)
 
 def open_runner(simulate: tuple[float, ...]) -> TorchRunner:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False, simulate_acceptance=simulate)
-    return load_runner(open_random("tiny"), EngineConfig(max_streams=2, max_depth=3), config)
+    return TorchBackend(config).load(open_random("tiny"), EngineConfig(max_streams=2, max_depth=3))
 
 
 def read(runner: TorchRunner, tokens: tuple[int, ...], depth: int) -> RowResult:
