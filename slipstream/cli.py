@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         case "bench":
             return run_bench(options, args)
         case "selfcheck":
-            from slipstream.bench.selfcheck import selfcheck
+            from slipstream.bench.kinds.selfcheck import selfcheck
 
             return selfcheck(options, args.tokens)
     raise AssertionError(args.command)

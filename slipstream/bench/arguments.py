@@ -162,52 +162,52 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
     to = ReportOptions(tuple(args.argv), *(getattr(args, name, None) for name in ("out", "save", "plot")))
     match args.what:
         case "prompts":
-            from slipstream.bench.prompts import prompts
+            from slipstream.bench.kinds.prompts import prompts
 
             return prompts(options, args.policies, args.streams, args.tokens, args.repeats, to, peer=args.peer)
         case "peer":
-            from slipstream.bench.side_by_side import PeerSettings, peer
+            from slipstream.bench.kinds.peer import PeerSettings, peer
 
             asked_peer = PeerSettings(args.streams, args.modes, args.prompt, args.new, args.repeats, args.seed)
             return peer(options, asked_peer, to)
         case "pause":
-            from slipstream.bench.pause import pause
+            from slipstream.bench.kinds.pause import pause
 
             return pause(options, args.streams[0], args.tokens)
         case "http":
-            from slipstream.bench.http import http
+            from slipstream.bench.kinds.http import http
 
             return http(options, args.streams, args.tokens, args.repeats)
         case "streams":
-            from slipstream.bench.streams import StreamsSettings, streams
+            from slipstream.bench.kinds.streams import StreamsSettings, streams
 
             settings = (args.streams, args.modes, args.temperature, args.prompt, args.new, args.warm, args.repeats)
             return streams(options, StreamsSettings(*settings, args.mix, args.seed), to)
         case "step":
-            from slipstream.bench.step import StepSettings, step
+            from slipstream.bench.kinds.step import StepSettings, step
 
             return step(options, StepSettings(args.rows, args.depths, args.context, args.steps), to)
         case "load":
-            from slipstream.bench.load import LoadSettings, load
+            from slipstream.bench.kinds.load import LoadSettings, load
 
             spans = (args.requests, args.seconds, args.prompt, args.new, args.temperature, args.seed)
             return load(options, LoadSettings(args.rate, args.modes, *spans), to)
         case "prefill":
-            from slipstream.bench.prefill import PrefillSettings, prefill
+            from slipstream.bench.kinds.prefill import PrefillSettings, prefill
 
             counts = (args.streams, args.quiet_steps, args.repeats)
             return prefill(options, PrefillSettings(args.lengths, args.modes, *counts), to)
         case "start":
-            from slipstream.bench.start import StartSettings, start
+            from slipstream.bench.kinds.start import StartSettings, start
 
             return start(options, StartSettings(args.repeats, args.timeout), to)
         case "grammar":
-            from slipstream.bench.grammar import GrammarSettings, grammar
+            from slipstream.bench.kinds.grammar import GrammarSettings, grammar
 
             asked = GrammarSettings(args.streams, args.depth, args.temperature, args.new, args.repeats)
             return grammar(options, asked, to)
         case "hostile":
-            from slipstream.bench.hostile import HostileSettings, hostile
+            from slipstream.bench.kinds.hostile import HostileSettings, hostile
 
             return hostile(options, HostileSettings(args.streams, args.seconds, args.repeats), to)
     raise AssertionError(args.what)

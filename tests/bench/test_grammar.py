@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream.bench.grammar import GrammarSettings
+from slipstream.bench.kinds.grammar import GrammarSettings
 from slipstream.cli import main
 from slipstream.errors import ConfigError
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream.bench import hostile
+from slipstream.bench.kinds import hostile
 from slipstream.cli import main
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from harness import LateRunner
 
-from slipstream.bench.drive import Driver
-from slipstream.bench.floor import step_bytes
-from slipstream.bench.load import LoadSettings, schedule
-from slipstream.bench.plot import Chart, Series, nice_top
-from slipstream.bench.traffic import percentile
+from slipstream.bench.harness.plot import Chart, Series, nice_top
+from slipstream.bench.harness.roofline import step_bytes
+from slipstream.bench.harness.step_driver import Driver
+from slipstream.bench.harness.traffic import percentile
+from slipstream.bench.kinds.load import LoadSettings, schedule
 from slipstream.cli import main
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
@@ -74,7 +74,7 @@ class Device(LateRunner):
 def test_filling_the_pipeline_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False)
     device = Device(TorchBackend(config).load(open_random("tiny"), EngineConfig(max_streams=1, max_depth=1)))
-    monkeypatch.setattr("slipstream.bench.drive.time", SimpleNamespace(perf_counter=lambda: device.now))
+    monkeypatch.setattr("slipstream.bench.harness.step_driver.time", SimpleNamespace(perf_counter=lambda: device.now))
     assert Driver(device, 16, 8).measure(1, 0, 4).step_ms == 3000.0
 
 

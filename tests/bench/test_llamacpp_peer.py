@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.peer import Peer, open_peer
-from slipstream.bench.quiet import cpu_seconds
+from slipstream.bench.harness.cpu_share import cpu_seconds
+from slipstream.bench.harness.llamacpp_peer import Peer, open_peer
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
 from slipstream.errors import ConfigError
 from slipstream.load import default_model_path, open_model
 

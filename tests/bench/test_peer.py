@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.quiet import Others, warning
-from slipstream.bench.side_by_side import Pace, compare, pace, prompt_rate
-from slipstream.bench.traffic import Arrivals
+from slipstream.bench.harness.cpu_share import Others, warning
+from slipstream.bench.harness.traffic import Arrivals
+from slipstream.bench.kinds.peer import Pace, compare, pace, prompt_rate
 from slipstream.cli import main
 
 Bench = Callable[..., dict[str, Any]]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import LLM
-from slipstream.bench.rounds import PromptRow, Round, against_off, differences, fastest
+from slipstream.bench.harness.prompt_rounds import PromptRow, Round, against_off, differences, fastest
 from slipstream.cli import main
 
 PARIS = "What is the capital of France?"
@@ -31,7 +31,7 @@ def test_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 def test_prompts_tells_when_a_policy_changes_tokens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.bench.prompts.NINE_PROMPTS", {"paris": PARIS})
+    monkeypatch.setattr("slipstream.bench.kinds.prompts.NINE_PROMPTS", {"paris": PARIS})
     plain = LLM.generate
 
     def other(self: LLM, prompts: list[list[int]], params: object) -> list[object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from slipstream.bench.selfcheck import Findings, check, report
+from slipstream.bench.kinds.selfcheck import Findings, check, report
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.contract import StepPlan, StepResult
 

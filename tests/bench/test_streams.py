@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.bench.mix import per_stream
-from slipstream.bench.streams import Measured, against, same_as_off
-from slipstream.bench.traffic import StreamLog, decode_rate
+from slipstream.bench.harness.mixed_traffic import per_stream
+from slipstream.bench.harness.traffic import StreamLog, decode_rate
+from slipstream.bench.kinds.streams import Measured, against, same_as_off
 from slipstream.cli import main
 
 Bench = Callable[..., dict[str, Any]]

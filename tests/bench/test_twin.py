@@ -10,9 +10,9 @@ import pytest
 import torch
 from gguf import GGUFReader, ReaderTensor
 
-from slipstream.bench.ask import random_prompt
-from slipstream.bench.gguf_twin import write_twin
-from slipstream.bench.peer import Answer, open_peer
+from slipstream.bench.harness.gguf_twin import write_twin
+from slipstream.bench.harness.llamacpp_peer import Answer, open_peer
+from slipstream.bench.harness.workload import random_prompt
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM

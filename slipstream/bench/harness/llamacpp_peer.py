@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.traffic import Arrivals
+from slipstream.bench.harness.traffic import Arrivals
 from slipstream.errors import ConfigError
 from slipstream.host import available_threads
 
@@ -42,7 +42,7 @@ class Peer:
 
     def __init__(self, path: Path, count: int, context: int) -> None:
         numbers = (count, context, available_threads())
-        command = [sys.executable, "-m", "slipstream.bench.llamacpp", str(path), *map(str, numbers)]
+        command = [sys.executable, "-m", "slipstream.bench.harness.llamacpp", str(path), *map(str, numbers)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from slipstream.bench.ask import asks, prompts
-from slipstream.bench.report import clause, shown
-from slipstream.bench.traffic import Ask, StreamLog, run_together
+from slipstream.bench.harness.report import clause, shown
+from slipstream.bench.harness.traffic import Ask, StreamLog, run_together
+from slipstream.bench.harness.workload import asks, prompts
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from slipstream.bench.peer import Answer
+from slipstream.bench.harness.llamacpp_peer import Answer
 from slipstream.commands.text import percent
 from slipstream.engine.stats import RequestStats
 from slipstream.llm import Output

@@ -24,7 +24,7 @@ from slipstream.errors import ConfigError
 from slipstream.host import available_threads, cpu_name
 
 T = TypeVar("T")
-RESULTS = Path(__file__).parents[2] / "bench" / "results"
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
 
 
 def shown(turns: Sequence[T], what: str) -> Iterable[T]:

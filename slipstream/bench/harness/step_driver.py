@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from statistics import median
 
-from slipstream.bench.ask import random_prompt
+from slipstream.bench.harness.workload import random_prompt
 from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, Runner, StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams

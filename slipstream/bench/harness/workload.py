@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.traffic import Ask
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.traffic import Ask
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting, SamplingParams
 

@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from slipstream.bench.ask import prompts
-from slipstream.bench.loaded import loaded, with_room
-from slipstream.bench.mix import per_stream
-from slipstream.bench.report import check_writable, headline, shown, tell
-from slipstream.bench.traffic import Ask, StreamLog, run_together
+from slipstream.bench.harness.loaded_engine import loaded, with_room
+from slipstream.bench.harness.mixed_traffic import per_stream
+from slipstream.bench.harness.report import check_writable, headline, shown, tell
+from slipstream.bench.harness.traffic import Ask, StreamLog, run_together
+from slipstream.bench.harness.workload import prompts
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.grammar import JsonSchema

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.report import check_writable, shown, tell, title
-from slipstream.bench.served import served
-from slipstream.bench.traffic import Ask, StreamLog, abort, submit
+from slipstream.bench.harness.local_server import served
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.report import check_writable, shown, tell, title
+from slipstream.bench.harness.traffic import Ask, StreamLog, abort, submit
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams

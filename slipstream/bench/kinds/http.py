@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.served import served
+from slipstream.bench.harness.local_server import served
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
 from slipstream.server.service import Loaded
 
-CLIENT = "slipstream.bench.http_client"
+CLIENT = "slipstream.bench.harness.http_client"
 
 
 @dataclass(frozen=True, slots=True)

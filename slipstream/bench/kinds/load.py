@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from slipstream.bench.ask import random_prompt
-from slipstream.bench.loaded import for_modes, loaded, with_room
-from slipstream.bench.plot import Chart, Series
-from slipstream.bench.report import check_writable, clause, headline, shown, simulated, tell, title
-from slipstream.bench.rounds import accepted_by_position
-from slipstream.bench.traffic import Ask, StreamLog, abort, percentiles_ms, run_together, submit
+from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
+from slipstream.bench.harness.plot import Chart, Series
+from slipstream.bench.harness.prompt_rounds import accepted_by_position
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell, title
+from slipstream.bench.harness.traffic import Ask, StreamLog, abort, percentiles_ms, run_together, submit
+from slipstream.bench.harness.workload import random_prompt
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.engine.engine import Engine
 from slipstream.errors import ConfigError

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from slipstream.assemble import make_engine
-from slipstream.bench.nine import NINE_PROMPTS
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.load import OpenedModel, StreamingDetokenizer

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from slipstream.bench.ask import asks, prompts
-from slipstream.bench.gguf_twin import write_twin
-from slipstream.bench.loaded import SLACK, for_modes, loaded, with_room
-from slipstream.bench.peer import Peer, check_peer, open_peer
-from slipstream.bench.quiet import Others, warning
-from slipstream.bench.report import check_writable, headline, shown, tell
-from slipstream.bench.streams import longest
-from slipstream.bench.traffic import Arrivals, decode_rate, run_together
+from slipstream.bench.harness.cpu_share import Others, warning
+from slipstream.bench.harness.gguf_twin import write_twin
+from slipstream.bench.harness.llamacpp_peer import Peer, check_peer, open_peer
+from slipstream.bench.harness.loaded_engine import SLACK, for_modes, loaded, with_room
+from slipstream.bench.harness.report import check_writable, headline, shown, tell
+from slipstream.bench.harness.traffic import Arrivals, decode_rate, run_together
+from slipstream.bench.harness.workload import asks, prompts
+from slipstream.bench.kinds.streams import longest
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM

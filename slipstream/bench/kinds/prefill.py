@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from slipstream.bench.ask import random_prompt
-from slipstream.bench.loaded import for_modes, loaded, with_room
-from slipstream.bench.report import check_writable, clause, headline, shown, simulated, tell
-from slipstream.bench.traffic import Ask, StreamLog, abort, percentiles_ms, run_together, submit
+from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell
+from slipstream.bench.harness.traffic import Ask, StreamLog, abort, percentiles_ms, run_together, submit
+from slipstream.bench.harness.workload import random_prompt
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM

@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.peer import Answer, Peer, open_peer
-from slipstream.bench.report import check_writable, shown, tell
-from slipstream.bench.rounds import Round, differences, peer_round, print_table, report, summarise
+from slipstream.bench.harness.llamacpp_peer import Answer, Peer, open_peer
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.prompt_rounds import Round, differences, peer_round, print_table, report, summarise
+from slipstream.bench.harness.report import check_writable, shown, tell
 from slipstream.commands.options import ModelOptions, ReportOptions, load_llm
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM, Output

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream import __version__
-from slipstream.bench.nine import NINE_PROMPTS
-from slipstream.bench.report import shown
+from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.report import shown
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, StepCosts

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slipstream.bench.report import check_writable, shown, tell, title
+from slipstream.bench.harness.report import check_writable, shown, tell, title
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 

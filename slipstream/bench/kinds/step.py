@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from slipstream.bench.drive import WARM_STEPS, Driver, StepTimes
-from slipstream.bench.floor import step_bytes
-from slipstream.bench.loaded import watch_memory, with_room
-from slipstream.bench.plot import Chart, Series
-from slipstream.bench.report import check_writable, clause, headline, shown, simulated, tell, title
+from slipstream.bench.harness.loaded_engine import watch_memory, with_room
+from slipstream.bench.harness.plot import Chart, Series
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell, title
+from slipstream.bench.harness.roofline import step_bytes
+from slipstream.bench.harness.step_driver import WARM_STEPS, Driver, StepTimes
 from slipstream.commands.options import LoadingBar, ModelOptions, ReportOptions
 from slipstream.commands.text import size
 from slipstream.errors import ConfigError

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from slipstream.bench import mix
-from slipstream.bench.ask import RANDOM_PROMPT, asks, prompts
-from slipstream.bench.loaded import for_modes, loaded, with_room
-from slipstream.bench.plot import Chart, Series
-from slipstream.bench.report import check_writable, clause, headline, shown, simulated, tell, title
-from slipstream.bench.rounds import accepted_by_position
-from slipstream.bench.traffic import Ask, decode_rate, percentile, run_together
+from slipstream.bench.harness import mixed_traffic
+from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
+from slipstream.bench.harness.plot import Chart, Series
+from slipstream.bench.harness.prompt_rounds import accepted_by_position
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell, title
+from slipstream.bench.harness.traffic import Ask, decode_rate, percentile, run_together
+from slipstream.bench.harness.workload import RANDOM_PROMPT, asks, prompts
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
@@ -73,12 +73,18 @@ def streams(options: ModelOptions, settings: StreamsSettings, to: ReportOptions)
         print(headline(options, llm.engine.info.note))
         rows = [row for temperature in settings.temperatures for row in _at(llm, options, settings, temperature)]
         mixed = (
-            mix.measure(llm, settings.streams, settings.modes, settings.prompt, settings.new) if settings.mix else []
+            mixed_traffic.measure(llm, settings.streams, settings.modes, settings.prompt, settings.new)
+            if settings.mix
+            else []
         )
-        mix.print_table(mixed, simulated(options))
+        mixed_traffic.print_table(mixed, simulated(options))
         print(memory.line())
         taken = memory.told()
-    told = {"settings": asdict(settings), "results": report(rows, options), "mix": [mix.report(each) for each in mixed]}
+    told = {
+        "settings": asdict(settings),
+        "results": report(rows, options),
+        "mix": [mixed_traffic.report(each) for each in mixed],
+    }
     tell("streams", options, to, {**told, "memory": taken})
     if to.plot:
         plot(rows, options, to)
