@@ -39,7 +39,7 @@ def cpu_name() -> str:
 
 
 def available_bytes() -> int:
-    """Memory of the machine that nobody needs; a guess where the system does not say."""
+    """Memory of the machine that is free; a guess where the system does not say."""
     meminfo = Path("/proc/meminfo")
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):

@@ -30,8 +30,8 @@ class Output:
     finish_reason: FinishReason
     stats: RequestStats
     error: str = ""  # what happened, when finish_reason is "error"
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens behind the first, where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens after the first, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class TextEvent:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     error: str = ""
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens, where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens, if requested
 
 
 class LLM:
@@ -122,7 +122,7 @@ class LLM:
     ) -> list[Output]:
         """Answers in the order of the prompts, all of them running together.
 
-        ``n``: answers to each prompt, side by side; the prompt is computed once, answer i has the seed behind i - 1's.
+        ``n``: answers to each prompt, side by side; the prompt is computed once, answer i has seed + i.
         """
         if isinstance(prompts, str):
             raise RequestError("generate takes a list of prompts, not one string")

@@ -42,7 +42,7 @@ class ModelOptions:
     @property
     def engine_config(self) -> EngineConfig:
         """By default a step has room for a full draft of every stream."""
-        depth = min(self.max_depth, len(self.simulate_acceptance) or self.max_depth)  # behind it nothing is accepted
+        depth = min(self.max_depth, len(self.simulate_acceptance) or self.max_depth)  # after it nothing is accepted
         full = self.max_streams * (1 + depth) + DEFAULTS.min_chunk
         return EngineConfig(
             max_streams=self.max_streams,
@@ -70,8 +70,8 @@ class ModelOptions:
 
     @property
     def model_name(self) -> str:
-        cut = f" with {self.vocab} tokens" if self.vocab else ""
-        return (self.shape or self.model or "default") + cut
+        suffix = f" with {self.vocab} tokens" if self.vocab else ""
+        return (self.shape or self.model or "default") + suffix
 
     def open(self, *, to_load: bool = True) -> OpenedModel:
         """Reads headers only. ``to_load``: weights will be needed."""
@@ -92,12 +92,12 @@ class ModelOptions:
         """The command-line arguments that these options came from."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = {field.name for field in fields(self) if named[field.name] != field.default} - {"model"}
-        told = [self.model] if self.model is not None else []
+        words = [self.model] if self.model is not None else []
         for name in sorted(changed):
             value, flag = named[name], "--" + name.replace("_", "-")
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            told += [flag] if value is True else [flag, shown]
-        return told
+            words += [flag] if value is True else [flag, shown]
+        return words
 
 
 @dataclass(frozen=True, slots=True)

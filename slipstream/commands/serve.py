@@ -63,7 +63,7 @@ class Loading:
 
 
 def _format(model: OpenedModel) -> str:
-    """The container and what most of its bytes are."""
+    """The container, and the type of most bytes in it."""
     checkpoint = model.checkpoint
     stored: Counter[str] = Counter()
     for name in checkpoint.names():

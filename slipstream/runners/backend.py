@@ -24,7 +24,7 @@ GgufTensor = tuple[str, np.ndarray[Any, Any], str]  # name, bytes [..., out, byt
 
 
 def ignore_progress(num_bytes: int) -> None:
-    """Nobody watches."""
+    """The default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Device(Protocol):
         ...
 
     def release_memory(self) -> None:
-        """Give back what nobody holds any more: the next model plans with what the device calls free."""
+        """Give back what is no longer used: the next model plans with what the device calls free."""
 
     def watch_memory(self) -> PeakMemory: ...
 
@@ -144,7 +144,7 @@ class Backend(Protocol):
         ...
 
     def plan_memory(self, model: OpenedModel, engine: EngineConfig, free: int | None = None) -> MemoryPlan:
-        """From headers alone. ``free``: bytes of the device that nobody uses; None: asked of the device.
+        """From headers alone. ``free``: bytes of the device; None: as it reports.
 
         Raises ConfigError where the model and its streams do not fit.
         """
@@ -174,7 +174,10 @@ class Backend(Protocol):
 
 
 def choose_backend(config: RunnerConfig, present: bool = True) -> Backend:
-    """ConfigError for what is asked for and missing. ``present`` False: to plan for a device that is not here."""
+    """ConfigError where it is not installed, or its device is missing.
+
+    ``present`` False: to plan for a device that is not here.
+    """
     if choose_library(config.runner) == "mlx":
         from slipstream.runners.mlx.backend import MlxBackend  # an array library is imported by its own backend only
 

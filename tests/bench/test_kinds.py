@@ -30,16 +30,16 @@ Bench = Callable[..., dict[str, Any]]
 
 
 def test_step(bench: Bench) -> None:
-    told = bench("step", "--rows", "1,3", "--depths", "0,2", "--steps", "3", "--context", "20")
-    rows = told["results"]
+    report = bench("step", "--rows", "1,3", "--depths", "0,2", "--steps", "3", "--context", "20")
+    rows = report["results"]
     assert [(row["rows"], row["depth"], row["tokens"]) for row in rows] == [(1, 0, 1), (1, 2, 3), (3, 0, 3), (3, 2, 9)]
     for row in rows:
         assert row["verify_ms"] > 0
         assert (row["draft_ms"] is None) == (row["depth"] == 0)
-    for limit in told["one_stream"]:
-        assert limit["limit_ms"] == pytest.approx(limit["must_move"] / told["copy_gb_s"] / 1e6, abs=2e-3)
+    for limit in report["one_stream"]:
+        assert limit["limit_ms"] == pytest.approx(limit["must_move"] / report["copy_gb_s"] / 1e6, abs=2e-3)
         assert limit["times_the_limit"] > 1.0
-    assert told["one_stream"][1]["must_move"] > told["one_stream"][0]["must_move"]
+    assert report["one_stream"][1]["must_move"] > report["one_stream"][0]["must_move"]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -131,21 +131,26 @@ def test_a_token_touches_its_own_experts_only() -> None:
 
 
 def test_load(bench: Bench) -> None:
-    told = bench(
+    report = bench(
         "load", "--rate", "50,200", "--requests", "5", "--modes", "off,2", "--prompt", "4-9", "--new", "3-6",
         "--max-streams", "4", "--seconds", "30",
     )  # fmt: skip
-    assert [(row["rate"], row["mode"]) for row in told["results"]] == [(50, "off"), (50, "2"), (200, "off"), (200, "2")]
-    for row in told["results"]:
+    assert [(row["rate"], row["mode"]) for row in report["results"]] == [
+        (50, "off"),
+        (50, "2"),
+        (200, "off"),
+        (200, "2"),
+    ]
+    for row in report["results"]:
         assert row["sent"] == row["finished"] == 5
         for kind in ("first_token_ms", "between_steps_ms", "per_token_ms"):
             assert 0 < row[kind]["p50"] <= row[kind]["p90"] <= row[kind]["p99"]
-    assert bool(told["results"][1]["accepted_per_position"])
+    assert bool(report["results"][1]["accepted_per_position"])
 
 
 def test_what_does_not_end_in_time_is_counted(bench: Bench) -> None:
-    told = bench("load", "--rate", "100", "--requests", "3", "--modes", "off", "--new", "1500", "--seconds", "0.05")
-    [row] = told["results"]
+    report = bench("load", "--rate", "100", "--requests", "3", "--modes", "off", "--new", "1500", "--seconds", "0.05")
+    [row] = report["results"]
     assert row["finished"] < max(1, row["sent"])
     assert row["wall_s"] < 30
 
@@ -172,27 +177,27 @@ def test_percentiles() -> None:
 
 
 def test_prefill(bench: Bench) -> None:
-    told = bench(
+    report = bench(
         "prefill", "--lengths", "40,300", "--streams", "2", "--quiet-steps", "5", "--modes", "off,2", "--repeats", "1",
         "--max-step-tokens", "64",
     )  # fmt: skip
-    assert [row["length"] for row in told["results"]] == [40, 300]
-    for row in told["results"]:
+    assert [row["length"] for row in report["results"]] == [40, 300]
+    for row in report["results"]:
         assert row["tok_s"] == pytest.approx(row["length"] / row["with_head_s"], rel=0.01)
         assert row["head_cost"] == pytest.approx(row["with_head_s"] / row["without_head_s"] - 1, abs=0.01)
-    for each in told["disturbed"]:
+    for each in report["disturbed"]:
         assert each["length"] == 300
         assert each["num_ended_early"] == 0
         assert each["p99_ratio"] == pytest.approx(each["disturbed_ms"]["p99"] / each["quiet_ms"]["p99"], rel=0.01)
-    assert told["step_tokens"] == 64
+    assert report["step_tokens"] == 64
 
 
 # ---- start ----
 
 
 def test_start(bench: Bench) -> None:
-    told = bench("start", "--repeats", "1", "--draft", "off", "--max-context", "64")
-    [seconds] = told["seconds"]
+    report = bench("start", "--repeats", "1", "--draft", "off", "--max-context", "64")
+    [seconds] = report["seconds"]
     assert 0.1 < seconds < 600
 
 
@@ -206,10 +211,10 @@ def test_options_become_the_arguments_they_came_from() -> None:
     options = ModelOptions(
         shape="tiny", random_weights=True, draft=2, max_depth=3, simulate_acceptance=(0.5, 0.25), kv_memory=10**6
     )
-    told = options.arguments()
-    assert told[told.index("--simulate-acceptance") + 1] == "0.5,0.25"
-    assert "--random-weights" in told
-    assert "--max-streams" not in told
+    report = options.arguments()
+    assert report[report.index("--simulate-acceptance") + 1] == "0.5,0.25"
+    assert "--random-weights" in report
+    assert "--max-streams" not in report
     assert ModelOptions("folder").arguments() == ["folder"]
 
 
@@ -219,10 +224,10 @@ def test_options_become_the_arguments_they_came_from() -> None:
 def test_a_plan_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--shape", "qwen3.5-27b", "--device", "cuda", "--memory", "149G", "--max-streams", "64"]
     assert main(["plan", "--json", *asked, "--max-context", "4096"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["streams_of"]["4096"] == 64
-    assert told["weights"] == pytest.approx(53.8e9, rel=0.01)
-    assert 80e9 < told["total"] < 149e9
+    report = json.loads(capsys.readouterr().out)
+    assert report["streams_of"]["4096"] == 64
+    assert report["weights"] == pytest.approx(53.8e9, rel=0.01)
+    assert 80e9 < report["total"] < 149e9
     assert main(["plan", "--shape", "qwen3.5-27b", "--device", "cuda", "--memory", "40G"]) == 1
     assert "left for KV" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""llama.cpp beside us: only where its package is installed, but its absence is told everywhere."""
+"""llama.cpp beside us: only where its package is installed, but its absence is an error message everywhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from slipstream.bench.harness.cpu_share import cpu_seconds
-from slipstream.bench.harness.llamacpp_peer import Peer, open_peer
-from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.llamacpp_peer import LlamaCppPeer, open_peer
+from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.errors import ConfigError
 from slipstream.load import default_model_path, open_model
 
-TRANSLATE = [{"role": "user", "content": NINE_PROMPTS["translation"]}]
+TRANSLATE = [{"role": "user", "content": MTP_BENCH_PROMPTS["translation"]}]
 
 
 def test_nobody_wants_it() -> None:
@@ -47,7 +47,7 @@ def test_it_answers_in_silence_and_then_rests(capfd: pytest.CaptureFixture[str])
     pytest.importorskip("xllamacpp")
     prompt = open_model().tokenizer.chat(TRANSLATE)
     with open_peer(default_model_path(), 2, True, 256) as peer:
-        assert isinstance(peer, Peer)
+        assert isinstance(peer, LlamaCppPeer)
         answers = peer.generate([prompt] * 2, 64) + peer.generate([prompt], 5)
         busy = cpu_seconds(peer.process.pid)
         time.sleep(0.5)

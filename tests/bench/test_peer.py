@@ -1,4 +1,4 @@
-"""`slipstream bench peer`: both sides are measured by one rule, in turns, and a busy machine is told."""
+"""`slipstream bench peer`: both sides are measured by one rule, in turns, and a busy machine is report."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.bench.harness.cpu_share import Others, warning
-from slipstream.bench.harness.traffic import Arrivals
-from slipstream.bench.kinds.peer import Pace, compare, pace, prompt_rate
+from slipstream.bench.harness.cpu_share import OtherProcesses, warning
+from slipstream.bench.harness.traffic import TokenTimes
+from slipstream.bench.kinds.peer import PeerPace, compare, pace, prompt_rate
 from slipstream.cli import main
 
 Bench = Callable[..., dict[str, Any]]
@@ -22,14 +22,14 @@ SHORT = ["--streams", "1,3", "--prompt", "40", "--new", "6", "--repeats", "2"]
 @pytest.mark.parametrize("dtype", ["int8", "auto"])
 def test_a_shape_and_its_twin(bench: Bench, dtype: str) -> None:
     pytest.importorskip("xllamacpp")
-    told = bench("peer", *SHORT, "--dtype", dtype, "--modes", "off,2", "--vocab", "300")
-    assert told["model"] == "tiny with 300 tokens"
-    rows = told["results"]
+    report = bench("peer", *SHORT, "--dtype", dtype, "--modes", "off,2", "--vocab", "300")
+    assert report["model"] == "tiny with 300 tokens"
+    rows = report["results"]
     assert [(row["streams"], row["mode"]) for row in rows] == [(n, mode) for n in (1, 3) for mode in ("off", "2")]
     for row in rows:
         assert len(row["decode_ratios"]) == len(row["prompt_ratios"]) == 2
         assert all(row[key] > 0 for key in ("decode_tok_s", "peer_decode_tok_s", "prompt_tok_s", "peer_prompt_tok_s"))
-    assert "llama.cpp: xllamacpp" in told["shown"]
+    assert "llama.cpp: xllamacpp" in report["shown"]
 
 
 def test_the_default_model_and_its_own_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,7 @@ def test_the_default_model_and_its_own_file(capsys: pytest.CaptureFixture[str]) 
     assert '"bench": "peer"' in capsys.readouterr().out
 
 
-def test_a_model_without_a_gguf_is_told_before_it_is_loaded(
+def test_a_model_without_a_gguf_is_refused_before_it_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = ["--shape", "tiny", "--random-weights", "--device", "cpu"]
@@ -50,23 +50,25 @@ def test_a_model_without_a_gguf_is_told_before_it_is_loaded(
 
 
 def test_prompts_are_read_until_the_last_stream_has_begun() -> None:
-    streams = [Arrivals(1.0, [3.0], [1]), Arrivals(1.5, [5.0], [1])]
+    streams = [TokenTimes(1.0, [3.0], [1]), TokenTimes(1.5, [5.0], [1])]
     assert prompt_rate(streams, [[0] * 30, [0] * 10]) == 10.0
 
 
 def test_decoding_and_reading_are_asked_for_apart() -> None:
     asked: list[int] = []
 
-    def answering(given: Any, num_new: int) -> list[Arrivals]:
+    def answering(given: Any, num_new: int) -> list[TokenTimes]:
         asked.append(num_new)
-        return [Arrivals(0.0, [2.0 + 0.5 * i for i in range(num_new)], [1] * num_new) for _ in given]
+        return [TokenTimes(0.0, [2.0 + 0.5 * i for i in range(num_new)], [1] * num_new) for _ in given]
 
-    assert pace(answering, [[0] * 8] * 2, 5) == Pace(decode=4.0, prompt=8.0)
+    assert pace(answering, [[0] * 8] * 2, 5) == PeerPace(decode=4.0, prompt=8.0)
     assert asked == [5, 1]
 
 
 def test_ratios_are_of_one_turn() -> None:
-    turns = [{"off": Pace(a, 10 * a), "llama.cpp": Pace(b, 5 * b)} for a, b in ((4.0, 2.0), (1.0, 1.0), (30.0, 10.0))]
+    turns = [
+        {"off": PeerPace(a, 10 * a), "llama.cpp": PeerPace(b, 5 * b)} for a, b in ((4.0, 2.0), (1.0, 1.0), (30.0, 10.0))
+    ]
     row = compare(1, "off", turns, None)
     assert (row.decode_ratio, row.prompt_ratio) == (2.0, 4.0)
     assert row.decode_ratios == (2.0, 1.0, 3.0)
@@ -76,7 +78,7 @@ def test_ratios_are_of_one_turn() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads CPU time from /proc")
 def test_what_others_take_is_seen_and_what_is_ours_is_not() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        everyone, without = Others([]), Others([busy.pid])
+        everyone, without = OtherProcesses([]), OtherProcesses([busy.pid])
         time.sleep(1.0)
         seen, unseen = everyone.share(), without.share()
         busy.kill()

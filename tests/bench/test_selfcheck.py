@@ -44,11 +44,11 @@ def test_it_finds_equal_tokens_and_costs(options: ModelOptions, found: Findings)
 
 
 def test_the_report_can_be_pasted(options: ModelOptions, found: Findings) -> None:
-    told = report("tiny", found)
-    assert "selfcheck: passed" in told
-    assert "greedy: 4 of 4 equal" in told
-    assert "drafts with its head" in told
-    assert str(Path(str(options.model)).parent) not in told
+    text = report("tiny", found)
+    assert "selfcheck: passed" in text
+    assert "greedy: 4 of 4 equal" in text
+    assert "drafts with its head" in text
+    assert str(Path(str(options.model)).parent) not in text
 
 
 class Tampering:

@@ -11,7 +11,7 @@ import torch
 from gguf import GGUFReader, ReaderTensor
 
 from slipstream.bench.harness.gguf_twin import write_twin
-from slipstream.bench.harness.llamacpp_peer import Answer, open_peer
+from slipstream.bench.harness.llamacpp_peer import LlamaCppAnswer, open_peer
 from slipstream.bench.harness.workload import random_prompt
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
@@ -47,20 +47,20 @@ def ours(spec: ModelSpec, dtype: str) -> LLM:
     return LLM.from_config(random_model(spec), engine, RunnerConfig(device="cpu", dtype=dtype, runner="torch"))
 
 
-def theirs(path: Path, prompts: list[list[int]]) -> list[Answer]:
+def theirs(path: Path, prompts: list[list[int]]) -> list[LlamaCppAnswer]:
     with open_peer(path, 2, True, 128) as peer:
         assert peer is not None
         return peer.generate(prompts, NUM_NEW, ignore_eos=True, num_likeliest=NUM_LIKELIEST)
 
 
-def check_same(llm: LLM, prompt: list[int], answer: Answer, limit: float) -> int:
+def check_same(llm: LLM, prompt: list[int], answer: LlamaCppAnswer, limit: float) -> int:
     """Place by place along the peer's own greedy answer. Returns at how many our own choice was clear."""
     chosen = [place[0][0] for place in answer.likeliest]
     [read] = llm.generate([[*prompt, *chosen]], SamplingParams(0.0, max_tokens=1, prompt_logprobs=20))
     num_clear = 0
     for mine, place in zip(read.prompt_logprobs[len(prompt) - 1 :], answer.likeliest, strict=True):
-        told = dict(mine.top)
-        assert max(abs(told[token] - logprob) for token, logprob in place) < limit
+        report = dict(mine.top)
+        assert max(abs(report[token] - logprob) for token, logprob in place) < limit
         (best, first), (_, second) = mine.top[:2]
         if first - second > limit:
             num_clear += 1

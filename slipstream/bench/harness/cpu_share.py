@@ -15,7 +15,7 @@ BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, two kinds of interrupts, time t
 DISTURBING = 0.1
 
 
-class Others:
+class OtherProcesses:
     """Everyone but this process and ``pids``, from now on."""
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -45,11 +45,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 def warning(shares: Sequence[float | None]) -> str:
-    """A sentence if others had too much; empty if they had not, or if nobody knows."""
-    most = max((share for share in shares if share is not None), default=0.0)
-    if most <= DISTURBING:
+    """A sentence if others had too much; empty if they had not, or if it is not known."""
+    highest = max((share for share in shares if share is not None), default=0.0)
+    if highest <= DISTURBING:
         return ""
     return (
-        f"other processes had up to {100 * most:.0f} % of the processors: measure again on a quiet machine. Threads "
+        f"other processes had up to {100 * highest:.0f} % of the processors: measure again on a quiet machine. Threads "
         "that wait for each other spinning, as llama.cpp's do, lose most by it"
     )

@@ -1,4 +1,4 @@
-"""A random shape as a GGUF file, rounded as our runner rounds it, so that llama.cpp can run the same weights.
+"""A random shape as a GGUF file, quantized as our runner does, so that llama.cpp can run the same weights.
 
 Owns metadata and a vocabulary that means nothing; the tensors are the backend's. The MTP head is left out: llama.cpp
 runs the target model alone.
@@ -78,7 +78,7 @@ def _expert_sizes(spec: ModelSpec) -> dict[str, int]:
 
 
 def _sections(num_angles: int) -> list[int]:
-    """Of three axes that take turns; text moves along all of them alike. The fourth would not turn at all."""
+    """Of three interleaved axes; text moves along all of them alike. The fourth would not rotate at all."""
     return [*(-(-(num_angles - axis) // 3) for axis in range(3)), 0]
 
 

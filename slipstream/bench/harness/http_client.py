@@ -1,7 +1,7 @@
 """The client of `slipstream bench http`: bare sockets, so that little of what is measured is its own.
 
 It sleeps until an answer is whole, as one on another machine would be no load to this one: the kernel takes what the
-server writes, event by event, and wakes nobody before the server has closed the connection.
+server writes, event by event, and wakes no reader before the server has closed the connection.
 
 Reads {"prompts", "max_tokens"} from its input, streams all of them at once from the port it is given, and writes
 [seconds, tokens]: from the first byte sent to the last one read.
@@ -15,13 +15,13 @@ import socket
 import sys
 import time
 
-MOST_ANSWER = 1 << 20  # bytes that must have come before a reader is woken; the end wakes it in any case
+WAKE_BYTES = 1 << 20  # bytes that must have come before a reader is woken; the end wakes it in any case
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.read())
-    connections = [_connect(int(sys.argv[1])) for _ in asked["prompts"]]
-    bodies = [_request(prompt, asked["max_tokens"]) for prompt in asked["prompts"]]
+    request = json.loads(sys.stdin.read())
+    connections = [_connect(int(sys.argv[1])) for _ in request["prompts"]]
+    bodies = [_request(prompt, request["max_tokens"]) for prompt in request["prompts"]]
     began = time.perf_counter()
     for connection, body in zip(connections, bodies):
         connection.sendall(body)
@@ -32,7 +32,7 @@ def main() -> None:
 
 def _connect(port: int) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, MOST_ANSWER)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, WAKE_BYTES)
     return connection
 
 

@@ -1,7 +1,7 @@
 """The process in which llama.cpp runs: one JSON line in, one out, until its input ends.
 
 A process of its own, because in ours it was measured at a third of its speed (why is not known; both bring an OpenMP
-library). Imports no array library. Started by peer.py.
+library). Imports no array library. Started by llamacpp_peer.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def main(path: str, count: int, context: int, num_threads: int) -> None:
     try:
         server = _server(path, count, context, num_threads)
     except RuntimeError as error:
-        _tell(answers, {"error": str(error)})
+        _send(answers, {"error": str(error)})
         return
-    _tell(answers, {"note": _note(num_threads)})
+    _send(answers, {"note": _note(num_threads)})
     with ThreadPoolExecutor(count) as threads:
         for line in sys.stdin:
-            asked = json.loads(line)
-            prompts = asked.pop("prompts")
-            _tell(answers, list(threads.map(partial(_answer, server, asked), prompts)))
+            options = json.loads(line)
+            prompts = options.pop("prompts")
+            _send(answers, list(threads.map(partial(_answer, server, options), prompts)))
 
 
 def _own_output() -> TextIO:
@@ -45,8 +45,8 @@ def _own_output() -> TextIO:
     return own
 
 
-def _tell(answers: TextIO, told: object) -> None:
-    print(json.dumps(told), file=answers, flush=True)
+def _send(answers: TextIO, reply: object) -> None:
+    print(json.dumps(reply), file=answers, flush=True)
 
 
 def _note(num_threads: int) -> str:
@@ -67,26 +67,26 @@ def _server(path: str, count: int, context: int, num_threads: int) -> Any:
     return llama.Server(params)
 
 
-def _answer(server: Any, asked: dict[str, Any], prompt: Sequence[int]) -> dict[str, Any]:
-    """When tokens came, and how many; the likeliest tokens of each place if ``n_probs`` asks for some."""
-    request = {**asked, **GREEDY, "prompt": prompt, "cache_prompt": False, "stream": True, "timings_per_token": True}
-    told: dict[str, Any] = {"submitted": time.perf_counter(), "times": [], "counts": [], "likeliest": []}
-    server.handle_completions(request, partial(_hear, told))
-    return told
+def _answer(server: Any, options: dict[str, Any], prompt: Sequence[int]) -> dict[str, Any]:
+    """When tokens came, and how many; the likeliest tokens of each position if ``n_probs`` asks for some."""
+    request = {**options, **GREEDY, "prompt": prompt, "cache_prompt": False, "stream": True, "timings_per_token": True}
+    answer: dict[str, Any] = {"submitted": time.perf_counter(), "times": [], "counts": [], "likeliest": []}
+    server.handle_completions(request, partial(_add_chunk, answer))
+    return answer
 
 
-def _hear(told: dict[str, Any], chunk: dict[str, Any]) -> None:
+def _add_chunk(answer: dict[str, Any], chunk: dict[str, Any]) -> None:
     """A chunk holds one token, or several where some were half a character."""
     now = time.perf_counter()
     if "error" in chunk:
-        told["error"] = str(chunk["error"])
+        answer["error"] = str(chunk["error"])
         return
-    num_new = chunk["timings"]["predicted_n"] - sum(told["counts"])
+    num_new = chunk["timings"]["predicted_n"] - sum(answer["counts"])
     if num_new:
-        told["times"].append(now)
-        told["counts"].append(num_new)
-    for place in (chunk["choices"][0]["logprobs"] or {}).get("content", []):
-        told["likeliest"].append([(each["id"], each["logprob"]) for each in place["top_logprobs"]])
+        answer["times"].append(now)
+        answer["counts"].append(num_new)
+    for position in (chunk["choices"][0]["logprobs"] or {}).get("content", []):
+        answer["likeliest"].append([(each["id"], each["logprob"]) for each in position["top_logprobs"]])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.harness.traffic import Arrivals
+from slipstream.bench.harness.traffic import TokenTimes
 from slipstream.errors import ConfigError
 from slipstream.host import available_threads
 
@@ -23,21 +23,21 @@ PACKAGE = "xllamacpp"
 END_SECONDS = 10
 
 
-class Answer(Arrivals):
+class LlamaCppAnswer(TokenTimes):
     """The end token counts, as with us."""
 
     def __init__(
         self, submitted: float, times: list[float], counts: list[int], likeliest: list[list[tuple[int, float]]]
     ) -> None:
         super().__init__(submitted, times, counts)
-        self.likeliest = likeliest  # at each place tokens and log-probabilities, if they were asked for
+        self.likeliest = likeliest  # at each position tokens and log-probabilities, if requested
 
     @property
     def decode_seconds(self) -> float:
         return self.end - self.first
 
 
-class Peer:
+class LlamaCppPeer:
     """llama.cpp with ``count`` slots of ``context`` tokens each."""
 
     def __init__(self, path: Path, count: int, context: int) -> None:
@@ -53,12 +53,12 @@ class Peer:
 
     def generate(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, *, ignore_eos: bool = False, num_likeliest: int = 0
-    ) -> list[Answer]:
+    ) -> list[LlamaCppAnswer]:
         """Greedy answers to all prompts, ``count`` at a time, each up to the model's end token."""
         assert self.process.stdin is not None
-        asked = {"max_tokens": num_tokens, "ignore_eos": ignore_eos, "n_probs": num_likeliest}
-        told = json.dumps({**asked, "prompts": [list(tokens) for tokens in prompts]})
-        print(told, file=self.process.stdin, flush=True)
+        options = {"max_tokens": num_tokens, "ignore_eos": ignore_eos, "n_probs": num_likeliest}
+        line = json.dumps({**options, "prompts": [list(tokens) for tokens in prompts]})
+        print(line, file=self.process.stdin, flush=True)
         return [_answer(each) for each in self._read()]
 
     def close(self) -> None:
@@ -77,16 +77,16 @@ class Peer:
         return json.loads(line)
 
 
-def _answer(told: dict[str, Any]) -> Answer:
-    if "error" in told:
-        raise ConfigError(f"llama.cpp cannot answer: {told['error']}")
-    return Answer(**told)
+def _answer(reply: dict[str, Any]) -> LlamaCppAnswer:
+    if "error" in reply:
+        raise ConfigError(f"llama.cpp cannot answer: {reply['error']}")
+    return LlamaCppAnswer(**reply)
 
 
-def _note(path: Path, told: dict[str, str]) -> str:
-    if "error" in told:
-        raise ConfigError(f"llama.cpp cannot open {path}: {told['error']}")
-    return told["note"]
+def _note(path: Path, reply: dict[str, str]) -> str:
+    if "error" in reply:
+        raise ConfigError(f"llama.cpp cannot open {path}: {reply['error']}")
+    return reply["note"]
 
 
 def check_peer(path: Path) -> None:
@@ -98,13 +98,13 @@ def check_peer(path: Path) -> None:
 
 
 @contextmanager
-def open_peer(path: Path, count: int, wanted: bool, context: int = 1024) -> Iterator[Peer | None]:
-    """None if nobody wants it."""
+def open_peer(path: Path, count: int, wanted: bool, context: int = 1024) -> Iterator[LlamaCppPeer | None]:
+    """None if it is not wanted."""
     if not wanted:
         yield None
         return
     check_peer(path)
-    peer = Peer(path, count, context)
+    peer = LlamaCppPeer(path, count, context)
     try:
         yield peer
     finally:

@@ -12,31 +12,31 @@ from slipstream.llm import LLM
 from slipstream.runners.backend import MemoryPlan, PeakMemory
 from slipstream.sampling import DraftSetting
 
-SLACK = 32  # tokens behind a stream's last one: drafts, and steps that are in flight
+SLACK = 32  # tokens after a stream's last one: drafts, and steps that are in flight
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryWatch:
     plan: MemoryPlan
     peak: PeakMemory
 
-    def told(self) -> dict[str, int]:
+    def report(self) -> dict[str, int]:
         return {"planned": self.plan.total, **self.peak.read()}
 
     def line(self) -> str:
-        parts = [f"{name} {size(value)}" for name, value in self.told().items()]
+        parts = [f"{name} {size(value)}" for name, value in self.report().items()]
         return f"memory: {', '.join(parts)}"
 
 
-def watch_memory(options: ModelOptions) -> Memory:
+def watch_memory(options: ModelOptions) -> MemoryWatch:
     """Made before the model is loaded."""
     backend = options.backend
     plan = backend.plan_memory(options.open(), options.engine_config)
-    return Memory(plan, backend.device.watch_memory())
+    return MemoryWatch(plan, backend.device.watch_memory())
 
 
 @contextmanager
-def loaded(options: ModelOptions) -> Iterator[tuple[LLM, Memory]]:
+def loaded(options: ModelOptions) -> Iterator[tuple[LLM, MemoryWatch]]:
     memory = watch_memory(options)
     try:
         with load_llm(options) as llm:

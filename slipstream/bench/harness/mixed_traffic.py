@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from slipstream.bench.harness.report import clause, shown
-from slipstream.bench.harness.traffic import Ask, StreamLog, run_together
-from slipstream.bench.harness.workload import asks, prompts
+from slipstream.bench.harness.traffic import StreamLog, StreamRequest, run_together
+from slipstream.bench.harness.workload import prompts, stream_requests
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting
 
@@ -42,9 +42,9 @@ def measure(
 def _mixed(llm: LLM, count: int, mode: DraftSetting, num_prompt: int | None, num_new: int) -> Mixed:
     given = prompts(llm, count, num_prompt)
     half = count // 2
-    alone = _run(llm, asks(given, num_new, 0.0, "off"))
-    plain = asks(given, num_new, 0.0, "off")[:half]
-    mixed = _run(llm, plain + asks(given, num_new, 0.0, mode)[half:])
+    alone = _run(llm, stream_requests(given, num_new, 0.0, "off"))
+    plain = stream_requests(given, num_new, 0.0, "off")[:half]
+    mixed = _run(llm, plain + stream_requests(given, num_new, 0.0, mode)[half:])
     return Mixed(
         count,
         str(mode),
@@ -54,10 +54,10 @@ def _mixed(llm: LLM, count: int, mode: DraftSetting, num_prompt: int | None, num
     )
 
 
-def _run(llm: LLM, asked: Sequence[Ask]) -> list[StreamLog]:
-    """Twice: the first time is not looked at."""
-    run_together(llm.engine, asked)
-    return run_together(llm.engine, asked)
+def _run(llm: LLM, requests: Sequence[StreamRequest]) -> list[StreamLog]:
+    """Twice: the first time is a warm-up."""
+    run_together(llm.engine, requests)
+    return run_together(llm.engine, requests)
 
 
 def per_stream(batch: Sequence[StreamLog], part: Sequence[StreamLog]) -> float | None:
@@ -80,8 +80,8 @@ def print_table(rows: Sequence[Mixed], label: str) -> None:
     print(f"{'streams':>7}  {'mode':<9}{'all plain':>10}{'plain half':>11}{'kept':>7}{'drafting half':>14}")
     for row in rows:
         numbers = (row.plain_alone_tok_s, row.plain_mixed_tok_s, row.kept, row.drafting_tok_s)
-        told = "".join(_cell(value, width) for value, width in zip(numbers, (10, 11, 7, 14), strict=True))
-        print(f"{row.streams:>7}  {row.mode:<9}{told}", flush=True)
+        cells = "".join(_cell(value, width) for value, width in zip(numbers, (10, 11, 7, 14), strict=True))
+        print(f"{row.streams:>7}  {row.mode:<9}{cells}", flush=True)
 
 
 def _cell(value: float | None, width: int) -> str:

@@ -1,6 +1,6 @@
 """The field's nine kinds of prompt, in our own words."""
 
-NINE_PROMPTS = {
+MTP_BENCH_PROMPTS = {
     "code_python": "Write a Python function that merges two sorted lists into one sorted list, with a docstring and a "
     "short example of how to call it.",
     "code_cpp": "Write a C++ class for a fixed-size ring buffer of integers with push, pop, empty and full methods.",

@@ -40,7 +40,7 @@ class Chart:
         object.__setattr__(self, "x_range", (min(xs), max(xs) if max(xs) > min(xs) else 2 * min(xs)))
         object.__setattr__(self, "y_top", nice_top(max(y for series in self.series for _, y in series.points)))
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
+    def point(self, x: float, y: float) -> tuple[float, float]:
         low, high = map(math.log, self.x_range)
         across = (math.log(x) - low) / (high - low)
         wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
@@ -86,7 +86,7 @@ def _frame(chart: Chart) -> list[str]:
 def _x_axis(chart: Chart) -> list[str]:
     parts = []
     for x in sorted({x for series in chart.series for x, _ in series.points}):
-        at, bottom = chart.place(x, 0)
+        at, bottom = chart.point(x, 0)
         parts.append(f'<line x1="{at}" y1="{TOP}" x2="{at}" y2="{bottom}" stroke="#eee"/>')
         parts.append(_text(at, bottom + 20, f"{x:g}", 'text-anchor="middle"'))
     return parts
@@ -96,22 +96,22 @@ def _y_axis(chart: Chart) -> list[str]:
     parts = []
     for i in range(NUM_TICKS):
         value = chart.y_top * i / (NUM_TICKS - 1)
-        left, at = chart.place(chart.x_range[0], value)
+        left, at = chart.point(chart.x_range[0], value)
         parts.append(f'<line x1="{left}" y1="{at}" x2="{WIDTH - RIGHT}" y2="{at}" stroke="#ddd"/>')
         parts.append(_text(left - 8, at + 4, f"{value:g}", 'text-anchor="end"'))
     return parts
 
 
 def _line(chart: Chart, series: Series, colour: str, index: int) -> list[str]:
-    places = [chart.place(x, y) for x, y in sorted(series.points)]
-    path = " ".join(f"{x},{y}" for x, y in places)
+    points = [chart.point(x, y) for x, y in sorted(series.points)]
+    path = " ".join(f"{x},{y}" for x, y in points)
     stroke = f'stroke="{colour}" stroke-width="{3 if series.bold else 1.7}"'
     stroke += ' stroke-dasharray="6 4"' if series.dashed else ""
     legend_x, legend_y = WIDTH - RIGHT + 16, TOP + 12 + 22 * index
     weight = 'font-weight="bold"' if series.bold else ""
     return [
         f'<polyline points="{path}" fill="none" {stroke}/>',
-        *(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in places),
+        *(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in points),
         f'<line x1="{legend_x}" y1="{legend_y}" x2="{legend_x + 22}" y2="{legend_y}" {stroke}/>',
         _text(legend_x + 30, legend_y + 4, series.name, weight),
     ]

@@ -1,4 +1,4 @@
-"""What a round of `slipstream bench prompts` yields, and how rounds are told: a table for people, a dict for JSON."""
+"""The result of a round of `slipstream bench prompts`, as a table for people and as a dict for JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from slipstream.bench.harness.llamacpp_peer import Answer
+from slipstream.bench.harness.llamacpp_peer import LlamaCppAnswer
 from slipstream.commands.text import percent
 from slipstream.engine.stats import RequestStats
 from slipstream.llm import Output
 from slipstream.sampling import MAX_DEPTH
 
-NOT_TOLD = ("rows", "tokens")  # too long for one line of JSON
+LEFT_OUT = ("rows", "tokens")  # too long for one line of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class PromptRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PromptRound:
     """One pass over the prompts under one policy."""
 
     policy: str
@@ -45,9 +45,9 @@ class Round:
         return self.total_predicted / self.wall_s_total
 
 
-def summarise(policy: str, count: int, wall: float, names: Sequence[str], outputs: Sequence[Output]) -> Round:
+def summarise(policy: str, count: int, wall: float, names: Sequence[str], outputs: Sequence[Output]) -> PromptRound:
     stats = [output.stats for output in outputs]
-    return Round(
+    return PromptRound(
         policy,
         count,
         len(outputs),
@@ -73,10 +73,10 @@ def _by_position(counts: Sequence[tuple[int, ...]]) -> list[int]:
     return [sum(column) for column in zip(*(each + (0,) * (MAX_DEPTH - len(each)) for each in counts))]
 
 
-def peer_round(policy: str, count: int, wall: float, answers: Sequence[Answer]) -> Round:
+def peer_round(policy: str, count: int, wall: float, answers: Sequence[LlamaCppAnswer]) -> PromptRound:
     total = sum(answer.num_tokens for answer in answers)
     rate = _decode_rate([(answer.num_tokens, answer.decode_seconds) for answer in answers])
-    return Round(policy, count, len(answers), round(wall, 3), total, decode_tok_s=rate)
+    return PromptRound(policy, count, len(answers), round(wall, 3), total, decode_tok_s=rate)
 
 
 def _decode_rate(streams: Sequence[tuple[int, float]]) -> float | None:
@@ -91,20 +91,20 @@ def _row(name: str, stats: RequestStats) -> PromptRow:
     return PromptRow(name, stats.output_tokens, stats.draft_tokens, stats.accepted_tokens, round(rate, 1))
 
 
-def fastest(rounds: Sequence[Round]) -> list[Round]:
+def fastest(rounds: Sequence[PromptRound]) -> list[PromptRound]:
     """The best round of each policy, in the order they came."""
     names = dict.fromkeys(r.policy for r in rounds)
     return [min((r for r in rounds if r.policy == name), key=lambda r: r.wall_s_total) for name in names]
 
 
-def differences(rounds: Sequence[Round]) -> list[str]:
+def differences(rounds: Sequence[PromptRound]) -> list[str]:
     """A sentence for each policy whose tokens are not those of "off" (or of the first one, if "off" did not run)."""
     ours = [r for r in rounds if r.tokens]
     base = next((r for r in ours if r.policy == "off"), ours[0])
     return [_difference(base, r) for r in ours if r.tokens != base.tokens]
 
 
-def _difference(base: Round, other: Round) -> str:
+def _difference(base: PromptRound, other: PromptRound) -> str:
     pairs = zip(base.rows, base.tokens, other.tokens, strict=True)
     names = dict.fromkeys(row.name for row, ours, theirs in pairs if ours != theirs)
     return (
@@ -113,7 +113,7 @@ def _difference(base: Round, other: Round) -> str:
     )
 
 
-def print_table(rounds: Sequence[Round], reason: str) -> None:
+def print_table(rounds: Sequence[PromptRound], reason: str) -> None:
     """``rounds``: all with the same number of streams."""
     best = fastest(rounds)
     count = best[0].streams
@@ -126,14 +126,14 @@ def print_table(rounds: Sequence[Round], reason: str) -> None:
     print(f"decode: tokens a second of one stream after its first token\nspeculation: {reason}", flush=True)
 
 
-def _print_prompts(drafting: Round) -> None:
+def _print_prompts(drafting: PromptRound) -> None:
     print(f"\n{drafting.policy:<18}{'pred':>6}{'draft':>7}{'acc':>6}{'rate':>7}{'tok/s':>8}")
     for row in drafting.rows:
         rate = percent(row.acc, row.draft)
         print(f"{row.name:<18}{row.pred:>6}{row.draft:>7}{row.acc:>6}{rate:>7}{row.tok_s:>8.1f}")
 
 
-def _line(each: Round, ratio: float | None) -> str:
+def _line(each: PromptRound, ratio: float | None) -> str:
     against = f"{ratio:.2f}" if ratio else "-"
     decode = f"{each.decode_tok_s:.1f}" if each.decode_tok_s else "-"
     accepted = percent(each.total_draft_accepted, each.total_draft)
@@ -142,20 +142,20 @@ def _line(each: Round, ratio: float | None) -> str:
     return f"{line}  {positions}".rstrip()
 
 
-def against_off(policy: str, rounds: Sequence[Round]) -> float | None:
+def against_off(policy: str, rounds: Sequence[PromptRound]) -> float | None:
     """The median over the turns of its pace over that of "off" in the same turn: a slow minute hits both."""
     ours, plain = ([r.tok_s for r in rounds if r.policy == name] for name in (policy, "off"))
     return median(a / b for a, b in zip(ours, plain)) if plain else None
 
 
-def report(rounds: Sequence[Round]) -> list[dict[str, object]]:
+def report(rounds: Sequence[PromptRound]) -> list[dict[str, object]]:
     """The fastest round of each policy. ``rounds``: all with the same number of streams."""
-    return [_told(each, against_off(each.policy, rounds)) for each in fastest(rounds)]
+    return [_as_dict(each, against_off(each.policy, rounds)) for each in fastest(rounds)]
 
 
-def _told(each: Round, ratio: float | None) -> dict[str, object]:
+def _as_dict(each: PromptRound, ratio: float | None) -> dict[str, object]:
     return {
-        **{key: value for key, value in asdict(each).items() if key not in NOT_TOLD},
+        **{key: value for key, value in asdict(each).items() if key not in LEFT_OUT},
         "aggregate_accept_rate": round(each.total_draft_accepted / max(1, each.total_draft), 4),
         "tok_s": round(each.tok_s, 1),
         "against_off": round(ratio, 3) if ratio else None,

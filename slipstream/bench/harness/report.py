@@ -1,4 +1,4 @@
-"""How a benchmark is told: a JSON line, a file under bench/results/, the machine it ran on, progress bars.
+"""How a benchmark is reported: a JSON line, a file under bench/results/, the machine it ran on, progress bars.
 
 Results name the device, the processor and versions; never a host, a user or a path.
 """
@@ -75,14 +75,14 @@ def check_writable(options: ReportOptions) -> None:
         _results_folder(options.save)
 
 
-def tell(what: str, model: ModelOptions, options: ReportOptions, told: Mapping[str, object]) -> None:
+def write_report(what: str, model: ModelOptions, options: ReportOptions, results: Mapping[str, object]) -> None:
     """The JSON line, and the same where it is to be kept."""
     report = {
         "bench": what,
         "model": _without_folders(model.model_name),
         "random_weights": model.random_weights,
         "simulated_acceptance": list(model.simulate_acceptance) or None,
-        **told,
+        **results,
         "host": host(model),
         "command": shlex.join(["slipstream", *map(_without_folders, options.command)]),
         "versions": versions(model),

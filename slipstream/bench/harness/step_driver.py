@@ -25,7 +25,7 @@ class StepTimes:
     depth: int
     tokens: int
     step_ms: float  # from one result to the next, the median: filling the pipeline is no part of it
-    verify_ms: float  # of it, on the device: forward, draw, commit, feeding the head
+    verify_ms: float  # of it, on the device: forward, sampling, commit, feeding the head
     draft_ms: float | None  # one draft pass
 
 
@@ -93,9 +93,9 @@ class Driver:
     def _drain(self) -> list[StepResult]:
         return self._collect(0)
 
-    def _collect(self, most: int) -> list[StepResult]:
+    def _collect(self, max_in_flight: int) -> list[StepResult]:
         results = []
-        while self._num_in_flight > most:
+        while self._num_in_flight > max_in_flight:
             results.append(self._runner.collect())
             self._ends.append(time.perf_counter())
             self._num_in_flight -= 1

@@ -20,13 +20,13 @@ from slipstream.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class StreamRequest:
     prompt: Sequence[int]
     params: SamplingParams
 
 
-class Arrivals:
-    """When one stream's tokens came, whoever made them."""
+class TokenTimes:
+    """When one stream's tokens came, ours or a peer's."""
 
     def __init__(self, submitted: float, times: list[float], counts: list[int]) -> None:
         self.submitted = submitted
@@ -57,14 +57,14 @@ class Arrivals:
         return sum(count for at, count in zip(self.times, self.counts, strict=True) if after < at <= until)
 
 
-def decode_rate(streams: Sequence[Arrivals]) -> float | None:
+def decode_rate(streams: Sequence[TokenTimes]) -> float | None:
     """Tokens a second of all streams together once each had its first token; None if that is no time."""
     began, ended = max(each.first for each in streams), max(each.end for each in streams)
     tokens = sum(each.tokens_within(began, ended) for each in streams)
     return round(tokens / (ended - began), 2) if tokens and ended > began else None
 
 
-class StreamLog(Arrivals):
+class StreamLog(TokenTimes):
     """A sink: what one stream was given, and when."""
 
     def __init__(self, num_prompt: int) -> None:
@@ -100,7 +100,7 @@ class StreamLog(Arrivals):
 
     @property
     def finished(self) -> bool:
-        """It got all it asked for."""
+        """All its tokens came."""
         return self._last is not None and self._last.finish_reason in ("length", "stop")
 
     @property
@@ -110,17 +110,17 @@ class StreamLog(Arrivals):
         return self._last.stats
 
 
-def submit(engine: Engine, ask: Ask) -> StreamLog:
-    log = StreamLog(len(ask.prompt))
-    log.request_id = engine.submit(ask.prompt, ask.params, log)
+def submit(engine: Engine, request: StreamRequest) -> StreamLog:
+    log = StreamLog(len(request.prompt))
+    log.request_id = engine.submit(request.prompt, request.params, log)
     return log
 
 
-def run_together(engine: Engine, asks: Sequence[Ask]) -> list[StreamLog]:
+def run_together(engine: Engine, requests: Sequence[StreamRequest]) -> list[StreamLog]:
     """All submitted at once; returns when the last has ended."""
     logs: list[StreamLog] = []
     try:
-        logs += (submit(engine, ask) for ask in asks)
+        logs += (submit(engine, request) for request in requests)
         for log in logs:
             log.wait()
     finally:

@@ -13,8 +13,8 @@ from statistics import median
 
 from slipstream.bench.harness.loaded_engine import loaded, with_room
 from slipstream.bench.harness.mixed_traffic import per_stream
-from slipstream.bench.harness.report import check_writable, headline, shown, tell
-from slipstream.bench.harness.traffic import Ask, StreamLog, run_together
+from slipstream.bench.harness.report import check_writable, headline, shown, write_report
+from slipstream.bench.harness.traffic import StreamLog, StreamRequest, run_together
 from slipstream.bench.harness.workload import prompts
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
@@ -88,7 +88,7 @@ class _TimedMatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class GrammarRound:
     """One turn of both batches."""
 
     alone_tok_s: float | None  # of a plain stream among plain ones
@@ -113,23 +113,25 @@ def grammar(options: ModelOptions, settings: GrammarSettings, to: ReportOptions)
         compile_ms = 1e3 * (time.perf_counter() - began)
         _round(llm, settings, timed)  # not looked at
         rounds = [_round(llm, settings, timed) for _ in shown(range(settings.repeats), "rounds")]
-    told = {"compile_ms": round(compile_ms, 1), **_medians(rounds)}
-    _print(told, settings)
-    tell("grammar", options, to, {"settings": asdict(settings), **told, "rounds": [asdict(each) for each in rounds]})
+    summary = {"compile_ms": round(compile_ms, 1), **_medians(rounds)}
+    _print(summary, settings)
+    write_report(
+        "grammar", options, to, {"settings": asdict(settings), **summary, "rounds": [asdict(each) for each in rounds]}
+    )
     return 0
 
 
-def _round(llm: LLM, settings: GrammarSettings, timed: Timed) -> Round:
+def _round(llm: LLM, settings: GrammarSettings, timed: Timed) -> GrammarRound:
     half = settings.streams // 2
-    plain = [Ask(prompt, _params(settings, i)) for i, prompt in enumerate(prompts(llm, half, None))]
+    plain = [StreamRequest(prompt, _params(settings, i)) for i, prompt in enumerate(prompts(llm, half, None))]
     question = llm.chat_tokens([{"role": "user", "content": QUESTION}])
     others = range(half, settings.streams)
-    alone = run_together(llm.engine, [*plain, *(Ask(question, _params(settings, i)) for i in others)])
+    alone = run_together(llm.engine, [*plain, *(StreamRequest(question, _params(settings, i)) for i in others)])
     timed.seconds = 0.0
-    beside = run_together(llm.engine, [*plain, *(Ask(question, _params(settings, i, timed)) for i in others)])
+    beside = run_together(llm.engine, [*plain, *(StreamRequest(question, _params(settings, i, timed)) for i in others)])
     rows = beside[half:]
     num_steps = sum(log.stats.steps for log in rows)
-    return Round(
+    return GrammarRound(
         per_stream(alone, alone[:half]),
         per_stream(beside, beside[:half]),
         round(1e3 * timed.seconds / num_steps, 4),
@@ -155,7 +157,7 @@ def _accepted(logs: Sequence[StreamLog]) -> float:
     return round(sum(log.stats.accepted_tokens for log in logs) / drafted, 4) if drafted else 0.0
 
 
-def _medians(rounds: Sequence[Round]) -> dict[str, float | None]:
+def _medians(rounds: Sequence[GrammarRound]) -> dict[str, float | None]:
     names = ("alone_tok_s", "beside_tok_s", "kept", "mask_ms", "step_ms", "constrained_accepted", "plain_accepted")
     found: dict[str, float | None] = {}
     for name in names:
@@ -164,13 +166,13 @@ def _medians(rounds: Sequence[Round]) -> dict[str, float | None]:
     return found
 
 
-def _print(told: dict[str, float | None], settings: GrammarSettings) -> None:
+def _print(summary: dict[str, float | None], settings: GrammarSettings) -> None:
     half = settings.streams - settings.streams // 2
     print(f"{half} of {settings.streams} streams under a JSON schema, depth {settings.depth}; medians")
-    print(f"compiling it: {told['compile_ms']} ms, once")
-    print(f"masks: {told['mask_ms']} ms of a constrained row's step, which comes every {told['step_ms']} ms")
-    print(f"drafts accepted: {told['constrained_accepted']} constrained, {told['plain_accepted']} plain")
+    print(f"compiling it: {summary['compile_ms']} ms, once")
+    print(f"masks: {summary['mask_ms']} ms of a constrained row's step, which comes every {summary['step_ms']} ms")
+    print(f"drafts accepted: {summary['constrained_accepted']} constrained, {summary['plain_accepted']} plain")
     print(
-        f"a plain stream: {told['beside_tok_s']} tokens a second beside them, {told['alone_tok_s']} among plain ones; "
-        f"kept {told['kept']}"
+        f"a plain stream: {summary['beside_tok_s']} tokens a second beside them, "
+        f"{summary['alone_tok_s']} among plain ones; kept {summary['kept']}"
     )

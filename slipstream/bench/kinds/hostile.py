@@ -1,9 +1,9 @@
 """`slipstream bench hostile`: what a server's streams feel while others send it grammars made to do harm.
 
 Streams decode on a real server, fresh ones each time: undisturbed; while a client sends every harmful request over
-HTTP, one behind the other; and beside plain requests in place of those that were answered, at the same times and as
-long, for an answer shares the batch with the streams, harmful or not. Tells how each harmful request ended, what pace
-the streams kept in either company, and the longest that one of them waited for its next token.
+HTTP, one after the other; and beside plain requests in place of those that were answered, at the same times and as
+long, for an answer shares the batch with the streams, harmful or not. Reports how each harmful request ended, what pace
+the streams kept beside either, and the longest that one of them waited for its next token.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from statistics import median
 from typing import Any
 
 from slipstream.bench.harness.local_server import served
-from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
-from slipstream.bench.harness.report import check_writable, shown, tell, title
-from slipstream.bench.harness.traffic import Ask, StreamLog, abort, submit
+from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
+from slipstream.bench.harness.report import check_writable, shown, title, write_report
+from slipstream.bench.harness.traffic import StreamLog, StreamRequest, abort, submit
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
 from slipstream.server.service import Loaded
 
 QUESTION = [{"role": "user", "content": "Say something."}]
-MOST_TOKENS = 48  # of an answer to a harmful request that is not refused
+MAX_TOKENS = 48  # of an answer to a harmful request that is not refused
 CLIENT_SECONDS = 120.0
 
 
@@ -76,17 +76,17 @@ class HostileSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StreamPace:
     """Of all streams over one stretch of time."""
 
     tok_s: float
     longest_ms: float  # that a stream waited for its next token
 
     @staticmethod
-    def of(logs: Sequence[StreamLog], after: float, until: float) -> Pace:
+    def of(logs: Sequence[StreamLog], after: float, until: float) -> StreamPace:
         tokens = sum(log.tokens_within(after, until) for log in logs)
         gaps = [gap for log in logs for gap in log.gaps(after, until)]
-        return Pace(round(tokens / (until - after), 1), round(1e3 * max(gaps, default=until - after), 1))
+        return StreamPace(round(tokens / (until - after), 1), round(1e3 * max(gaps, default=until - after), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    alone: Pace
-    beside: Pace
-    beside_plain: Pace
+class HostileRound:
+    alone: StreamPace
+    beside: StreamPace
+    beside_plain: StreamPace
     endings: list[Ending]
 
     @property
@@ -118,7 +118,7 @@ class Round:
 
 def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions) -> int:
     check_writable(to)
-    # One place more than the streams take: harmful answers run beside them, not behind them.
+    # One slot more than the streams take: harmful answers run beside them, not after them.
     with served(replace(options, max_streams=settings.streams + 1)) as (port, loaded):
         print(title(options, f"{settings.streams} streams beside harmful grammars"))
         rounds = [_round(port, loaded, settings, salt) for salt in shown(range(settings.repeats), "rounds")]
@@ -133,26 +133,30 @@ def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions)
     kept = median(each.kept for each in rounds)
     plain = median(each.kept_beside_plain for each in rounds)
     print(f"kept, median of {len(rounds)}: {kept:.3f} beside harmful requests, {plain:.3f} beside plain ones")
-    told = {"kept": round(kept, 3), "kept_beside_plain": round(plain, 3), "rounds": [asdict(each) for each in rounds]}
-    tell("hostile", options, to, {"settings": asdict(settings), **told})
+    summary = {
+        "kept": round(kept, 3),
+        "kept_beside_plain": round(plain, 3),
+        "rounds": [asdict(each) for each in rounds],
+    }
+    write_report("hostile", options, to, {"settings": asdict(settings), **summary})
     return 0
 
 
-def _round(port: int, loaded: Loaded, settings: HostileSettings, salt: int) -> Round:
+def _round(port: int, loaded: Loaded, settings: HostileSettings, salt: int) -> HostileRound:
     endings: list[Ending] = []
     alone = _beside(loaded, settings, lambda: None)
     harmed = _beside(loaded, settings, lambda: endings.extend(_harm(port, salt)))
-    asked = _beside(loaded, settings, lambda: _ask_instead(port, endings))
-    return Round(alone, harmed, asked, endings)
+    replaced = _beside(loaded, settings, lambda: _send_plain_instead(port, endings))
+    return HostileRound(alone, harmed, replaced, endings)
 
 
-def _beside(loaded: Loaded, settings: HostileSettings, happens: Callable[[], None]) -> Pace:
+def _beside(loaded: Loaded, settings: HostileSettings, happens: Callable[[], None]) -> StreamPace:
     """The pace of fresh streams while it happens, and until their time is over."""
     room = loaded.engine.info.max_context
-    texts = list(NINE_PROMPTS.values())
+    texts = list(MTP_BENCH_PROMPTS.values())
     chats = [[{"role": "user", "content": texts[i % len(texts)]}] for i in range(settings.streams)]
     prompts = [loaded.tokenizer.chat(chat) for chat in chats]
-    logs = [submit(loaded.engine, Ask(prompt, _endless(room - len(prompt)))) for prompt in prompts]
+    logs = [submit(loaded.engine, StreamRequest(prompt, _endless(room - len(prompt)))) for prompt in prompts]
     try:
         for log in logs:
             log.wait_begun()
@@ -164,7 +168,7 @@ def _beside(loaded: Loaded, settings: HostileSettings, happens: Callable[[], Non
         abort(loaded.engine, logs)
     if any(len(log.tokens) + log.num_prompt >= room for log in logs):
         raise ConfigError("the streams reached the end of their context: give a larger --max-context or fewer seconds")
-    return Pace.of(logs, began, ended)
+    return StreamPace.of(logs, began, ended)
 
 
 def _harm(port: int, salt: int) -> list[Ending]:
@@ -172,7 +176,7 @@ def _harm(port: int, salt: int) -> list[Ending]:
     return [_send(port, name, fields, began) for name, fields in harmful(salt).items()]
 
 
-def _ask_instead(port: int, endings: Sequence[Ending]) -> None:
+def _send_plain_instead(port: int, endings: Sequence[Ending]) -> None:
     """Plain requests for those that were answered, at their times and as long."""
     began = time.perf_counter()
     for ending in endings:
@@ -187,7 +191,7 @@ def _endless(num_tokens: int) -> SamplingParams:
 
 
 def _send(port: int, name: str, fields: dict[str, Any], first: float) -> Ending:
-    body = json.dumps({"messages": QUESTION, "max_tokens": MOST_TOKENS, **fields})
+    body = json.dumps({"messages": QUESTION, "max_tokens": MAX_TOKENS, **fields})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CLIENT_SECONDS)
     began = time.perf_counter()
     try:

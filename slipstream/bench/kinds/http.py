@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from slipstream.bench.harness.local_server import served
-from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
@@ -26,7 +26,7 @@ CLIENT = "slipstream.bench.harness.http_client"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class HttpTurn:
     streams: int
     direct_tok_s: float
     http_tok_s: float
@@ -39,23 +39,23 @@ class Turn:
 def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats: int) -> int:
     with served(options) as (port, loaded):
         turns = _measure(port, loaded, streams, num_tokens, repeats)
-    _tell(turns, streams)
+    _print_medians(turns, streams)
     return 0
 
 
-def _measure(port: int, loaded: Loaded, streams: Sequence[int], tokens: int, repeats: int) -> list[Turn]:
-    turns: list[Turn] = []
+def _measure(port: int, loaded: Loaded, streams: Sequence[int], tokens: int, repeats: int) -> list[HttpTurn]:
+    turns: list[HttpTurn] = []
     for count in streams:
         _direct(loaded, count, tokens)  # both ways once, to warm up
         _through_http(port, count, tokens)
         for _ in range(repeats):
-            turns.append(Turn(count, _direct(loaded, count, tokens), _through_http(port, count, tokens)))
+            turns.append(HttpTurn(count, _direct(loaded, count, tokens), _through_http(port, count, tokens)))
             print(f"{count:>3} streams: {_line(turns[-1])}", flush=True)
     return turns
 
 
 def _prompts(count: int) -> list[str]:
-    texts = list(NINE_PROMPTS.values())
+    texts = list(MTP_BENCH_PROMPTS.values())
     return [texts[i % len(texts)] for i in range(count)]
 
 
@@ -78,28 +78,28 @@ def _direct(loaded: Loaded, count: int, num_tokens: int) -> float:
 
 
 def _through_http(port: int, count: int, num_tokens: int) -> float:
-    asked = json.dumps({"prompts": _prompts(count), "max_tokens": num_tokens})
+    request = json.dumps({"prompts": _prompts(count), "max_tokens": num_tokens})
     command = [sys.executable, "-m", CLIENT, str(port)]
-    told = subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout
-    seconds, tokens = json.loads(told)
+    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True).stdout
+    seconds, tokens = json.loads(answer)
     assert tokens == count * num_tokens, "a token was lost"
     return float(tokens / seconds)
 
 
-def _line(turn: Turn) -> str:
+def _line(turn: HttpTurn) -> str:
     return f"direct {turn.direct_tok_s:7.1f} tok/s, HTTP {turn.http_tok_s:7.1f} tok/s, ratio {turn.ratio:.3f}"
 
 
-def _tell(turns: Sequence[Turn], streams: Sequence[int]) -> None:
-    told = []
+def _print_medians(turns: Sequence[HttpTurn], streams: Sequence[int]) -> None:
+    medians = []
     for count in streams:
         mine = [turn for turn in turns if turn.streams == count]
-        middle = Turn(
+        middle = HttpTurn(
             count,
             round(statistics.median(turn.direct_tok_s for turn in mine), 1),
             round(statistics.median(turn.http_tok_s for turn in mine), 1),
         )
         ratio = round(statistics.median(turn.ratio for turn in mine), 3)
         print(f"{count:>3} streams, medians: {_line(middle)}; median of the turns' ratios {ratio}")
-        told.append({**asdict(middle), "ratio": ratio, "turns": len(mine)})
-    print(json.dumps({"bench": "http", "results": told}))
+        medians.append({**asdict(middle), "ratio": ratio, "turns": len(mine)})
+    print(json.dumps({"bench": "http", "results": medians}))

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
 from slipstream.bench.harness.plot import Chart, Series
 from slipstream.bench.harness.prompt_rounds import accepted_by_position
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell, title
-from slipstream.bench.harness.traffic import Ask, StreamLog, abort, percentiles_ms, run_together, submit
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, title, write_report
+from slipstream.bench.harness.traffic import StreamLog, StreamRequest, abort, percentiles_ms, run_together, submit
 from slipstream.bench.harness.workload import random_prompt
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.engine.engine import Engine
@@ -31,7 +31,7 @@ class LoadSettings:
     rates: Sequence[float]  # requests a second
     modes: Sequence[DraftSetting]
     requests: int = 64
-    seconds: float = 60.0  # nobody arrives later; then as long again for those who are there
+    seconds: float = 60.0  # no arrivals later; then as long again for running requests
     prompt: Span = (64, 256)
     new: Span = (64, 256)
     temperature: float = 0.0
@@ -51,7 +51,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LoadResult:
     rate: float
     mode: str
     sent: int
@@ -60,7 +60,7 @@ class Measured:
     tok_s: float
     first_token_ms: dict[str, float]
     between_steps_ms: dict[str, float]  # a step that brings several tokens counts once
-    per_token_ms: dict[str, float]  # of each stream: the time after its first token over the tokens behind it
+    per_token_ms: dict[str, float]  # of each stream: the time after its first token over the tokens after it
     accepted_per_position: tuple[float, ...]
     preemptions: int
 
@@ -69,19 +69,19 @@ def load(options: ModelOptions, settings: LoadSettings, to: ReportOptions) -> in
     check_writable(to)
     length = settings.prompt[1] + settings.new[1]
     sized = with_room(for_modes(options, settings.modes), [length] * options.max_streams)
-    rows: list[Measured] = []
+    rows: list[LoadResult] = []
     with loaded(sized) as (llm, memory):
         print(headline(options, llm.engine.info.note))
         print(_headline(settings, simulated(options)))
-        turns = [(rate, mode) for rate in settings.rates for mode in settings.modes]
-        for rate, mode in shown(turns, "load"):
+        runs = [(rate, mode) for rate in settings.rates for mode in settings.modes]
+        for rate, mode in shown(runs, "load"):
             arrivals = schedule(settings, rate, llm.engine.info.vocab_size)
             _warm_up(llm.engine, arrivals, mode, settings.temperature)
             rows.append(_measure(llm.engine, settings, arrivals, rate, mode))
             print(_line(rows[-1]), flush=True)
-        taken = memory.told()
-    told = {"settings": asdict(settings), "results": [asdict(row) for row in rows], "memory": taken}
-    tell("load", options, to, told)
+        taken = memory.report()
+    results = {"settings": asdict(settings), "results": [asdict(row) for row in rows], "memory": taken}
+    write_report("load", options, to, results)
     if to.plot:
         _plot(rows, options, to)
     return 0
@@ -100,19 +100,19 @@ def schedule(settings: LoadSettings, rate: float, vocab_size: int) -> list[Arriv
     return arrivals
 
 
-def _ask(arrival: Arrival, mode: DraftSetting, temperature: float) -> Ask:
+def _ask(arrival: Arrival, mode: DraftSetting, temperature: float) -> StreamRequest:
     params = SamplingParams(temperature, seed=arrival.seed, max_tokens=arrival.num_new, ignore_eos=True, draft=mode)
-    return Ask(arrival.prompt, params)
+    return StreamRequest(arrival.prompt, params)
 
 
 def _warm_up(engine: Engine, arrivals: Sequence[Arrival], mode: DraftSetting, temperature: float) -> None:
     params = SamplingParams(temperature, seed=0, max_tokens=WARM_TOKENS, ignore_eos=True, draft=mode)
-    run_together(engine, [Ask(arrival.prompt, params) for arrival in arrivals[:WARM_STREAMS]])
+    run_together(engine, [StreamRequest(arrival.prompt, params) for arrival in arrivals[:WARM_STREAMS]])
 
 
 def _measure(
     engine: Engine, settings: LoadSettings, arrivals: Sequence[Arrival], rate: float, mode: DraftSetting
-) -> Measured:
+) -> LoadResult:
     logs: list[StreamLog] = []
     began = time.perf_counter()
     try:
@@ -129,11 +129,11 @@ def _measure(
     return _summarise(rate, str(mode), began, logs)
 
 
-def _summarise(rate: float, mode: str, began: float, logs: Sequence[StreamLog]) -> Measured:
+def _summarise(rate: float, mode: str, began: float, logs: Sequence[StreamLog]) -> LoadResult:
     begun = [log for log in logs if log.times]
     seconds = max((log.end for log in begun), default=began) - began
     slow = [(log.end - log.first) / (len(log.tokens) - 1) for log in begun if len(log.tokens) > 1]
-    return Measured(
+    return LoadResult(
         rate,
         mode,
         len(logs),
@@ -157,7 +157,7 @@ def _headline(settings: LoadSettings, label: str) -> str:
     )
 
 
-def _line(row: Measured) -> str:
+def _line(row: LoadResult) -> str:
     done = f"{row.finished}/{row.sent}"
     cells = "".join(f"{_shown(each):>24}" for each in (row.first_token_ms, row.between_steps_ms, row.per_token_ms))
     return f"{row.rate:>6g}  {row.mode:<9}{done:>9}{row.tok_s:>9.1f}{cells}"
@@ -167,7 +167,7 @@ def _shown(percentiles: dict[str, float]) -> str:
     return " / ".join(f"{value:.1f}" for value in percentiles.values()) or "-"
 
 
-def _plot(rows: Sequence[Measured], options: ModelOptions, to: ReportOptions) -> None:
+def _plot(rows: Sequence[LoadResult], options: ModelOptions, to: ReportOptions) -> None:
     assert to.plot is not None
     series = [
         Series(mode, [(row.rate, row.per_token_ms["p50"]) for row in rows if row.mode == mode and row.per_token_ms])

@@ -1,7 +1,7 @@
 """`slipstream bench pause`: the asyncio loop's worst pause while streams generate.
 
 A ticker sleeps a millisecond at a time in the loop that also consumes and detokenizes every stream; what it oversleeps
-is time in which the loop served nobody.
+is time in which the loop served no client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from slipstream.assemble import make_engine
-from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.load import OpenedModel, StreamingDetokenizer
@@ -24,12 +24,12 @@ TICK = 0.001
 def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
     model = options.open()
     engine = AsyncEngine(make_engine(model, options.engine_config, options.backend))
-    told = asyncio.run(measure(engine, model, num_streams, num_tokens))
+    result = asyncio.run(measure(engine, model, num_streams, num_tokens))
     print(
-        f"{told['tokens']} tokens in {num_streams} streams; the loop's worst pause was {told['worst_ms']} ms, "
-        f"the 99th percentile {told['p99_ms']} ms"
+        f"{result['tokens']} tokens in {num_streams} streams; the loop's worst pause was {result['worst_ms']} ms, "
+        f"the 99th percentile {result['p99_ms']} ms"
     )
-    print(json.dumps({"bench": "pause", "streams": num_streams, **told}))
+    print(json.dumps({"bench": "pause", "streams": num_streams, **result}))
     return 0
 
 
@@ -38,7 +38,7 @@ async def measure(engine: AsyncEngine, model: OpenedModel, num_streams: int, num
     try:
         over: list[float] = []
         ticker = asyncio.create_task(_tick(over.append))
-        texts = list(NINE_PROMPTS.values())
+        texts = list(MTP_BENCH_PROMPTS.values())
         streams = [_consume(engine, model, texts[i % len(texts)], num_tokens) for i in range(num_streams)]
         counts = await asyncio.gather(*streams)
         ticker.cancel()

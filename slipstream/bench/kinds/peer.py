@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from slipstream.bench.harness.cpu_share import Others, warning
+from slipstream.bench.harness.cpu_share import OtherProcesses, warning
 from slipstream.bench.harness.gguf_twin import write_twin
-from slipstream.bench.harness.llamacpp_peer import Peer, check_peer, open_peer
+from slipstream.bench.harness.llamacpp_peer import LlamaCppPeer, check_peer, open_peer
 from slipstream.bench.harness.loaded_engine import SLACK, for_modes, loaded, with_room
-from slipstream.bench.harness.report import check_writable, headline, shown, tell
-from slipstream.bench.harness.traffic import Arrivals, decode_rate, run_together
-from slipstream.bench.harness.workload import asks, prompts
+from slipstream.bench.harness.report import check_writable, headline, shown, write_report
+from slipstream.bench.harness.traffic import TokenTimes, decode_rate, run_together
+from slipstream.bench.harness.workload import prompts, stream_requests
 from slipstream.bench.kinds.streams import longest
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
@@ -28,7 +28,7 @@ from slipstream.load.random_model import RandomCheckpoint
 from slipstream.sampling import DraftSetting
 
 Prompts = Sequence[Sequence[int]]
-Answering = Callable[[Prompts, int], Sequence[Arrivals]]  # to prompts, with so many tokens each
+Answering = Callable[[Prompts, int], Sequence[TokenTimes]]  # to prompts, with so many tokens each
 PEER = "llama.cpp"
 WARM_TOKENS = 8
 
@@ -48,7 +48,7 @@ class PeerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PeerPace:
     """Tokens a second of all streams together, in one turn."""
 
     decode: float
@@ -88,8 +88,8 @@ def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> in
             rows += found
     for sentence in filter(None, (f"{PEER}: {note}", warning([row.others_cpu for row in rows]))):
         print(sentence)
-    told = {"settings": asdict(settings), "peer": note, "results": [asdict(row) for row in rows]}
-    tell("peer", options, to, told)
+    results = {"settings": asdict(settings), "peer": note, "results": [asdict(row) for row in rows]}
+    write_report("peer", options, to, results)
     return 0
 
 
@@ -111,53 +111,53 @@ def _gguf(options: ModelOptions) -> Iterator[Path]:
         yield path
 
 
-def _at(llm: LLM, other: Peer, settings: PeerSettings, count: int) -> list[Compared]:
+def _at(llm: LLM, other: LlamaCppPeer, settings: PeerSettings, count: int) -> list[Compared]:
     given = prompts(llm, count, settings.prompt, settings.seed)
     sides = {str(mode): _ours(llm, mode) for mode in settings.modes} | {PEER: _theirs(other)}
     for answering in sides.values():
         answering(given, min(WARM_TOKENS, settings.new))
-    others = Others([other.process.pid])
+    others = OtherProcesses([other.process.pid])
     turns = [
-        {name: pace(sides[name], given, settings.new) for name in _in_turn(list(sides), turn)}
+        {name: pace(sides[name], given, settings.new) for name in _rotated(list(sides), turn)}
         for turn in shown(range(settings.repeats), f"{count} streams")
     ]
     disturbed = others.share()
     return [compare(count, mode, turns, disturbed) for mode in map(str, settings.modes)]
 
 
-def _in_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Who goes first changes."""
+def _rotated(names: Sequence[str], turn: int) -> list[str]:
+    """Another one is first in each turn."""
     first = turn % len(names)
     return [*names[first:], *names[:first]]
 
 
 def _ours(llm: LLM, mode: DraftSetting) -> Answering:
-    return lambda given, num_new: run_together(llm.engine, asks(given, num_new, 0.0, mode))
+    return lambda given, num_new: run_together(llm.engine, stream_requests(given, num_new, 0.0, mode))
 
 
-def _theirs(other: Peer) -> Answering:
+def _theirs(other: LlamaCppPeer) -> Answering:
     return lambda given, num_new: other.generate(given, num_new, ignore_eos=True)
 
 
-def pace(answering: Answering, given: Prompts, num_new: int) -> Pace:
+def pace(answering: Answering, given: Prompts, num_new: int) -> PeerPace:
     """Prompts by answers of one token, so that no stream decodes while another is still read."""
-    return Pace(_decode_rate(answering(given, num_new)), prompt_rate(answering(given, 1), given))
+    return PeerPace(_decode_rate(answering(given, num_new)), prompt_rate(answering(given, 1), given))
 
 
-def _decode_rate(streams: Sequence[Arrivals]) -> float:
+def _decode_rate(streams: Sequence[TokenTimes]) -> float:
     rate = decode_rate(streams)
     if rate is None:
         raise ConfigError("some streams ended before others had begun: ask for more --new tokens")
     return rate
 
 
-def prompt_rate(streams: Sequence[Arrivals], given: Prompts) -> float:
+def prompt_rate(streams: Sequence[TokenTimes], given: Prompts) -> float:
     """All prompts' tokens over the time from the first submission until each stream had its first token."""
     seconds = max(each.first for each in streams) - min(each.submitted for each in streams)
     return round(sum(map(len, given)) / seconds, 2)
 
 
-def compare(count: int, mode: str, turns: Sequence[dict[str, Pace]], others_cpu: float | None) -> Compared:
+def compare(count: int, mode: str, turns: Sequence[dict[str, PeerPace]], others_cpu: float | None) -> Compared:
     ours, theirs = [turn[mode] for turn in turns], [turn[PEER] for turn in turns]
     decode = [round(a.decode / b.decode, 3) for a, b in zip(ours, theirs, strict=True)]
     prompt = [round(a.prompt / b.prompt, 3) for a, b in zip(ours, theirs, strict=True)]

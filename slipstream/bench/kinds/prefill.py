@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell
-from slipstream.bench.harness.traffic import Ask, StreamLog, abort, percentiles_ms, run_together, submit
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, write_report
+from slipstream.bench.harness.traffic import StreamLog, StreamRequest, abort, percentiles_ms, run_together, submit
 from slipstream.bench.harness.workload import random_prompt
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
@@ -36,7 +36,7 @@ class PrefillSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class PromptRead:
     """A prompt alone on the engine."""
 
     length: int
@@ -78,15 +78,15 @@ def prefill(options: ModelOptions, settings: PrefillSettings, to: ReportOptions)
     sized = with_room(for_modes(options, settings.modes), [longest + 1, *[running] * settings.streams])
     with_head, disturbed, head = _with_head(sized, settings)
     without = _read_all(replace(sized, max_depth=0, draft="off"), settings)
-    reads = [Read(n, with_head[n] if head else None, without[n]) for n in settings.lengths]
+    reads = [PromptRead(n, with_head[n] if head else None, without[n]) for n in settings.lengths]
     _print(reads, disturbed, simulated(options))
-    told = {
+    results = {
         "settings": asdict(settings),
         "step_tokens": sized.engine_config.max_step_tokens,
         "results": [read.report() for read in reads],
         "disturbed": [{**asdict(each), "p99_ratio": _rounded(each.p99_ratio)} for each in disturbed],
     }
-    tell("prefill", options, to, told)
+    write_report("prefill", options, to, results)
     return 0
 
 
@@ -115,9 +115,9 @@ def _seconds(llm: LLM, length: int, repeats: int) -> float:
     return round(min(runs[1:]), 5)
 
 
-def _prompt(llm: LLM, length: int) -> Ask:
+def _prompt(llm: LLM, length: int) -> StreamRequest:
     prompt = random_prompt(length, llm.engine.info.vocab_size, length)
-    return Ask(prompt, SamplingParams(temperature=0.0, seed=0, max_tokens=1, ignore_eos=True, draft="off"))
+    return StreamRequest(prompt, SamplingParams(temperature=0.0, seed=0, max_tokens=1, ignore_eos=True, draft="off"))
 
 
 def _disturb(llm: LLM, settings: PrefillSettings, mode: DraftSetting, options: ModelOptions) -> Disturbed:
@@ -126,10 +126,10 @@ def _disturb(llm: LLM, settings: PrefillSettings, mode: DraftSetting, options: M
         temperature=0.0, seed=0, max_tokens=_stream_tokens(settings, options), ignore_eos=True, draft=mode
     )
     vocab_size = llm.engine.info.vocab_size
-    asked = [Ask(random_prompt(STREAM_PROMPT, vocab_size, i), params) for i in range(settings.streams)]
+    requests = [StreamRequest(random_prompt(STREAM_PROMPT, vocab_size, i), params) for i in range(settings.streams)]
     logs: list[StreamLog] = []
     try:
-        logs += (submit(llm.engine, ask) for ask in asked)
+        logs += (submit(llm.engine, request) for request in requests)
         for log in logs:
             log.wait_begun()
         began = max(log.first for log in logs)
@@ -168,12 +168,12 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _print(reads: Sequence[Read], disturbed: Sequence[Disturbed], label: str) -> None:
+def _print(reads: Sequence[PromptRead], disturbed: Sequence[Disturbed], label: str) -> None:
     print(f"\n{'prompt':>8}{'tok/s':>10}{'no head':>10}{'the head adds':>15}")
     for read in reads:
-        told = read.report()
+        speeds = read.report()
         cost = f"{100 * read.head_cost:.1f} %" if read.head_cost is not None else "-"
-        print(f"{read.length:>8}{told['tok_s'] or '-':>10}{told['tok_s_without_head']:>10}{cost:>15}")
+        print(f"{read.length:>8}{speeds['tok_s'] or '-':>10}{speeds['tok_s_without_head']:>10}{cost:>15}")
     print(f"\nrunning streams, ms between steps, p50 / p99{clause(label)}")
     print(f"{'mode':<10}{'alone':>18}{'beside the prompt':>20}{'p99 ratio':>11}{'its first token':>17}")
     for each in disturbed:

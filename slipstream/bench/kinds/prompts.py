@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.harness.llamacpp_peer import Answer, Peer, open_peer
-from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
-from slipstream.bench.harness.prompt_rounds import Round, differences, peer_round, print_table, report, summarise
-from slipstream.bench.harness.report import check_writable, shown, tell
+from slipstream.bench.harness.llamacpp_peer import LlamaCppAnswer, LlamaCppPeer, open_peer
+from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
+from slipstream.bench.harness.prompt_rounds import PromptRound, differences, peer_round, print_table, report, summarise
+from slipstream.bench.harness.report import check_writable, shown, write_report
 from slipstream.commands.options import ModelOptions, ReportOptions, load_llm
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM, Output
@@ -27,8 +27,8 @@ WARM_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What every policy is asked, with ``count`` streams at once."""
+class PromptSet:
+    """What every policy is prompt_set, with ``count`` streams at once."""
 
     names: tuple[str, ...]
     prompts: tuple[list[int], ...]
@@ -59,8 +59,8 @@ def prompts(
         rounds = _at(replace(options, max_streams=count), policies, count, num_tokens, repeats, peer)
         results += report(rounds)
         wrong += differences(rounds)
-    told: dict[str, object] = {"tokens": num_tokens, "repeats": repeats}
-    tell("prompts", options, to, {**told, "same_tokens": not wrong, "results": results})
+    summary: dict[str, object] = {"tokens": num_tokens, "repeats": repeats}
+    write_report("prompts", options, to, {**summary, "same_tokens": not wrong, "results": results})
     for sentence in dict.fromkeys(wrong):
         print(sentence, file=sys.stderr)
     return 1 if wrong else 0
@@ -73,17 +73,17 @@ def _at(
     num_tokens: int,
     repeats: int,
     with_peer: bool,
-) -> list[Round]:
+) -> list[PromptRound]:
     """Every policy ``repeats`` times, in turns."""
     with load_llm(options) as llm:
-        asked = questions(llm, count, num_tokens)
-        with open_peer(llm.model.path, count, with_peer, asked.longest) as peer:
-            _warm_up(llm, peer, asked, policies)
+        prompt_set = questions(llm, count, num_tokens)
+        with open_peer(llm.model.path, count, with_peer, prompt_set.longest) as peer:
+            _warm_up(llm, peer, prompt_set, policies)
             every = [*policies, *([PEER] if peer else [])]
             rounds = [
                 each
                 for turn in shown(range(repeats), f"{count} streams")
-                for each in _turn(llm, peer, asked, every, turn)
+                for each in _turn(llm, peer, prompt_set, every, turn)
             ]
             print_table(rounds, llm.speculation)
             if peer is not None:
@@ -91,41 +91,43 @@ def _at(
     return rounds
 
 
-def questions(llm: LLM, count: int, num_tokens: int) -> Asked:
+def questions(llm: LLM, count: int, num_tokens: int) -> PromptSet:
     """The nine, repeated so that ``count`` streams stay busy most of the time."""
-    repeated = list(NINE_PROMPTS.items()) * max(1, count // 2)
+    repeated = list(MTP_BENCH_PROMPTS.items()) * max(1, count // 2)
     encoded = tuple(llm.chat_tokens([{"role": "user", "content": text}]) for _, text in repeated)
-    return Asked(tuple(name for name, _ in repeated), encoded, count, num_tokens)
+    return PromptSet(tuple(name for name, _ in repeated), encoded, count, num_tokens)
 
 
-def _warm_up(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[DraftSetting]) -> None:
-    num_tokens = min(WARM_TOKENS, asked.num_tokens)
+def _warm_up(llm: LLM, peer: LlamaCppPeer | None, prompt_set: PromptSet, policies: Sequence[DraftSetting]) -> None:
+    num_tokens = min(WARM_TOKENS, prompt_set.num_tokens)
     for policy in policies:
-        llm.generate(asked.prompts[:1], SamplingParams(temperature=0.0, max_tokens=num_tokens, draft=policy))
+        llm.generate(prompt_set.prompts[:1], SamplingParams(temperature=0.0, max_tokens=num_tokens, draft=policy))
     if peer is not None:
-        peer.generate(asked.prompts[:1], num_tokens)
+        peer.generate(prompt_set.prompts[:1], num_tokens)
 
 
-def _turn(llm: LLM, peer: Peer | None, asked: Asked, policies: Sequence[Policy], turn: int) -> list[Round]:
-    """A round of each policy. Who goes first changes."""
-    together = [[prompt] for prompt in asked.prompts] if asked.count == 1 else [list(asked.prompts)]
+def _turn(
+    llm: LLM, peer: LlamaCppPeer | None, prompt_set: PromptSet, policies: Sequence[Policy], turn: int
+) -> list[PromptRound]:
+    """A round of each policy. Another one is first in each turn."""
+    together = [[prompt] for prompt in prompt_set.prompts] if prompt_set.count == 1 else [list(prompt_set.prompts)]
     walls = dict.fromkeys(policies, 0.0)
     outputs: dict[Policy, list[Output]] = {policy: [] for policy in policies}
-    answers: list[Answer] = []
+    answers: list[LlamaCppAnswer] = []
     for i, prompts in enumerate(together, turn):
         first = i % len(policies)
         for policy in (*policies[first:], *policies[:first]):
             began = time.perf_counter()
             if policy == PEER:
                 assert peer is not None
-                answers += peer.generate(prompts, asked.num_tokens)
+                answers += peer.generate(prompts, prompt_set.num_tokens)
             else:
-                params = SamplingParams(temperature=0.0, max_tokens=asked.num_tokens, draft=policy)  # type: ignore[arg-type]
+                params = SamplingParams(temperature=0.0, max_tokens=prompt_set.num_tokens, draft=policy)  # type: ignore[arg-type]
                 outputs[policy] += llm.generate(prompts, params)
             walls[policy] += time.perf_counter() - began
     return [
-        peer_round(PEER, asked.count, walls[policy], answers)
+        peer_round(PEER, prompt_set.count, walls[policy], answers)
         if policy == PEER
-        else summarise(str(policy), asked.count, walls[policy], asked.names, outputs[policy])
+        else summarise(str(policy), prompt_set.count, walls[policy], prompt_set.names, outputs[policy])
         for policy in policies
     ]

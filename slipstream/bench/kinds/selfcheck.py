@@ -1,7 +1,7 @@
 """`slipstream selfcheck`: on this very machine, are the tokens right, what does a step cost, and does drafting pay?
 
 Prints a report to paste into an issue: versions and the chip, never a host, a user or a path. Ends with 1 if a stream's
-tokens depended on its company or on drafting.
+tokens depended on the other streams or on drafting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream import __version__
-from slipstream.bench.harness.mtp_bench_prompts import NINE_PROMPTS
+from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.bench.harness.report import shown
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig
@@ -26,9 +26,9 @@ from slipstream.speculate.by_request import make_policy
 
 STREAMS = (1, 4, 8)
 DEPTH = 2
-MOST_PROMPT = 24  # tokens: decoding is what is looked at
-NUM_TOKENS = 48  # each stream is asked for, unless told
-SLOW_SECONDS = 0.05  # of a step of one token, from which on prompts and answers are cut shorter still
+MAX_PROMPT = 24  # tokens: the check is of decoding
+NUM_TOKENS = 48  # of each stream, unless chosen
+SLOW_SECONDS = 0.05  # of a step of one token, from which on prompts and answers are shortened once more
 SLOW_PROMPT = 6
 SLOW_TOKENS = 8
 KINDS = {
@@ -45,7 +45,7 @@ class Run:
 
     tokens: list[list[int]]
     seconds: float  # reading the prompts included
-    num_steps: int  # in which somebody drew
+    num_steps: int  # with new tokens
 
     @property
     def num_tokens(self) -> int:
@@ -84,24 +84,24 @@ class Findings:
 
 
 def selfcheck(options: ModelOptions, num_tokens: int | None) -> int:
-    """``num_tokens``: that each stream is asked for; None: as many as this machine answers in minutes."""
+    """``num_tokens``: of each stream; None: as many as this machine answers in minutes."""
     model = options.open()
-    prompts = [model.tokenizer.encode(prompt)[:MOST_PROMPT] for prompt in NINE_PROMPTS.values()]
+    prompts = [model.tokenizer.encode(prompt)[:MAX_PROMPT] for prompt in MTP_BENCH_PROMPTS.values()]
     found = check(model, replace(options, max_streams=len(prompts)), prompts, num_tokens)
     print(report(model.name, found))
     return 0 if found.good else 1
 
 
-def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, asked: int | None) -> Findings:
-    longest = max(map(len, prompts)) + (asked or NUM_TOKENS) + 32
+def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, chosen_tokens: int | None) -> Findings:
+    longest = max(map(len, prompts)) + (chosen_tokens or NUM_TOKENS) + 32
     sized = replace(options, max_context=options.max_context or longest)
     runner = sized.backend.load(model, sized.engine_config)
-    most = len(prompts) * (1 + runner.info.max_depth)
-    costs = runner.calibrate(grid(most), grid(len(prompts)))
+    max_tokens = len(prompts) * (1 + runner.info.max_depth)
+    costs = runner.calibrate(grid(max_tokens), grid(len(prompts)))
     slow = bool(costs.verify) and costs.verify[0][1] > SLOW_SECONDS
     if slow:
         prompts = [prompt[:SLOW_PROMPT] for prompt in prompts]
-    num_tokens = asked or (SLOW_TOKENS if slow else NUM_TOKENS)
+    num_tokens = chosen_tokens or (SLOW_TOKENS if slow else NUM_TOKENS)
     depth = min(DEPTH, runner.info.max_depth)
     kinds = shown(list(KINDS.items()), "equality")
     different = {kind: _different(runner, prompts, num_tokens, depth, params) for kind, params in kinds}

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slipstream.bench.harness.report import check_writable, shown, tell, title
+from slipstream.bench.harness.report import check_writable, shown, title, write_report
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 
@@ -33,10 +33,10 @@ class StartSettings:
 
 def start(options: ModelOptions, settings: StartSettings, to: ReportOptions) -> int:
     check_writable(to)
-    options.open()  # what cannot be opened is told here, and the default model is fetched before the clock runs
+    options.open()  # errors of opening are raised here, and the default model is fetched before the clock runs
     seconds = [_first_token(options, settings.timeout) for _ in shown(range(settings.repeats), "start")]
     print(title(options, f"first token {' '.join(f'{each:.2f}' for each in seconds)} s after the process started"))
-    tell("start", options, to, {"seconds": [round(each, 3) for each in seconds]})
+    write_report("start", options, to, {"seconds": [round(each, 3) for each in seconds]})
     return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 from slipstream.bench.harness.loaded_engine import watch_memory, with_room
 from slipstream.bench.harness.plot import Chart, Series
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell, title
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, title, write_report
 from slipstream.bench.harness.roofline import step_bytes
 from slipstream.bench.harness.step_driver import WARM_STEPS, Driver, StepTimes
 from slipstream.commands.options import LoadingBar, ModelOptions, ReportOptions
@@ -33,7 +33,7 @@ class StepSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class BandwidthLimit:
     """One stream against the bandwidth."""
 
     depth: int
@@ -55,20 +55,20 @@ def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> in
     sized = with_room(drafting, [length] * max(settings.rows))
     memory = watch_memory(sized)
     times = _measure(sized, settings, memory.plan)
-    taken, memory_line = memory.told(), memory.line()
+    taken, memory_line = memory.report(), memory.line()
     device.release_memory()
     bandwidth = max(bandwidth, device.copy_bandwidth())  # after a large model copies are slower
     limits = _limits(times, sized.backend.step_traffic(sized.open()), settings.context, bandwidth)
     _print_table(times, limits, bandwidth, simulated(options))
     print(memory_line)
-    told = {
+    results = {
         "settings": asdict(settings),
         "results": [asdict(each) for each in times],
         "copy_gb_s": round(bandwidth / 1e9, 2),
         "one_stream": [{**asdict(each), "times_the_limit": round(each.times, 3)} for each in limits],
         "memory": taken,
     }
-    tell("step", options, to, told)
+    write_report("step", options, to, results)
     if to.plot:
         _plot(times, options, to)
     return 0
@@ -90,16 +90,16 @@ def _measure(options: ModelOptions, settings: StepSettings, plan: MemoryPlan) ->
         runner.close()
 
 
-def _limits(times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float) -> list[Limit]:
+def _limits(times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float) -> list[BandwidthLimit]:
     alone = [each for each in times if each.rows == 1]
     moved = [step_bytes(traffic, each.depth, context) for each in alone]
     return [
-        Limit(each.depth, num_bytes, round(1e3 * num_bytes / bandwidth, 3), each.step_ms)
+        BandwidthLimit(each.depth, num_bytes, round(1e3 * num_bytes / bandwidth, 3), each.step_ms)
         for each, num_bytes in zip(alone, moved, strict=True)
     ]
 
 
-def _print_table(times: Sequence[StepTimes], limits: Sequence[Limit], bandwidth: float, label: str) -> None:
+def _print_table(times: Sequence[StepTimes], limits: Sequence[BandwidthLimit], bandwidth: float, label: str) -> None:
     print(f"{'rows':>6}{'depth':>7}{'tokens':>8}{'step ms':>10}{'verify ms':>11}{'draft pass ms':>15}")
     for each in times:
         draft = f"{each.draft_ms:.3f}" if each.draft_ms is not None else "-"

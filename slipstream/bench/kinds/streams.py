@@ -14,9 +14,9 @@ from slipstream.bench.harness import mixed_traffic
 from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
 from slipstream.bench.harness.plot import Chart, Series
 from slipstream.bench.harness.prompt_rounds import accepted_by_position
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, tell, title
-from slipstream.bench.harness.traffic import Ask, decode_rate, percentile, run_together
-from slipstream.bench.harness.workload import RANDOM_PROMPT, asks, prompts
+from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, title, write_report
+from slipstream.bench.harness.traffic import StreamRequest, decode_rate, percentile, run_together
+from slipstream.bench.harness.workload import RANDOM_PROMPT, prompts, stream_requests
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
@@ -43,7 +43,7 @@ class StreamsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StreamsResult:
     """One setting's fastest run."""
 
     temperature: float
@@ -79,13 +79,13 @@ def streams(options: ModelOptions, settings: StreamsSettings, to: ReportOptions)
         )
         mixed_traffic.print_table(mixed, simulated(options))
         print(memory.line())
-        taken = memory.told()
-    told = {
+        taken = memory.report()
+    results = {
         "settings": asdict(settings),
         "results": report(rows, options),
         "mix": [mixed_traffic.report(each) for each in mixed],
     }
-    tell("streams", options, to, {**told, "memory": taken})
+    write_report("streams", options, to, {**results, "memory": taken})
     if to.plot:
         plot(rows, options, to)
     return 0
@@ -96,20 +96,21 @@ def longest(options: ModelOptions, prompt: int | None) -> int:
     return prompt or (RANDOM_PROMPT if options.shape else LONGEST_TEXT)
 
 
-def _at(llm: LLM, options: ModelOptions, settings: StreamsSettings, temperature: float) -> list[Measured]:
-    rows: list[Measured] = []
+def _at(llm: LLM, options: ModelOptions, settings: StreamsSettings, temperature: float) -> list[StreamsResult]:
+    rows: list[StreamsResult] = []
     print(_headline(temperature, settings, options))
     for count in settings.streams:
         given = prompts(llm, count, settings.prompt, settings.seed)
         turns = [(mode, again) for again in range(settings.repeats) for mode in settings.modes]
-        runs: dict[DraftSetting, list[Measured]] = {mode: [] for mode in settings.modes}
+        runs: dict[DraftSetting, list[StreamsResult]] = {mode: [] for mode in settings.modes}
         for mode, again in shown(turns, f"{count} streams"):
             if not again:
                 run_together(
-                    llm.engine, asks(given, min(settings.warm, settings.new), temperature, mode, settings.seed)
+                    llm.engine,
+                    stream_requests(given, min(settings.warm, settings.new), temperature, mode, settings.seed),
                 )
-            asked = asks(given, settings.new, temperature, mode, settings.seed)
-            runs[mode].append(measure(llm, asked, temperature, str(mode)))
+            requests = stream_requests(given, settings.new, temperature, mode, settings.seed)
+            runs[mode].append(measure(llm, requests, temperature, str(mode)))
         best = [max(each, key=lambda run: run.tok_s) for each in runs.values()]
         rows += best
         for row in best:
@@ -117,12 +118,12 @@ def _at(llm: LLM, options: ModelOptions, settings: StreamsSettings, temperature:
     return rows
 
 
-def measure(llm: LLM, asked: Sequence[Ask], temperature: float, mode: str) -> Measured:
-    logs = run_together(llm.engine, asked)
+def measure(llm: LLM, requests: Sequence[StreamRequest], temperature: float, mode: str) -> StreamsResult:
+    logs = run_together(llm.engine, requests)
     stats = [log.stats for log in logs]
     began, ended = min(log.submitted for log in logs), max(log.end for log in logs)
     output = sum(each.output_tokens for each in stats)
-    return Measured(
+    return StreamsResult(
         temperature,
         len(logs),
         mode,
@@ -142,7 +143,7 @@ def measure(llm: LLM, asked: Sequence[Ask], temperature: float, mode: str) -> Me
 # Ratios.
 
 
-def against(row: Measured, rows: Sequence[Measured]) -> dict[str, float | None]:
+def against(row: StreamsResult, rows: Sequence[StreamsResult]) -> dict[str, float | None]:
     """To `off`, to the best of `off` and the fixed depths, and to `solo`, at the same load."""
     peers = [each for each in rows if (each.streams, each.temperature) == (row.streams, row.temperature)]
     return {
@@ -152,24 +153,24 @@ def against(row: Measured, rows: Sequence[Measured]) -> dict[str, float | None]:
     }
 
 
-def _ratio(row: Measured, others: Sequence[Measured]) -> float | None:
+def _ratio(row: StreamsResult, others: Sequence[StreamsResult]) -> float | None:
     return round(row.tok_s / max(each.tok_s for each in others), 3) if others else None
 
 
-def same_as_off(row: Measured, rows: Sequence[Measured]) -> int | None:
+def same_as_off(row: StreamsResult, rows: Sequence[StreamsResult]) -> int | None:
     """How many streams have the tokens that `off` gave them; None where `off` did not run."""
     key = (row.streams, row.temperature, "off")
     plain = next((each for each in rows if (each.streams, each.temperature, each.mode) == key), None)
     return None if plain is None else sum(a == b for a, b in zip(row.tokens, plain.tokens, strict=True))
 
 
-def report(rows: Sequence[Measured], options: ModelOptions) -> list[dict[str, object]]:
-    told = []
+def report(rows: Sequence[StreamsResult], options: ModelOptions) -> list[dict[str, object]]:
+    reported: list[dict[str, object]] = []
     for row in rows:
         each = {key: value for key, value in asdict(row).items() if key != "tokens"}
         same = None if options.simulate_acceptance else same_as_off(row, rows)
-        told.append({**each, **against(row, rows), "streams_same_as_off": same})
-    return told
+        reported.append({**each, **against(row, rows), "streams_same_as_off": same})
+    return reported
 
 
 # For people.
@@ -188,13 +189,13 @@ def _headline(temperature: float, settings: StreamsSettings, options: ModelOptio
 
 
 def expected(options: ModelOptions) -> str:
-    """The label of a simulation, and what it lets a step yield in the long run: a short run has its luck."""
+    """The label of a simulation, and what it lets a step yield in the long run: a short run differs by chance."""
     rates = options.simulate_acceptance
     sums = " ".join(f"{1 + sum(rates[:depth]):.2f}" for depth in range(1, len(rates) + 1))
     return f"{simulated(options)} (in the long run {sums} tokens a step at depths 1, 2, ...)" if rates else ""
 
 
-def _line(row: Measured, rows: Sequence[Measured], options: ModelOptions) -> str:
+def _line(row: StreamsResult, rows: Sequence[StreamsResult], options: ModelOptions) -> str:
     ratios = "".join(f"{ratio:>7.2f}" if ratio else f"{'-':>7}" for ratio in against(row, rows).values())
     decode = f"{row.decode_tok_s:>9.1f}" if row.decode_tok_s else f"{'-':>9}"
     positions = " ".join(f"{100 * rate:.0f} %" for rate in row.accepted_per_position)
@@ -205,7 +206,7 @@ def _line(row: Measured, rows: Sequence[Measured], options: ModelOptions) -> str
     return "  ".join([line.rstrip(), *notes])
 
 
-def plot(rows: Sequence[Measured], options: ModelOptions, to: ReportOptions) -> None:
+def plot(rows: Sequence[StreamsResult], options: ModelOptions, to: ReportOptions) -> None:
     assert to.plot is not None
     temperatures = sorted({row.temperature for row in rows})
     series = [

@@ -76,9 +76,9 @@ class LazyModel:
     @property
     def draft_vocab(self) -> int:
         """The head drafts among the first so many tokens."""
-        vocab, asked = self._spec.vocab_size, self._config.draft_vocab
+        vocab, chosen = self._spec.vocab_size, self._config.draft_vocab
         default = DRAFT_VOCAB if vocab > 2 * DRAFT_VOCAB else vocab
-        return min(default if asked is None else asked or vocab, vocab)
+        return min(default if chosen is None else chosen or vocab, vocab)
 
     @property
     def expert_share(self) -> float:

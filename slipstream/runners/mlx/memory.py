@@ -1,7 +1,7 @@
 """How much memory a model and its streams take, computed before a weight is read or a stream admitted.
 
-What caches will hold is asked of the model itself: one token goes through it without being evaluated, and the shapes
-of the caches afterwards are the answer. Each slot has positions of its own, so what is admitted always fits.
+The model itself shows what caches will hold: one token goes through it without being evaluated, and the
+shapes of the caches afterwards are read. Each slot has positions of its own, so what is admitted always fits.
 """
 
 from __future__ import annotations

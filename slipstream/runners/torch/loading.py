@@ -86,7 +86,7 @@ class _Loader:
         return self._device_resident(decoder) if self.platform.device_resident else self._host_driven(decoder)
 
     def _host_driven(self, decoder: Decoder) -> TorchRunner:
-        """Rows live on the host; the step waits for its verdict."""
+        """Rows live on the host; a step ends with its result."""
         assert not isinstance(self.gdn, GdnRings)
         table = RowTable(self.memory.num_slots, self.blocks_per_slot, self.spec.vocab_size, self.ops.device)
         drafter: Drafter = NoDrafter()

@@ -36,18 +36,18 @@ SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
 def plan_memory(
     model: OpenedModel, platform: Platform, engine: EngineConfig, runner: RunnerConfig, free: int | None = None
 ) -> MemoryPlan:
-    """``free``: bytes of the device that nobody uses; None: asked of the device."""
-    spec, trunk, head = model.spec, model.checkpoint, model.head
+    """``free``: bytes of the device; None: as it reports."""
+    spec, target, head = model.spec, model.checkpoint, model.head
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
     item = platform.ops.dtype.itemsize
     state = _state_bytes(spec, max_depth, item, platform.device_resident)
     fixed = MemoryPlan(
-        weights=_stored_bytes(trunk, (n for n in trunk.names() if not n.startswith("mtp.")), platform.form, spec),
+        weights=_stored_bytes(target, (n for n in target.names() if not n.startswith("mtp.")), platform.form, spec),
         head=0 if head is None else _head_bytes(head, platform, spec),
         kv_per_token=kv_per_token(model, item),
         state_per_stream=state,
-        workspace=max(_step_bytes(spec, engine, platform, max_depth), _loading_bytes(trunk, platform, spec))
+        workspace=max(_step_bytes(spec, engine, platform, max_depth), _loading_bytes(target, platform, spec))
         + _rotary_bytes(spec, max_context),
         process=resident_bytes() + FIRST_STEPS if platform.device.type == "cpu" else CUDA_PROCESS,
         num_slots=engine.max_streams,
@@ -161,7 +161,7 @@ def _check_room(fixed: MemoryPlan, num_blocks: int, budget: int, free: int) -> N
     block = fixed.block_size * fixed.kv_per_token
     if num_blocks < MIN_BLOCKS:
         raise ConfigError(
-            f"{_mb(max(budget, 0))} are left for KV, but the least is {MIN_BLOCKS} blocks of {fixed.block_size} "
+            f"{_mb(max(budget, 0))} are left for KV, but the minimum is {MIN_BLOCKS} blocks of {fixed.block_size} "
             f"tokens, {_mb(MIN_BLOCKS * block)}: give more kv_memory or allow fewer max_streams"
         )
     if num_blocks * block + fixed.states > free:

@@ -47,5 +47,5 @@ def plain_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec, 
 
 def draft_vocab(config: RunnerConfig, spec: ModelSpec, default: int) -> int:
     """``default``: where the operator did not choose; 0: all tokens."""
-    asked = default if config.draft_vocab is None else config.draft_vocab
-    return min(asked or spec.vocab_size, spec.vocab_size)
+    chosen = default if config.draft_vocab is None else config.draft_vocab
+    return min(chosen or spec.vocab_size, spec.vocab_size)
