@@ -19,6 +19,7 @@ from slipstream.llm import LLM
 from slipstream.load.random_model import RANDOM_SHAPES, RandomCheckpoint, random_model
 from slipstream.load.spec import GdnSpec, ModelSpec, RopeSpec
 from slipstream.runners.cpu.quantize import q8_0_blocks
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.twin import unrounded
 from slipstream.sampling import SamplingParams
 
@@ -75,7 +76,7 @@ def check_same(llm: LLM, prompt: list[int], answer: LlamaCppAnswer, limit: float
 def test_llama_cpp_finds_the_same_tokens_as_likely_as_we_do(name: str, dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     path = tmp_path / "twin.gguf"
-    write_twin(RandomCheckpoint(SPECS[name]), dtype, path)
+    write_twin(RandomCheckpoint(SPECS[name]), TorchBackend(RunnerConfig("cpu", dtype)), path)
     prompts = [random_prompt(40, TINY.vocab_size, seed) for seed in range(4)]
     answers = theirs(path, prompts)
     assert [answer.num_tokens for answer in answers] == [NUM_NEW] * 4
@@ -89,7 +90,7 @@ def test_llama_cpp_finds_the_same_tokens_as_likely_as_we_do(name: str, dtype: st
 
 
 def tensors(spec: ModelSpec, dtype: str, path: Path) -> dict[str, ReaderTensor]:
-    write_twin(RandomCheckpoint(spec), dtype, path)
+    write_twin(RandomCheckpoint(spec), TorchBackend(RunnerConfig("cpu", dtype)), path)
     return {tensor.name: tensor for tensor in GGUFReader(path).tensors}
 
 
@@ -113,4 +114,4 @@ def test_matrices_are_rounded_as_the_runner_rounds_them(name: str, tmp_path: Pat
 
 def test_only_what_a_cpu_stores_has_a_twin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not fp8"):
-        write_twin(RandomCheckpoint(TINY), "fp8", tmp_path / "twin.gguf")
+        write_twin(RandomCheckpoint(TINY), TorchBackend(RunnerConfig("cpu", "fp8")), tmp_path / "twin.gguf")
