@@ -1,6 +1,6 @@
 """argv -> options -> one command; errors of ours become one sentence and exit code 1.
 
-Nothing else parses argv, but bench/arguments.py its own part of it.
+Nothing else parses argv, except bench/arguments.py for `slipstream bench`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipstream import __version__
 from slipstream.bench.arguments import bench_parsers, run_bench
 from slipstream.commands.arguments import draft_setting, num_bytes
 from slipstream.commands.options import SHAPE_NAMES, ModelOptions
-from slipstream.config import DTYPES
+from slipstream.config import DTYPES, RUNNERS
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import MAX_DEPTH, SamplingParams
 from slipstream.server.service.settings import ServerConfig
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"slipstream: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever read us has left; what is still buffered must not fail once more at exit.
+        # The reader of our output has left: what is still buffered must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -59,14 +59,11 @@ def run(args: argparse.Namespace) -> int:
         case "plan":
             from slipstream.commands.plan import plan
 
-            options.needs_torch("plan")
-
             return plan(options, as_json=args.json, free=args.memory)
         case "bench":
-            options.needs_torch("bench")
             return run_bench(options, args)
         case "selfcheck":
-            from slipstream.bench.selfcheck import selfcheck
+            from slipstream.bench.kinds.selfcheck import selfcheck
 
             return selfcheck(options, args.tokens)
     raise AssertionError(args.command)
@@ -89,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", type=num_bytes, help="free bytes of a device that need not be here, e.g. 139G")
     bench = commands.add_parser("bench", help="measure")
     check = commands.add_parser("selfcheck", help="check tokens and speed on this machine; prints a report to share")
-    check.add_argument("--tokens", type=int, help="that each stream is asked for; default: 48, on a slow machine 8")
+    check.add_argument("--tokens", type=int, help="of each stream; default: 48, on a slow machine 8")
     for command in (serve, generate, chat, plan, check, *bench_parsers(bench)):
         _model_arguments(command)
     for command in (generate, chat):
@@ -102,16 +99,14 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mtp", metavar="PATH", help="an MTP head in a safetensors file of its own")
     parser.add_argument("--shape", choices=SHAPE_NAMES, help="instead of a model: the shape of one, without files")
     parser.add_argument("--random-weights", action="store_true", help="make up the weights of a --shape on the device")
-    parser.add_argument("--vocab", type=int, metavar="N", help="of a --shape: cut the vocabulary to N tokens")
-    parser.add_argument(
-        "--runner", default="auto", choices=["auto", "torch", "mlx"], help="auto: mlx on a Mac, torch elsewhere"
-    )
+    parser.add_argument("--vocab", type=int, metavar="N", help="of a --shape: a vocabulary of N tokens")
+    parser.add_argument("--runner", default="auto", choices=RUNNERS, help="auto: mlx on a Mac, torch elsewhere")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     parser.add_argument(
         "--dtype",
         default="auto",
         choices=DTYPES,
-        help="how matrices are stored; int8, int4, fp8: rounded at load, int8 on a CPU or a GPU, the others on a GPU",
+        help="how matrices are stored; int8, int4, fp8: quantized at load, int8 on a CPU or a GPU, the others on a GPU",
     )
     parser.add_argument(
         "--draft", type=draft_setting, default="adaptive", help=f"off, solo, adaptive, or 0 to {MAX_DEPTH}"
@@ -130,9 +125,11 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _server_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="an address that is not loopback needs --api-key")
+    parser.add_argument("--host", default="127.0.0.1", help="an address other than loopback needs --api-key")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
-    parser.add_argument("--api-key", help=f"guards every path but /health; or in the environment as {KEY_VARIABLE}")
+    parser.add_argument(
+        "--api-key", help=f"required on every path but /health; or in the environment as {KEY_VARIABLE}"
+    )
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call this server by")
     parser.add_argument("--served-name", action="append", default=[], help="a further name of the model for clients")
     parser.add_argument("--queue-limit", type=int, default=256, help="requests that may wait; more get 429")

@@ -48,7 +48,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """Where and in what format a model is held."""
+    """What computes, on which device, and in what format a model is held."""
 
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1", ...
     dtype: str = "auto"  # "auto", or how matrices are stored: see DTYPES
@@ -56,10 +56,13 @@ class RunnerConfig:
     max_context: int | None = None  # None: the model's own
     draft_vocab: int | None = None  # the head drafts among the first n tokens; 0: all; None: chosen by size
     kernels: bool = True  # False: plain PyTorch operations even where we have our own kernels
-    # For benchmarks: draw the verdict on drafts instead of comparing; the chance that the first 1, 2, ... are accepted.
+    # For benchmarks: acceptance by chance instead of comparison; the chance that the first 1, 2, ... are accepted.
     simulate_acceptance: tuple[float, ...] = ()
+    runner: str = "auto"  # the array library: see RUNNERS
 
     def __post_init__(self) -> None:
+        if self.runner not in RUNNERS:
+            raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {self.runner!r}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         for name in ("kv_memory", "max_context", "draft_vocab"):
@@ -71,4 +74,5 @@ class RunnerConfig:
             raise ConfigError(f"simulate_acceptance must fall from at most 1 to at least 0, not {rates}")
 
 
+RUNNERS = ("auto", "torch", "mlx")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4", "fp8")

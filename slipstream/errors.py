@@ -12,8 +12,8 @@ SlipstreamError
 ├── RequestError         a request that can never run: empty, not text
 │   ├── PromptTooLong    its prompt does not fit the context
 │   └── GrammarError     a schema, pattern or grammar that cannot be used: says where
-├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others do not notice
-├── GrammarsUnavailable  the process that tries grammars does not start here: nobody's grammar is at fault
+├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others go on
+├── GrammarsUnavailable  the process that tries grammars does not start here: no grammar is at fault
 └── EngineDead           the engine thread ended; carries what ended it
 """
 
@@ -47,7 +47,7 @@ class MissingTensor(LoadError):
 
 
 class HeadError(LoadError):
-    """An MTP head that does not fit its trunk."""
+    """An MTP head that does not fit its target model."""
 
 
 class DownloadError(SlipstreamError):

@@ -1,21 +1,23 @@
-"""What the operating system says of this process, and is told of it."""
+"""What the operating system says of this machine and process, and a thread's priority."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import threading
 from pathlib import Path
 
-MODEST = 10  # the niceness of what streams come before
+NICENESS = 10  # of work that streams come before
+UNKNOWN_FREE = 8 << 30  # bytes
 
 
-def give_way() -> None:
-    """The thread that calls it lets others go first from now on, where the system knows threads by number."""
+def lower_priority() -> None:
+    """Of the calling thread, from now on, where the system knows threads by number."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        # Who is more modest already stays so: to ask for less niceness takes a privilege.
-        os.setpriority(os.PRIO_PROCESS, thread, max(MODEST, os.getpriority(os.PRIO_PROCESS, thread)))
+        # Never less niceness than before: that takes a privilege.
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def available_threads() -> int:
@@ -28,8 +30,25 @@ def available_threads() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def available_bytes() -> int:
+    """Memory of the machine that is free; a guess where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return UNKNOWN_FREE
+
+
 def resident_bytes() -> int:
-    """What it holds now; 0 where the system does not tell."""
+    """What it holds now; 0 where the system does not say."""
     return _status("VmRSS")
 
 

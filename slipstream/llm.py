@@ -1,31 +1,25 @@
-"""The offline way in: a model, prompts, answers. Puts loader, runner and engine together; the server does the same.
-
-Knows no HTTP and no terminal.
-"""
+"""The offline API: a model, prompts, answers. Knows no HTTP and no terminal."""
 
 from __future__ import annotations
 
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import TracebackType
 
+from slipstream.assemble import LoadProgress, make_engine
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import Runner, TokenLogprobs
-from slipstream.engine.engine import Engine
+from slipstream.engine.contract import TokenLogprobs
 from slipstream.engine.request import FinishReason, TokenEvent
 from slipstream.engine.stats import RequestStats, StatsSnapshot
 from slipstream.errors import ConfigError, EngineDead, RequestError
 from slipstream.grammar import GrammarCompiler, Spec
 from slipstream.load import OpenedModel, StreamingDetokenizer, open_model
+from slipstream.runners.backend import Backend, choose_backend
 from slipstream.sampling import Constraint, DraftSetting, SamplingParams
 
 Prompt = str | Sequence[int]
-Progress = Callable[[int, int], None]  # bytes read since the last call, bytes in all
-RUNNERS = ("auto", "torch", "mlx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +30,8 @@ class Output:
     finish_reason: FinishReason
     stats: RequestStats
     error: str = ""  # what happened, when finish_reason is "error"
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens behind the first, where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens after the first, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,60 +44,8 @@ class TextEvent:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     error: str = ""
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens, where asked for
-
-
-def choose_runner(name: str) -> str:
-    """``auto``: MLX on a Mac that has it, PyTorch elsewhere. What is asked for and missing is said here."""
-    if name not in RUNNERS:
-        raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {name!r}")
-    installed = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
-    if name == "mlx" and not installed:
-        raise ConfigError("runner mlx needs MLX and mlx-lm: pip install 'slipstream[mlx]'")
-    if name == "auto":
-        return "mlx" if sys.platform == "darwin" and installed else "torch"
-    return name
-
-
-def load_runner(
-    model: OpenedModel,
-    engine: EngineConfig,
-    config: RunnerConfig,
-    runner_name: str = "auto",
-    progress: Callable[[int], None] = lambda num_bytes: None,
-) -> Runner:
-    """For the thread that will use it. ``progress`` is told the bytes just read."""
-    # An array library is imported by who needs it.
-    if choose_runner(runner_name) == "mlx":
-        from slipstream.runners.mlx.loading import load_runner as load_mlx
-
-        return load_mlx(model, engine, config, progress)
-    from slipstream.runners.torch.loading import load_runner as load_torch
-
-    return load_torch(model, engine, config, progress)
-
-
-def make_engine(
-    model: OpenedModel,
-    engine: EngineConfig,
-    runner: RunnerConfig,
-    runner_name: str = "auto",
-    progress: Progress | None = None,
-    on_death: Callable[[Exception], None] | None = None,
-) -> Engine:
-    """An engine that is not started yet; its thread will load the model."""
-    total = model.num_bytes
-    chosen = choose_runner(runner_name)  # a wrong one is said here, not in the thread
-
-    def tell(num_bytes: int) -> None:
-        if progress is not None:
-            progress(num_bytes, total)
-
-    def load() -> Runner:
-        return load_runner(model, engine, runner, chosen, tell)
-
-    return Engine(load, engine, model.tokenizer.eos_token_ids, on_death)
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first tokens, if requested
 
 
 class LLM:
@@ -124,12 +66,12 @@ class LLM:
         max_depth: int = 4,
         p_min: float = 0.0,
         draft_vocab: int | None = None,
-        progress: Progress | None = None,
+        progress: LoadProgress | None = None,
     ) -> None:
         engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
-        runner_config = RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab)
-        opened = open_model(model, mtp, any_architecture=choose_runner(runner) == "mlx")
-        self._start(opened, engine_config, runner_config, runner, progress)
+        backend = choose_backend(RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab, runner=runner))
+        opened = open_model(model, mtp, any_architecture=backend.any_architecture)
+        self._start(opened, engine_config, backend, progress)
 
     @classmethod
     def from_config(
@@ -137,25 +79,23 @@ class LLM:
         model: OpenedModel,
         engine_config: EngineConfig,
         runner_config: RunnerConfig,
-        runner: str = "auto",
-        progress: Progress | None = None,
+        progress: LoadProgress | None = None,
     ) -> LLM:
         llm = cls.__new__(cls)
-        llm._start(model, engine_config, runner_config, runner, progress)
+        llm._start(model, engine_config, choose_backend(runner_config), progress)
         return llm
 
     def _start(
         self,
         model: OpenedModel,
         engine_config: EngineConfig,
-        runner_config: RunnerConfig,
-        runner: str,
-        progress: Progress | None,
+        backend: Backend,
+        progress: LoadProgress | None,
     ) -> None:
         self.model = model
         self.tokenizer = model.tokenizer
         self._grammars = GrammarCompiler(model.tokenizer)
-        self.engine = make_engine(model, engine_config, runner_config, runner, progress)
+        self.engine = make_engine(model, engine_config, backend, progress=progress)
         self.engine.start()
 
     @property
@@ -182,7 +122,7 @@ class LLM:
     ) -> list[Output]:
         """Answers in the order of the prompts, all of them running together.
 
-        ``n``: answers to each prompt, side by side; the prompt is computed once, answer i has the seed behind i - 1's.
+        ``n``: answers to each prompt, side by side; the prompt is computed once, answer i has seed + i.
         """
         if isinstance(prompts, str):
             raise RequestError("generate takes a list of prompts, not one string")

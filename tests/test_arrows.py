@@ -23,10 +23,12 @@ ALLOWED = {
     "grammar": {"errors", "sampling", "load", "host"},
     "runners": VOCABULARY | {"load"},
     "engine": VOCABULARY | {"cache", "speculate"},
-    "llm": VOCABULARY | {"engine", "runners", "load", "grammar"},
+    "assemble": VOCABULARY | {"engine", "runners", "load"},
+    "llm": VOCABULARY | {"assemble", "engine", "runners", "load", "grammar"},
     "server": VOCABULARY | {"engine", "load", "grammar"},
-    "commands": VOCABULARY | {"engine", "runners", "load", "grammar", "llm", "server"},
-    "bench": VOCABULARY | {"engine", "speculate", "runners", "load", "grammar", "llm", "server", "commands"},
+    "commands": VOCABULARY | {"assemble", "engine", "runners", "load", "grammar", "llm", "server"},
+    "bench": VOCABULARY
+    | {"assemble", "engine", "speculate", "runners", "load", "grammar", "llm", "server", "commands"},
     "cli": VOCABULARY | {"commands", "bench", "server"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -77,6 +79,13 @@ def test_runners_do_not_know_each_other(path: Path) -> None:
         others = {name.split(".")[2] for name in imports(path) if name.startswith("slipstream.runners.")}
         assert "mlx" not in others or parts[1] == "mlx"
         assert not others & {"torch", "cpu", "cuda"} or parts[1] != "mlx"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_runners_are_reached_by_their_backend_only(path: Path) -> None:
+    if room_or_door(path) != "runners":
+        used = {name for name in imports(path) if name.startswith("slipstream.runners")}
+        assert used <= {"slipstream.runners.backend"}
 
 
 def room_or_door(path: Path) -> str:

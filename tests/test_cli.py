@@ -33,12 +33,12 @@ def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess
     return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=WAIT, check=False)
 
 
-def refused(code: int, told: str, *said: str) -> None:
+def refused(code: int, message: str, *said: str) -> None:
     assert code == 1
-    assert told.startswith("slipstream: ")
-    assert told.count("\n") == 1, told
+    assert message.startswith("slipstream: ")
+    assert message.count("\n") == 1, message
     for part in said:
-        assert part in told
+        assert part in message
 
 
 # ---- generate ----
@@ -55,11 +55,11 @@ def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -
     asked = [PARIS, "Name three colours."]
     arguments = ["--json", "--max-tokens", "12", "--prompt", asked[0], "--prompt", asked[1]]
     assert main(["generate", *SMALL, *arguments]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["prompt"] for each in told] == asked
-    assert told[0]["text"] == ANSWER
-    assert told[0]["finish_reason"] == "stop"
-    for each in told:
+    report = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["prompt"] for each in report] == asked
+    assert report[0]["text"] == ANSWER
+    assert report[0]["finish_reason"] == "stop"
+    for each in report:
         assert each["stats"]["output_tokens"] == len(each["token_ids"])
         assert each["stats"]["prompt_tokens"] == len(each["prompt_token_ids"])
         assert each["speculation"].startswith("adaptive:")
@@ -67,9 +67,9 @@ def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -
 
 def test_generate_raw_continues_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", *ONE, "--raw", "--json", "--prompt", "The capital of France is", "--max-tokens", "4"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["prompt_token_ids"]) == 5
-    assert told["text"].startswith(" ")
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["prompt_token_ids"]) == 5
+    assert report["text"].startswith(" ")
 
 
 def test_a_reader_that_leaves_is_no_crash() -> None:
@@ -96,8 +96,8 @@ def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
     assert main(["plan", "--json", *arguments]) == 0
-    told: dict[str, int] = json.loads(capsys.readouterr().out)
-    return told
+    report: dict[str, int] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def test_the_pool_follows_the_options(capsys: pytest.CaptureFixture[str]) -> None:

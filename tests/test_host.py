@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slipstream.host import MODEST, give_way
+from slipstream.host import NICENESS, lower_priority
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows threads by number")
@@ -18,8 +18,8 @@ def test_a_thread_gives_way_alone() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = niceness()
-    with ThreadPoolExecutor(1, initializer=give_way) as threads:
-        assert threads.submit(niceness).result() == max(before, MODEST)
+    with ThreadPoolExecutor(1, initializer=lower_priority) as threads:
+        assert threads.submit(niceness).result() == max(before, NICENESS)
     assert niceness() == before
 
 
@@ -27,7 +27,7 @@ def test_a_thread_gives_way_alone() -> None:
 def test_nobody_becomes_less_modest() -> None:
     def twice() -> int:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
-        give_way()
+        lower_priority()
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     with ThreadPoolExecutor(1) as threads:

@@ -67,11 +67,11 @@ def test_log_probabilities_are_the_same_with_and_without_drafts(llm: LLM) -> Non
         assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
         assert one.prompt_logprobs == other.prompt_logprobs
         assert (len(one.logprobs), len(one.prompt_logprobs)) == (len(one.token_ids), len(one.prompt_token_ids) - 1)
-        for told in one.logprobs:
-            ranked = sorted(told.top, key=lambda pair: (-pair[1], pair[0]))
-            assert list(told.top) == ranked
+        for entry in one.logprobs:
+            ranked = sorted(entry.top, key=lambda pair: (-pair[1], pair[0]))
+            assert list(entry.top) == ranked
             assert len(ranked) == 4
-            assert told.logprob <= ranked[0][1] <= 0.0
+            assert entry.logprob <= ranked[0][1] <= 0.0
     pieces = list(llm.stream(prompts[0], replace(params, draft=3)))
     assert tuple(one for piece in pieces for one in piece.logprobs) == alone[0].logprobs
     assert pieces[0].prompt_logprobs == alone[0].prompt_logprobs

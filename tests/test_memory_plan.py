@@ -17,13 +17,13 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf.folder import open_hf
+from slipstream.runners.backend import MemoryPlan
 from slipstream.runners.cpu.experts import PackedExperts
 from slipstream.runners.host.drafter import MtpDrafter
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.experts import ExpertList, Experts
-from slipstream.runners.torch.loading import TorchRunner, load_runner
-from slipstream.runners.torch.memory import MemoryPlan, plan_memory
+from slipstream.runners.torch.loading import TorchRunner
 from slipstream.runners.torch.ops import Linear
-from slipstream.runners.torch.placement import place
 from slipstream.runners.torch.weights import Weights
 
 SHAPES = ["llama-gqa-tied", "qwen2", "qwen3_5", "qwen3_5-tied-equal-heads", "qwen3_5_moe"]
@@ -70,8 +70,8 @@ class Loaded:
         config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, kv_memory=4_000_000)
         self.stored = 0
         _watch(monkeypatch, self._count)
-        self.plan: MemoryPlan = plan_memory(model, place(config, model.spec), engine, config)
-        self.runner: TorchRunner = load_runner(model, engine, config)
+        self.plan: MemoryPlan = TorchBackend(config).plan_memory(model, engine)
+        self.runner: TorchRunner = TorchBackend(config).load(model, engine)
 
     def _count(self, num_bytes: int) -> None:
         self.stored += num_bytes
@@ -133,8 +133,8 @@ def test_the_default_model_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine, config = open_model(), EngineConfig(max_streams=1), RunnerConfig(device="cpu", max_context=64)
     stored: list[int] = []
     _watch(monkeypatch, stored.append)
-    plan = plan_memory(model, place(config, model.spec), engine, config)
-    drafter = load_runner(model, engine, config).drafter
+    plan = TorchBackend(config).plan_memory(model, engine)
+    drafter = TorchBackend(config).load(model, engine).drafter
     assert isinstance(drafter, MtpDrafter)
     stored.append(drafter._head.output.num_bytes)  # the part of the output matrix that drafts read, in 4 bits
     assert sum(stored) == pytest.approx(plan.weights + plan.head, rel=0.02)
@@ -144,7 +144,7 @@ def plan_of(kv_memory: int | None, streams: int, folder: Path) -> MemoryPlan:
     checkpoint = open_hf(folder)
     config = RunnerConfig(device="cpu", kernels=False, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, None, "no head")
-    return plan_memory(model, place(config, model.spec), EngineConfig(max_streams=streams, block_size=8), config)
+    return TorchBackend(config).plan_memory(model, EngineConfig(max_streams=streams, block_size=8))
 
 
 def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
+import tiny
 
-from slipstream import llm
 from slipstream.cli import main
 from slipstream.errors import ConfigError
-from slipstream.llm import LLM, choose_runner
+from slipstream.llm import LLM
+from slipstream.runners import backend
+from slipstream.runners.backend import choose_library
+
+NO_MLX = "MLX is not installed: pip install 'slipstream[mlx]'"
 
 
 @pytest.mark.parametrize(
@@ -21,26 +28,59 @@ def test_auto_takes_mlx_on_a_mac_that_has_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, installed: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(llm, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
-    assert choose_runner("auto") == chosen
-    assert choose_runner("torch") == "torch"
+    monkeypatch.setattr(backend, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
+    assert choose_library("auto") == chosen
+    assert choose_library("torch") == "torch"
 
 
 def test_mlx_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(llm, "find_spec", lambda name: None)
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
     assert main(["generate", "--runner", "mlx", "--prompt", "hello"]) == 1
     assert "pip install 'slipstream[mlx]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["plan"], ["bench", "step"]])
-def test_what_only_torch_can_do_says_so(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
-    assert main([*command, "--runner", "mlx"]) == 1
-    assert "--runner torch" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "options", [["--shape", "tiny", "--random-weights"], ["--simulate-acceptance", "0.5", "--rows", "1"]]
+)
+def test_what_only_torch_can_do_says_so(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mlx_lm", reason=NO_MLX)
+    assert main(["bench", "step", "--runner", "mlx", *options]) == 1
+    assert "torch runner only" in capsys.readouterr().err
+
+
+def test_mlx_plans_and_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlx_lm", reason=NO_MLX)
+    assert main(["plan", "--json", "--runner", "mlx", "--max-streams", "2", "--kv-memory", "50M"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert 40e6 < plan["kv_pool"] < 51e6
+    assert plan["total"] > plan["weights"] > plan["head"] > 0
+    monkeypatch.setattr("slipstream.runners.mlx.device.COPY_BYTES", {"gpu": 1 << 20, "cpu": 1 << 20})
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
+    step = ["--rows", "1,2", "--depths", "0,1", "--steps", "2", "--context", "8"]
+    assert main(["bench", "step", str(folder), "--runner", "mlx", *step]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(each["rows"], each["depth"]) for each in report["results"]] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert report["one_stream"][1]["must_move"] > report["one_stream"][0]["must_move"] > 0
+    assert {"slipstream", "mlx"} <= report["versions"].keys()
+
+
+def test_mlx_serves_without_our_torch_runner() -> None:
+    pytest.importorskip("mlx_lm", reason=NO_MLX)
+    script = (
+        "import sys\nfrom slipstream.commands.options import ModelOptions\n"
+        "from slipstream.commands.serve import Loading\n"
+        "loaded = Loading(ModelOptions(runner='mlx', max_streams=1, max_context=64, draft='off'))(lambda error: None)\n"
+        "loaded.engine.start()\nloaded.engine.close()\n"
+        "assert loaded.facts.kv_token_bytes and loaded.facts.runner == 'mlx'\n"
+        "assert not [name for name in sys.modules if name.startswith('slipstream.runners.torch')]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "int8"}, {"dtype": "int4"}])
 def test_options_that_mlx_does_not_have(options: dict[str, str]) -> None:
-    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+    pytest.importorskip("mlx_lm", reason=NO_MLX)
     with pytest.raises(ConfigError, match="on MLX"):
         LLM(runner="mlx", max_streams=1, **options)  # type: ignore[arg-type]

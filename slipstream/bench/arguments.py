@@ -32,7 +32,7 @@ def _simulation_argument(parser: argparse.ArgumentParser) -> None:
         type=rates,
         default=argparse.SUPPRESS,
         metavar="S1,S2,...",
-        help="compute everything, draw the verdict: the chance that the first 1, 2, ... drafts are all accepted",
+        help="compute everything, accept by chance: the probability that the first 1, 2, ... drafts are all accepted",
     )
 
 
@@ -64,7 +64,7 @@ def _peer(add: Kinds) -> argparse.ArgumentParser:
     _modes(parser, ["off"], "of ours")
     parser.add_argument("--prompt", type=int, help="random token ids; default: text, or 128 ids for a --shape")
     parser.add_argument("--new", type=int, default=64, help="tokens each stream generates")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of both; medians are told")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of both; medians are reported")
     parser.add_argument("--seed", type=int, default=0, help="of random prompts")
     return parser
 
@@ -94,7 +94,7 @@ def _streams(add: Kinds) -> argparse.ArgumentParser:
     parser.add_argument("--warm", type=int, default=48, help="new tokens of each setting's unmeasured run")
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all modes; the fastest counts")
     parser.add_argument("--mix", action="store_true", help="also: half of the streams plain, half drafting")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts, draws and simulated verdicts")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts, sampling and simulated acceptance")
     parser.add_argument("--plot", metavar="SVG", help="draw streams against tokens a second")
     return parser
 
@@ -103,7 +103,7 @@ def _step(add: Kinds) -> argparse.ArgumentParser:
     parser = add("step", help="time of a step by rows and depth; fraction of the bandwidth limit")
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], help="default 1,2,4,8,16")
     parser.add_argument("--depths", type=depths, default=[0, 1, 2, 3], help="drafts a row verifies, default 0,1,2,3")
-    parser.add_argument("--context", type=int, default=128, help="tokens each row has behind it")
+    parser.add_argument("--context", type=int, default=128, help="tokens in each row's cache")
     parser.add_argument("--steps", type=int, default=20, help="steps timed of each kind")
     parser.add_argument("--plot", metavar="SVG", help="draw rows against the time of a step")
     return parser
@@ -112,9 +112,9 @@ def _step(add: Kinds) -> argparse.ArgumentParser:
 def _load(add: Kinds) -> argparse.ArgumentParser:
     parser = add("load", help="Poisson arrivals: time to first token and between tokens")
     parser.add_argument("--rate", type=rates, default=(1.0,), help="requests a second, one or several; default 1")
-    _modes(parser, ["off", "adaptive"], "in turn")
+    _modes(parser, ["off", "adaptive"], "one after the other")
     parser.add_argument("--requests", type=int, default=64, help="sent at most, for each rate and mode")
-    parser.add_argument("--seconds", type=float, default=60.0, help="nobody is sent later")
+    parser.add_argument("--seconds", type=float, default=60.0, help="no requests are sent later")
     parser.add_argument("--prompt", type=span, default=(64, 256), help="tokens, a range; default 64-256")
     parser.add_argument("--new", type=span, default=(64, 256), help="tokens, a range; default 64-256")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -146,7 +146,7 @@ def _grammar(add: Kinds) -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=int, default=2, help="drafts of every stream, default 2")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--new", type=int, default=128, help="tokens each stream generates")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of both batches; medians are told")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of both batches; medians are reported")
     return parser
 
 
@@ -154,7 +154,7 @@ def _hostile(add: Kinds) -> argparse.ArgumentParser:
     parser = add("hostile", help="a server's streams while others send grammars made to do harm")
     parser.add_argument("--streams", type=int, default=4, help="default 4")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each stretch, default 20")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are told")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
     return parser
 
 
@@ -162,52 +162,52 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
     to = ReportOptions(tuple(args.argv), *(getattr(args, name, None) for name in ("out", "save", "plot")))
     match args.what:
         case "prompts":
-            from slipstream.bench.prompts import prompts
+            from slipstream.bench.kinds.prompts import prompts
 
             return prompts(options, args.policies, args.streams, args.tokens, args.repeats, to, peer=args.peer)
         case "peer":
-            from slipstream.bench.side_by_side import PeerSettings, peer
+            from slipstream.bench.kinds.peer import PeerSettings, peer
 
-            asked_peer = PeerSettings(args.streams, args.modes, args.prompt, args.new, args.repeats, args.seed)
-            return peer(options, asked_peer, to)
+            peer_settings = PeerSettings(args.streams, args.modes, args.prompt, args.new, args.repeats, args.seed)
+            return peer(options, peer_settings, to)
         case "pause":
-            from slipstream.bench.pause import pause
+            from slipstream.bench.kinds.pause import pause
 
             return pause(options, args.streams[0], args.tokens)
         case "http":
-            from slipstream.bench.http import http
+            from slipstream.bench.kinds.http import http
 
             return http(options, args.streams, args.tokens, args.repeats)
         case "streams":
-            from slipstream.bench.streams import StreamsSettings, streams
+            from slipstream.bench.kinds.streams import StreamsSettings, streams
 
             settings = (args.streams, args.modes, args.temperature, args.prompt, args.new, args.warm, args.repeats)
             return streams(options, StreamsSettings(*settings, args.mix, args.seed), to)
         case "step":
-            from slipstream.bench.step import StepSettings, step
+            from slipstream.bench.kinds.step import StepSettings, step
 
             return step(options, StepSettings(args.rows, args.depths, args.context, args.steps), to)
         case "load":
-            from slipstream.bench.load import LoadSettings, load
+            from slipstream.bench.kinds.load import LoadSettings, load
 
             spans = (args.requests, args.seconds, args.prompt, args.new, args.temperature, args.seed)
             return load(options, LoadSettings(args.rate, args.modes, *spans), to)
         case "prefill":
-            from slipstream.bench.prefill import PrefillSettings, prefill
+            from slipstream.bench.kinds.prefill import PrefillSettings, prefill
 
             counts = (args.streams, args.quiet_steps, args.repeats)
             return prefill(options, PrefillSettings(args.lengths, args.modes, *counts), to)
         case "start":
-            from slipstream.bench.start import StartSettings, start
+            from slipstream.bench.kinds.start import StartSettings, start
 
             return start(options, StartSettings(args.repeats, args.timeout), to)
         case "grammar":
-            from slipstream.bench.grammar import GrammarSettings, grammar
+            from slipstream.bench.kinds.grammar import GrammarSettings, grammar
 
-            asked = GrammarSettings(args.streams, args.depth, args.temperature, args.new, args.repeats)
-            return grammar(options, asked, to)
+            grammar_settings = GrammarSettings(args.streams, args.depth, args.temperature, args.new, args.repeats)
+            return grammar(options, grammar_settings, to)
         case "hostile":
-            from slipstream.bench.hostile import HostileSettings, hostile
+            from slipstream.bench.kinds.hostile import HostileSettings, hostile
 
             return hostile(options, HostileSettings(args.streams, args.seconds, args.repeats), to)
     raise AssertionError(args.what)

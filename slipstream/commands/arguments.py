@@ -1,4 +1,4 @@
-"""What an argument of the command line may look like: text -> value, or a sentence for argparse to show."""
+"""Types of command-line arguments: text -> value, or a sentence for argparse to show."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def draft_settings(text: str) -> list[DraftSetting]:
     return [draft_setting(part) for part in text.split(",")]
 
 
-def numbers(text: str, least: int = 1) -> list[int]:
+def numbers(text: str, minimum: int = 1) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"whole numbers with commas between, not {text!r}") from error
-    if min(numbers) < least:
-        raise argparse.ArgumentTypeError(f"must be at least {least}")
+    if min(numbers) < minimum:
+        raise argparse.ArgumentTypeError(f"must be at least {minimum}")
     return numbers
 
 
@@ -54,12 +54,12 @@ def rates(text: str) -> tuple[float, ...]:
 
 
 def span(text: str) -> tuple[int, int]:
-    """One number, or the least and the most with a hyphen between."""
+    """One number, or minimum and maximum with a hyphen between."""
     low, _, high = text.partition("-")
     try:
-        least, most = int(low), int(high or low)
+        minimum, maximum = int(low), int(high or low)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"a whole number or a range such as 64-256, not {text!r}") from error
-    if not 1 <= least <= most:
+    if not 1 <= minimum <= maximum:
         raise argparse.ArgumentTypeError(f"a range from at least 1 up, not {text!r}")
-    return least, most
+    return minimum, maximum

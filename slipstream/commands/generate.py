@@ -30,7 +30,7 @@ def _encode(llm: LLM, prompt: str, chat: bool) -> list[int]:
 
 
 def _as_json(llm: LLM, prompt: str, output: Output) -> str:
-    told = {
+    report = {
         "model": llm.model.name,
         "prompt": prompt,
         "text": output.text,
@@ -40,4 +40,4 @@ def _as_json(llm: LLM, prompt: str, output: Output) -> str:
         "stats": asdict(output.stats),
         "speculation": llm.speculation,
     }
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(report, ensure_ascii=False)

@@ -9,9 +9,10 @@ from tqdm import tqdm
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
-from slipstream.llm import LLM, choose_runner
+from slipstream.llm import LLM
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
+from slipstream.runners.backend import Backend, choose_backend
 from slipstream.sampling import DraftSetting
 
 SHAPE_NAMES = tuple(RANDOM_SHAPES)
@@ -41,7 +42,7 @@ class ModelOptions:
     @property
     def engine_config(self) -> EngineConfig:
         """By default a step has room for a full draft of every stream."""
-        depth = min(self.max_depth, len(self.simulate_acceptance) or self.max_depth)  # behind it nothing is accepted
+        depth = min(self.max_depth, len(self.simulate_acceptance) or self.max_depth)  # after it nothing is accepted
         full = self.max_streams * (1 + depth) + DEFAULTS.min_chunk
         return EngineConfig(
             max_streams=self.max_streams,
@@ -60,42 +61,43 @@ class ModelOptions:
             self.max_context,
             self.draft_vocab,
             simulate_acceptance=self.simulate_acceptance,
+            runner=self.runner,
         )
 
-    def needs_torch(self, what: str) -> None:
-        """Refuses what only the torch runner can do."""
-        if choose_runner(self.runner) != "torch":
-            raise ConfigError(f"{what} knows the torch runner only: say --runner torch, or try `slipstream selfcheck`")
+    @property
+    def backend(self) -> Backend:
+        return choose_backend(self.runner_config)
 
     @property
     def model_name(self) -> str:
-        cut = f" with {self.vocab} tokens" if self.vocab else ""
-        return (self.shape or self.model or "default") + cut
+        suffix = f" with {self.vocab} tokens" if self.vocab else ""
+        return (self.shape or self.model or "default") + suffix
 
     def open(self, *, to_load: bool = True) -> OpenedModel:
         """Reads headers only. ``to_load``: weights will be needed."""
+        backend = choose_backend(self.runner_config, present=False)  # a device that is missing is an error of loading
         if self.shape is None:
             if self.random_weights or self.vocab is not None:
                 raise ConfigError("--random-weights and --vocab need a --shape: a model that has files keeps its own")
-            return open_model(self.model, self.mtp, any_architecture=choose_runner(self.runner) == "mlx")
+            return open_model(self.model, self.mtp, any_architecture=backend.any_architecture)
         if self.model is not None or self.mtp is not None:
             raise ConfigError("--shape stands for a model and its head: give no other model and no --mtp")
         if to_load and not self.random_weights:
             raise ConfigError(f"{self.shape} is a shape and has no weights of its own: say --random-weights")
-        if to_load and choose_runner(self.runner) == "mlx":
-            raise ConfigError("a --shape has weights on the torch runner only")
+        if not backend.random_shapes:
+            raise ConfigError("a --shape runs on the torch runner only: say --runner torch")
         return open_random(self.shape, self.vocab)
 
     def arguments(self) -> list[str]:
         """The command-line arguments that these options came from."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = {field.name for field in fields(self) if named[field.name] != field.default} - {"model"}
-        told = [self.model] if self.model is not None else []
+        words = [self.model] if self.model is not None else []
         for name in sorted(changed):
             value, flag = named[name], "--" + name.replace("_", "-")
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            told += [flag] if value is True else [flag, shown]
-        return told
+            words += [flag] if value is True else [flag, shown]
+        return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,6 @@ class LoadingBar:
 def load_llm(options: ModelOptions) -> LLM:
     bar = LoadingBar()
     try:
-        return LLM.from_config(options.open(), options.engine_config, options.runner_config, options.runner, bar)
+        return LLM.from_config(options.open(), options.engine_config, options.runner_config, bar)
     finally:
         bar.close()

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.text import size
 from slipstream.load import OpenedModel
-from slipstream.runners.torch.memory import MemoryPlan, plan_memory
-from slipstream.runners.torch.placement import place
+from slipstream.runners.backend import MemoryPlan, choose_backend
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 
@@ -19,16 +18,16 @@ def plan(options: ModelOptions, *, as_json: bool, free: int | None = None) -> in
     model = options.open(to_load=False)
     # Opened here, so that its memory counts as it does in a run.
     assert model.tokenizer is not None
-    placement = place(options.runner_config, model.spec, present=free is None)
-    memory = plan_memory(model, placement, options.engine_config, options.runner_config, free)
+    backend = choose_backend(options.runner_config, present=free is None)
+    memory = backend.plan_memory(model, options.engine_config, free)
     if as_json:
-        print(json.dumps(_told(model, memory)))
+        print(json.dumps(_as_dict(model, memory)))
     else:
-        _print(model, memory, placement.note)
+        _print(model, memory, backend.describe(model))
     return 0
 
 
-def _told(model: OpenedModel, memory: MemoryPlan) -> dict[str, object]:
+def _as_dict(model: OpenedModel, memory: MemoryPlan) -> dict[str, object]:
     derived = {name: getattr(memory, name) for name in ("kv_pool", "states", "pool_tokens", "total")}
     return {"model": model.name, **asdict(memory), **derived, "streams_of": _streams(memory)}
 
@@ -52,13 +51,14 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str) -> None:
 
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
+    workspace = [("workspace", memory.workspace)] if memory.workspace else []
     process = [("the process itself", memory.process)] if memory.process else []
     return [
         ("weights", memory.weights),
         ("MTP head", memory.head),
         (f"KV pool, {size(memory.kv_per_token)} a token", memory.kv_pool),
         *recurrent,
-        ("workspace", memory.workspace),
+        *workspace,
         *process,
         ("in all", memory.total),
     ]

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from slipstream.assemble import make_engine
 from slipstream.commands.options import LoadingBar, ModelOptions
 from slipstream.commands.text import size
 from slipstream.errors import EngineDead, SlipstreamError
-from slipstream.llm import choose_runner, make_engine
 from slipstream.load import OpenedModel
-from slipstream.runners.torch.memory import MemoryPlan, plan_memory
-from slipstream.runners.torch.placement import place
+from slipstream.runners.backend import MemoryPlan
 from slipstream.server.http.lifecycle import Server
 from slipstream.server.service.service import LoadedModel
 from slipstream.server.service.settings import ServerConfig
@@ -35,7 +34,10 @@ def serve(options: ModelOptions, config: ServerConfig) -> int:
 
 @dataclass
 class Loading:
-    """How the server gets its model: called in a thread, with whom to tell when the engine dies."""
+    """How the server gets its model: called in a thread, with a callback for the engine's death.
+
+    The memory is planned here, once; the engine's thread loads by that plan.
+    """
 
     options: ModelOptions
     bar: LoadingBar = field(default_factory=LoadingBar)
@@ -43,33 +45,25 @@ class Loading:
     memory: MemoryPlan | None = None
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
-        options = self.options
-        self.model = model = options.open()
-        tokenizer = model.tokenizer
-        self.memory = memory = self._plan(model)
-        engine = make_engine(model, options.engine_config, options.runner_config, options.runner, self.bar, on_death)
+        backend, engine_config = self.options.backend, self.options.engine_config
+        self.model = model = self.options.open()
+        tokenizer = model.tokenizer  # before the plan: its memory counts
+        self.memory = memory = backend.plan_memory(model, engine_config)
+        engine = make_engine(model, engine_config, backend, memory, self.bar, on_death)
         facts = ModelFacts(
             name=model.name,
             architecture=model.spec.architecture,
             format=_format(model),
-            runner=choose_runner(options.runner),
-            weight_bytes=memory.weights + memory.head if memory else model.num_bytes,
-            kv_token_bytes=memory.kv_per_token if memory else 0,
-            state_bytes=memory.states if memory else 0,
+            runner=backend.name,
+            weight_bytes=memory.weights + memory.head,
+            kv_token_bytes=memory.kv_per_token,
+            state_bytes=memory.states,
         )
         return LoadedModel(engine, tokenizer, facts)
 
-    def _plan(self, model: OpenedModel) -> MemoryPlan | None:
-        """Of the PyTorch runner; the MLX one plans for itself when it loads."""
-        options = self.options
-        if choose_runner(options.runner) == "mlx":
-            return None
-        placement = place(options.runner_config, model.spec)
-        return plan_memory(model, placement, options.engine_config, options.runner_config)
-
 
 def _format(model: OpenedModel) -> str:
-    """The container and what most of its bytes are."""
+    """The container, and the type of most bytes in it."""
     checkpoint = model.checkpoint
     stored: Counter[str] = Counter()
     for name in checkpoint.names():
@@ -82,16 +76,14 @@ def _announce(loading: Loading, loaded: LoadedModel, address: str) -> None:
     loading.bar.close()
     model, memory, engine = loading.model, loading.memory, loaded.engine
     assert model is not None
+    assert memory is not None
     head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
-    tokens = engine.info.num_blocks * engine.info.block_size
     print(f"model   {model.name} ({loaded.facts.architecture}; {loaded.facts.format}), {head}")
     print(f"device  {engine.info.note}")
-    taken = f"{size(loaded.facts.weight_bytes)} weights and head"
-    if memory is not None:
-        taken = (
-            f"{size(memory.weights)} weights, {size(memory.head)} head, "
-            f"{size(tokens * memory.kv_per_token)} KV for {tokens} tokens, {size(memory.states)} states"
-        )
+    taken = (
+        f"{size(memory.weights)} weights, {size(memory.head)} head, "
+        f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
+    )
     streams = f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
     print(f"memory  {taken}; {streams}")
     print(f"drafts  {_policy(loaded)}")

@@ -1,4 +1,4 @@
-"""How numbers are told to people: bytes, rates, what drafting did and why."""
+"""How numbers are shown to people: bytes, rates, what drafting did and why."""
 
 from __future__ import annotations
 

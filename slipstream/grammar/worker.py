@@ -18,7 +18,7 @@ from typing import Any
 from slipstream.grammar.build import Unusable, build
 from slipstream.grammar.specs import Source
 from slipstream.grammar.vocabulary import GuidanceVocabulary, by_bytes
-from slipstream.host import MODEST
+from slipstream.host import NICENESS
 
 MEMORY = 4 << 30
 
@@ -60,10 +60,10 @@ def _exit_after(seconds: float) -> None:
 def _be_modest() -> None:
     """Streams come first, and a grammar may not exhaust the machine's memory."""
     if hasattr(os, "nice"):
-        os.nice(MODEST)
+        os.nice(NICENESS)
     # Linux may weigh whole sessions against each other, and this process has one of its own: that has to give way too.
     with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(MODEST))
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
     try:
         import resource
     except ImportError:  # not on this system

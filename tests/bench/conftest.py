@@ -1,4 +1,4 @@
-"""Benchmarks on a tiny random model: what they tell is checked, not how fast it was."""
+"""Benchmarks on a tiny random model: what they write_report is checked, not how fast it was."""
 
 from __future__ import annotations
 

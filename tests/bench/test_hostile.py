@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slipstream.bench import hostile
+from slipstream.bench.kinds import hostile
 from slipstream.cli import main
 
 
@@ -16,8 +16,8 @@ def test_every_harmful_request_ends(capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setattr(hostile, "harmful", lambda salt: some)
     asked = ["--streams", "2", "--seconds", "1", "--repeats", "1"]
     assert main(["bench", "hostile", "--draft", "off", "--max-context", "8192", *asked]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    [turn] = told["rounds"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    [turn] = report["rounds"]
     assert [ending["name"] for ending in turn["endings"]] == names
     assert all(ending["how"].startswith(("refused, 400", "answered")) for ending in turn["endings"])
     assert turn["beside"]["tok_s"] > 0

@@ -1,4 +1,4 @@
-"""`slipstream bench http` on the default model: it measures both ways and tells every turn."""
+"""`slipstream bench http` on the default model: it measures both ways and reports every turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.cli import main
 def test_both_ways_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--draft", "2", "--max-streams", "2", "--max-context", "512"]
     assert main(["bench", "http", *model, "--streams", "1,2", "--tokens", "4", "--repeats", "1"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [each["streams"] for each in told["results"]] == [1, 2]
-    for each in told["results"]:
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [each["streams"] for each in report["results"]] == [1, 2]
+    for each in report["results"]:
         assert each["ratio"] == pytest.approx(each["http_tok_s"] / each["direct_tok_s"], rel=0.05)

@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 from harness import LateRunner
 
-from slipstream.bench.drive import Driver
-from slipstream.bench.floor import floor_of
-from slipstream.bench.load import LoadSettings, schedule
-from slipstream.bench.plot import Chart, Series, nice_top
-from slipstream.bench.traffic import percentile
+from slipstream.bench.harness.plot import Chart, Series, nice_top
+from slipstream.bench.harness.roofline import step_bytes
+from slipstream.bench.harness.step_driver import Driver
+from slipstream.bench.harness.traffic import percentile
+from slipstream.bench.kinds.load import LoadSettings, schedule
 from slipstream.cli import main
 from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import StepPlan, StepResult
 from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
-from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.memory import plan_memory
-from slipstream.runners.torch.placement import place
+from slipstream.runners.backend import StepTraffic
+from slipstream.runners.torch.backend import TorchBackend
 
 Bench = Callable[..., dict[str, Any]]
 
@@ -31,23 +30,23 @@ Bench = Callable[..., dict[str, Any]]
 
 
 def test_step(bench: Bench) -> None:
-    told = bench("step", "--rows", "1,3", "--depths", "0,2", "--steps", "3", "--context", "20")
-    rows = told["results"]
+    report = bench("step", "--rows", "1,3", "--depths", "0,2", "--steps", "3", "--context", "20")
+    rows = report["results"]
     assert [(row["rows"], row["depth"], row["tokens"]) for row in rows] == [(1, 0, 1), (1, 2, 3), (3, 0, 3), (3, 2, 9)]
     for row in rows:
         assert row["verify_ms"] > 0
         assert (row["draft_ms"] is None) == (row["depth"] == 0)
-    for limit in told["one_stream"]:
-        assert limit["limit_ms"] == pytest.approx(limit["must_move"] / told["copy_gb_s"] / 1e6, abs=2e-3)
+    for limit in report["one_stream"]:
+        assert limit["limit_ms"] == pytest.approx(limit["must_move"] / report["copy_gb_s"] / 1e6, abs=2e-3)
         assert limit["times_the_limit"] > 1.0
-    assert told["one_stream"][1]["must_move"] > told["one_stream"][0]["must_move"]
+    assert report["one_stream"][1]["must_move"] > report["one_stream"][0]["must_move"]
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_driver_reads_prompts_longer_than_a_step_and_keeps_its_slots_clean(late: bool) -> None:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False, simulate_acceptance=(1.0, 0.5))
     engine = EngineConfig(max_streams=3, max_depth=2, max_step_tokens=40)
-    runner = load_runner(open_random("tiny"), engine, config)
+    runner = TorchBackend(config).load(open_random("tiny"), engine)
     driver = Driver(LateRunner(runner) if late else runner, 16, 40)
     for num_rows, depth in ((3, 2), (1, 0), (2, 1)):
         assert driver.measure(num_rows, depth, 3).tokens == num_rows * (1 + depth)
@@ -74,41 +73,39 @@ class Device(LateRunner):
 
 def test_filling_the_pipeline_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False)
-    device = Device(load_runner(open_random("tiny"), EngineConfig(max_streams=1, max_depth=1), config))
-    monkeypatch.setattr("slipstream.bench.drive.time", SimpleNamespace(perf_counter=lambda: device.now))
+    device = Device(TorchBackend(config).load(open_random("tiny"), EngineConfig(max_streams=1, max_depth=1)))
+    monkeypatch.setattr("slipstream.bench.harness.step_driver.time", SimpleNamespace(perf_counter=lambda: device.now))
     assert Driver(device, 16, 8).measure(1, 0, 4).step_ms == 3000.0
 
 
-def floor(shape: str, **more: Any) -> Any:
+def traffic(shape: str, **more: Any) -> StepTraffic:
     model, config = open_random(shape), RunnerConfig(device="cuda", **more)
-    placement = place(config, model.spec, present=False)
-    plan = plan_memory(model, placement, EngineConfig(max_streams=1), config, free=10**12)
-    return floor_of(model, placement, plan)
+    return TorchBackend(config, present=False).step_traffic(model)
 
 
 def test_the_bytes_of_a_plain_step_are_the_weights_without_the_table() -> None:
-    large = floor("qwen3.5-27b", draft_vocab=0)
-    assert large.step(0, 0) == pytest.approx(51.25e9 + 2 * 151e6, rel=0.002)
-    assert large.step(0, 1000) - large.step(0, 0) == 1000 * large.kv_per_token
-    assert large.step(1, 0) - large.step(0, 0) == pytest.approx(3.4e9, rel=0.02)
-    halved = floor("qwen3.5-27b", draft_vocab=248320 // 2)
-    assert large.step(3, 0) - halved.step(3, 0) == pytest.approx(3 * 248320 / 2 * 5120 * 2, rel=1e-6)
+    large = traffic("qwen3.5-27b", draft_vocab=0)
+    assert step_bytes(large, 0, 0) == pytest.approx(51.25e9 + 2 * 151e6, rel=0.002)
+    assert step_bytes(large, 0, 1000) - step_bytes(large, 0, 0) == 1000 * large.kv_per_token
+    assert step_bytes(large, 1, 0) - step_bytes(large, 0, 0) == pytest.approx(3.4e9, rel=0.02)
+    halved = traffic("qwen3.5-27b", draft_vocab=248320 // 2)
+    assert step_bytes(large, 3, 0) - step_bytes(halved, 3, 0) == pytest.approx(3 * 248320 / 2 * 5120 * 2, rel=1e-6)
 
 
 def test_matrices_in_8_bits_are_half_the_bytes() -> None:
     pytest.importorskip("triton")
-    whole, rounded = (floor("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int8"))
+    whole, rounded = (traffic("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int8"))
     assert rounded.states == whole.states
     assert rounded.kv_per_token == whole.kv_per_token
     for part in ("dense", "head_dense", "draft_output"):
         assert getattr(rounded, part) == pytest.approx(getattr(whole, part) / 2, rel=0.002), part
-    sparse = floor("qwen3.5-35b-a3b", dtype="int8")  # where a row's scale is for 512 columns
-    assert sparse.experts == pytest.approx(floor("qwen3.5-35b-a3b").experts / 2, rel=0.004)
+    sparse = traffic("qwen3.5-35b-a3b", dtype="int8")  # where a row's scale is for 512 columns
+    assert sparse.experts == pytest.approx(traffic("qwen3.5-35b-a3b").experts / 2, rel=0.004)
 
 
 def test_matrices_in_4_bits_are_fewer_but_for_the_vocabulary() -> None:
     pytest.importorskip("triton")
-    whole, rounded = (floor("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int4"))
+    whole, rounded = (traffic("qwen3.5-27b", dtype=dtype) for dtype in ("bfloat16", "int4"))
     output = 248320 * 5120 * 2
     assert rounded.dense == pytest.approx((whole.dense - output) * 4.5 / 16 + output / 2, rel=0.002)
     assert rounded.head_dense == pytest.approx(whole.head_dense * 4.5 / 16, rel=0.002)
@@ -119,14 +116,14 @@ def test_a_tied_table_is_read_as_the_output() -> None:
     tied = open_random("qwen3.5-4b")
     head = sum(tied.checkpoint.num_bytes(name) for name in tied.checkpoint.names() if name.startswith("mtp."))
     states = 2 * 24 * 32 * 128 * 128 * 4
-    assert floor("qwen3.5-4b").step(0, 0) == tied.num_bytes - head + states
+    assert step_bytes(traffic("qwen3.5-4b"), 0, 0) == tied.num_bytes - head + states
 
 
 def test_a_token_touches_its_own_experts_only() -> None:
-    sparse = floor("qwen3.5-35b-a3b")
+    sparse = traffic("qwen3.5-35b-a3b")
     assert sparse.experts > 60e9
-    assert sparse.step(0, 0) < sparse.dense + sparse.experts / 30
-    four, one = sparse.step(3, 0), sparse.step(0, 0)
+    assert step_bytes(sparse, 0, 0) < sparse.dense + sparse.experts / 30
+    four, one = step_bytes(sparse, 3, 0), step_bytes(sparse, 0, 0)
     assert four - one > 2.5 * sparse.experts * 8 / 256
 
 
@@ -134,21 +131,26 @@ def test_a_token_touches_its_own_experts_only() -> None:
 
 
 def test_load(bench: Bench) -> None:
-    told = bench(
+    report = bench(
         "load", "--rate", "50,200", "--requests", "5", "--modes", "off,2", "--prompt", "4-9", "--new", "3-6",
         "--max-streams", "4", "--seconds", "30",
     )  # fmt: skip
-    assert [(row["rate"], row["mode"]) for row in told["results"]] == [(50, "off"), (50, "2"), (200, "off"), (200, "2")]
-    for row in told["results"]:
+    assert [(row["rate"], row["mode"]) for row in report["results"]] == [
+        (50, "off"),
+        (50, "2"),
+        (200, "off"),
+        (200, "2"),
+    ]
+    for row in report["results"]:
         assert row["sent"] == row["finished"] == 5
         for kind in ("first_token_ms", "between_steps_ms", "per_token_ms"):
             assert 0 < row[kind]["p50"] <= row[kind]["p90"] <= row[kind]["p99"]
-    assert bool(told["results"][1]["accepted_per_position"])
+    assert bool(report["results"][1]["accepted_per_position"])
 
 
 def test_what_does_not_end_in_time_is_counted(bench: Bench) -> None:
-    told = bench("load", "--rate", "100", "--requests", "3", "--modes", "off", "--new", "1500", "--seconds", "0.05")
-    [row] = told["results"]
+    report = bench("load", "--rate", "100", "--requests", "3", "--modes", "off", "--new", "1500", "--seconds", "0.05")
+    [row] = report["results"]
     assert row["finished"] < max(1, row["sent"])
     assert row["wall_s"] < 30
 
@@ -175,27 +177,27 @@ def test_percentiles() -> None:
 
 
 def test_prefill(bench: Bench) -> None:
-    told = bench(
+    report = bench(
         "prefill", "--lengths", "40,300", "--streams", "2", "--quiet-steps", "5", "--modes", "off,2", "--repeats", "1",
         "--max-step-tokens", "64",
     )  # fmt: skip
-    assert [row["length"] for row in told["results"]] == [40, 300]
-    for row in told["results"]:
+    assert [row["length"] for row in report["results"]] == [40, 300]
+    for row in report["results"]:
         assert row["tok_s"] == pytest.approx(row["length"] / row["with_head_s"], rel=0.01)
         assert row["head_cost"] == pytest.approx(row["with_head_s"] / row["without_head_s"] - 1, abs=0.01)
-    for each in told["disturbed"]:
+    for each in report["disturbed"]:
         assert each["length"] == 300
         assert each["num_ended_early"] == 0
         assert each["p99_ratio"] == pytest.approx(each["disturbed_ms"]["p99"] / each["quiet_ms"]["p99"], rel=0.01)
-    assert told["step_tokens"] == 64
+    assert report["step_tokens"] == 64
 
 
 # ---- start ----
 
 
 def test_start(bench: Bench) -> None:
-    told = bench("start", "--repeats", "1", "--draft", "off", "--max-context", "64")
-    [seconds] = told["seconds"]
+    report = bench("start", "--repeats", "1", "--draft", "off", "--max-context", "64")
+    [seconds] = report["seconds"]
     assert 0.1 < seconds < 600
 
 
@@ -209,10 +211,10 @@ def test_options_become_the_arguments_they_came_from() -> None:
     options = ModelOptions(
         shape="tiny", random_weights=True, draft=2, max_depth=3, simulate_acceptance=(0.5, 0.25), kv_memory=10**6
     )
-    told = options.arguments()
-    assert told[told.index("--simulate-acceptance") + 1] == "0.5,0.25"
-    assert "--random-weights" in told
-    assert "--max-streams" not in told
+    report = options.arguments()
+    assert report[report.index("--simulate-acceptance") + 1] == "0.5,0.25"
+    assert "--random-weights" in report
+    assert "--max-streams" not in report
     assert ModelOptions("folder").arguments() == ["folder"]
 
 
@@ -222,10 +224,10 @@ def test_options_become_the_arguments_they_came_from() -> None:
 def test_a_plan_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--shape", "qwen3.5-27b", "--device", "cuda", "--memory", "149G", "--max-streams", "64"]
     assert main(["plan", "--json", *asked, "--max-context", "4096"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["streams_of"]["4096"] == 64
-    assert told["weights"] == pytest.approx(53.8e9, rel=0.01)
-    assert 80e9 < told["total"] < 149e9
+    report = json.loads(capsys.readouterr().out)
+    assert report["streams_of"]["4096"] == 64
+    assert report["weights"] == pytest.approx(53.8e9, rel=0.01)
+    assert 80e9 < report["total"] < 149e9
     assert main(["plan", "--shape", "qwen3.5-27b", "--device", "cuda", "--memory", "40G"]) == 1
     assert "left for KV" in capsys.readouterr().err
 

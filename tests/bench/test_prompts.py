@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import LLM
-from slipstream.bench.rounds import PromptRow, Round, against_off, differences, fastest
+from slipstream.bench.harness.prompt_rounds import PromptRound, PromptRow, against_off, differences, fastest
 from slipstream.cli import main
 
 PARIS = "What is the capital of France?"
@@ -19,19 +19,19 @@ def test_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["--tokens", "3", "--policies", "off,2", "--max-context", "1024", "--out", str(out)]
     assert main(["bench", "prompts", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
-    told = json.loads(lines[-1])
-    assert json.loads(out.read_text()) == told
-    assert told["same_tokens"] is True
-    assert [each["policy"] for each in told["results"]] == ["off", "2"]
-    assert told["results"][0]["against_off"] == 1.0
-    assert all(each["total_predicted"] == 27 for each in told["results"])
+    report = json.loads(lines[-1])
+    assert json.loads(out.read_text()) == report
+    assert report["same_tokens"] is True
+    assert [each["policy"] for each in report["results"]] == ["off", "2"]
+    assert report["results"][0]["against_off"] == 1.0
+    assert all(each["total_predicted"] == 27 for each in report["results"])
     assert any(line.startswith("speculation: ") for line in lines)
 
 
-def test_prompts_tells_when_a_policy_changes_tokens(
+def test_prompts_says_when_a_policy_changes_tokens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.bench.prompts.NINE_PROMPTS", {"paris": PARIS})
+    monkeypatch.setattr("slipstream.bench.kinds.prompts.MTP_BENCH_PROMPTS", {"paris": PARIS})
     plain = LLM.generate
 
     def other(self: LLM, prompts: list[list[int]], params: object) -> list[object]:
@@ -50,17 +50,17 @@ def test_prompts_tells_when_a_policy_changes_tokens(
 def test_pause(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--max-streams", "2", "--max-context", "512", "--streams", "2", "--tokens", "6"]
     assert main(["bench", "pause", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["tokens"] == 12
-    assert told["worst_ms"] >= told["p99_ms"]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["tokens"] == 12
+    assert report["worst_ms"] >= report["p99_ms"]
 
 
-def a_round(policy: str, wall: float = 1.0, tokens: tuple[int, ...] = (1, 2)) -> Round:
-    return Round(policy, 4, 1, wall, 2, rows=(PromptRow("one", 2, 0, 0, 1.0),), tokens=(tokens,))
+def a_round(policy: str, wall: float = 1.0, tokens: tuple[int, ...] = (1, 2)) -> PromptRound:
+    return PromptRound(policy, 4, 1, wall, 2, rows=(PromptRow("one", 2, 0, 0, 1.0),), tokens=(tokens,))
 
 
 def test_every_round_needs_the_tokens_of_off() -> None:
-    peer = Round("llama.cpp", 4, 1, 1.0, 2)
+    peer = PromptRound("llama.cpp", 4, 1, 1.0, 2)
     assert differences([a_round("off"), a_round("adaptive"), peer]) == []
     [sentence] = differences([a_round("adaptive", tokens=(1, 3)), a_round("off"), a_round("adaptive"), peer])
     assert "adaptive" in sentence

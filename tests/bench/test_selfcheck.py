@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from slipstream.bench.selfcheck import Findings, check, report
+from slipstream.bench.kinds.selfcheck import Findings, check, report
 from slipstream.commands.options import ModelOptions
 from slipstream.engine.contract import StepPlan, StepResult
 
@@ -44,11 +44,11 @@ def test_it_finds_equal_tokens_and_costs(options: ModelOptions, found: Findings)
 
 
 def test_the_report_can_be_pasted(options: ModelOptions, found: Findings) -> None:
-    told = report("tiny", found)
-    assert "selfcheck: passed" in told
-    assert "greedy: 4 of 4 equal" in told
-    assert "drafts with its head" in told
-    assert str(Path(str(options.model)).parent) not in told
+    text = report("tiny", found)
+    assert "selfcheck: passed" in text
+    assert "greedy: 4 of 4 equal" in text
+    assert "drafts with its head" in text
+    assert str(Path(str(options.model)).parent) not in text
 
 
 class Tampering:
@@ -72,10 +72,9 @@ class Tampering:
 
 
 def test_wrong_tokens_are_noticed(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipstream.bench import selfcheck
-
-    load = selfcheck.load_runner
-    monkeypatch.setattr(selfcheck, "load_runner", lambda *given: Tampering(load(*given)))
+    backend = type(options.backend)
+    load = backend.load
+    monkeypatch.setattr(backend, "load", lambda *given: Tampering(load(*given)))
     found = check(options.open(), options, PROMPTS, 3)
     assert not found.good
     assert "selfcheck: FAILED" in report("tiny", found)

@@ -1,4 +1,4 @@
-"""`slipstream bench streams`: every setting is measured and told, simulation is never silent, ratios are right."""
+"""`slipstream bench streams`: every setting is measured and report, simulation is never silent, ratios are right."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slipstream.bench.mix import per_stream
-from slipstream.bench.streams import Measured, against, same_as_off
-from slipstream.bench.traffic import StreamLog, decode_rate
+from slipstream.bench.harness.mixed_traffic import per_stream
+from slipstream.bench.harness.traffic import StreamLog, decode_rate
+from slipstream.bench.kinds.streams import StreamsResult, against, same_as_off
 from slipstream.cli import main
 
 Bench = Callable[..., dict[str, Any]]
@@ -22,8 +22,8 @@ LABEL = "ACCEPTANCE SIMULATED at 1/1/0"
 
 
 def test_every_mode_at_every_load(bench: Bench) -> None:
-    told = bench("streams", *SHORT, "--streams", "1,3", "--modes", "off,solo,2,adaptive", "--temperature", "0,1")
-    rows = told["results"]
+    report = bench("streams", *SHORT, "--streams", "1,3", "--modes", "off,solo,2,adaptive", "--temperature", "0,1")
+    rows = report["results"]
     loads = [(row["temperature"], row["streams"], row["mode"]) for row in rows]
     modes = ("off", "solo", "2", "adaptive")
     assert loads == [(t, n, mode) for t in (0.0, 1.0) for n in (1, 3) for mode in modes]
@@ -39,35 +39,35 @@ def test_every_mode_at_every_load(bench: Bench) -> None:
         if row["mode"] == "off" or (row["mode"] == "solo" and row["streams"] == 3):
             assert not drafted
             assert row["tokens_per_step"] == 1.0
-    assert told["simulated_acceptance"] is None
-    assert "SIMULATED" not in told["shown"]
-    assert told["memory"].keys() == {"planned", "resident"}
+    assert report["simulated_acceptance"] is None
+    assert "SIMULATED" not in report["shown"]
+    assert report["memory"].keys() == {"planned", "resident"}
 
 
 def test_a_simulated_run_is_labelled_everywhere(bench: Bench, tmp_path: Path) -> None:
     drawn = tmp_path / "streams.svg"
-    told = bench(
+    report = bench(
         "streams", *SHORT, "--streams", "2", "--modes", "off,3", "--simulate-acceptance", "1,1,0", "--mix",
         "--plot", str(drawn), "--save", str(tmp_path / "kept"), "--out", str(tmp_path / "lines"),
     )  # fmt: skip
-    off, three = told["results"]
+    off, three = report["results"]
     assert three["accepted_per_position"] == [1.0, 1.0, 0.0]
     assert off["tokens_per_step"] == 1.0
     assert three["tokens_per_step"] == 2.0  # 1 + 3 + 3 + 3 + 1 + 1: nothing is drafted past the length limit
     assert three["streams_same_as_off"] is None
-    assert told["simulated_acceptance"] == [1.0, 1.0, 0.0]
-    assert told["shown"].count(LABEL) == 3, "the head, the table and the mix"
+    assert report["simulated_acceptance"] == [1.0, 1.0, 0.0]
+    assert report["shown"].count(LABEL) == 3, "the head, the table and the mix"
     assert LABEL in drawn.read_text()
     [kept] = (tmp_path / "kept").iterdir()
     assert json.loads(kept.read_text())["simulated_acceptance"] == [1.0, 1.0, 0.0]
-    assert json.loads((tmp_path / "lines").read_text())["results"] == told["results"]
+    assert json.loads((tmp_path / "lines").read_text())["results"] == report["results"]
     assert str(tmp_path) not in kept.read_text()
-    assert "--plot streams.svg" in told["command"]
+    assert "--plot streams.svg" in report["command"]
 
 
 def test_the_mix_compares_plain_streams(bench: Bench) -> None:
-    told = bench("streams", *SHORT, "--streams", "1,4", "--modes", "off,2", "--mix")
-    [row] = told["mix"]
+    report = bench("streams", *SHORT, "--streams", "1,4", "--modes", "off,2", "--mix")
+    [row] = report["mix"]
     assert (row["streams"], row["mode"]) == (4, "2")
     assert row["kept"] == pytest.approx(row["plain_mixed_tok_s"] / row["plain_alone_tok_s"], rel=0.01)
     assert row["drafting_tok_s"] > 0
@@ -84,8 +84,8 @@ def test_the_plot_is_a_drawing_of_the_results(bench: Bench, tmp_path: Path) -> N
     assert {"off", "depth 1", "1", "2", "streams at once"} <= texts
 
 
-def a_row(mode: str, tok_s: float, **more: Any) -> Measured:
-    return replace(Measured(0.0, 4, mode, 8, 8, 1.0, tok_s, None, 0.1, 1.0, (), 0, ((1, 2), (3, 4))), **more)
+def a_row(mode: str, tok_s: float, **more: Any) -> StreamsResult:
+    return replace(StreamsResult(0.0, 4, mode, 8, 8, 1.0, tok_s, None, 0.1, 1.0, (), 0, ((1, 2), (3, 4))), **more)
 
 
 def test_ratios_are_to_the_same_load() -> None:
@@ -130,7 +130,7 @@ def test_the_mix_looks_at_the_time_when_all_decode() -> None:
         (["--shape", "tiny", "--random-weights", "--new", "0"], "new"),
     ],
 )
-def test_what_cannot_be_measured_is_told_in_a_sentence(
+def test_what_cannot_be_measured_is_refused_in_a_sentence(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert main(["bench", "streams", *arguments]) == 1

@@ -10,15 +10,16 @@ import pytest
 import torch
 from gguf import GGUFReader, ReaderTensor
 
-from slipstream.bench.ask import random_prompt
-from slipstream.bench.gguf_twin import write_twin
-from slipstream.bench.peer import Answer, open_peer
+from slipstream.bench.harness.gguf_twin import write_twin
+from slipstream.bench.harness.llamacpp_peer import LlamaCppAnswer, open_peer
+from slipstream.bench.harness.workload import random_prompt
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.load.random_model import RANDOM_SHAPES, RandomCheckpoint, random_model
 from slipstream.load.spec import GdnSpec, ModelSpec, RopeSpec
 from slipstream.runners.cpu.quantize import q8_0_blocks
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.twin import dequantized
 from slipstream.sampling import SamplingParams
 
@@ -44,23 +45,23 @@ NUM_LIKELIEST = 5
 
 def ours(spec: ModelSpec, dtype: str) -> LLM:
     engine = EngineConfig(max_streams=4, draft="off")
-    return LLM.from_config(random_model(spec), engine, RunnerConfig(device="cpu", dtype=dtype), "torch")
+    return LLM.from_config(random_model(spec), engine, RunnerConfig(device="cpu", dtype=dtype, runner="torch"))
 
 
-def theirs(path: Path, prompts: list[list[int]]) -> list[Answer]:
+def theirs(path: Path, prompts: list[list[int]]) -> list[LlamaCppAnswer]:
     with open_peer(path, 2, True, 128) as peer:
         assert peer is not None
         return peer.generate(prompts, NUM_NEW, ignore_eos=True, num_likeliest=NUM_LIKELIEST)
 
 
-def check_same(llm: LLM, prompt: list[int], answer: Answer, limit: float) -> int:
+def check_same(llm: LLM, prompt: list[int], answer: LlamaCppAnswer, limit: float) -> int:
     """Place by place along the peer's own greedy answer. Returns at how many our own choice was clear."""
     chosen = [place[0][0] for place in answer.likeliest]
     [read] = llm.generate([[*prompt, *chosen]], SamplingParams(0.0, max_tokens=1, prompt_logprobs=20))
     num_clear = 0
     for mine, place in zip(read.prompt_logprobs[len(prompt) - 1 :], answer.likeliest, strict=True):
-        told = dict(mine.top)
-        assert max(abs(told[token] - logprob) for token, logprob in place) < limit
+        report = dict(mine.top)
+        assert max(abs(report[token] - logprob) for token, logprob in place) < limit
         (best, first), (_, second) = mine.top[:2]
         if first - second > limit:
             num_clear += 1
@@ -75,7 +76,7 @@ def check_same(llm: LLM, prompt: list[int], answer: Answer, limit: float) -> int
 def test_llama_cpp_finds_the_same_tokens_as_likely_as_we_do(name: str, dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     path = tmp_path / "twin.gguf"
-    write_twin(RandomCheckpoint(SPECS[name]), dtype, path)
+    write_twin(RandomCheckpoint(SPECS[name]), TorchBackend(RunnerConfig("cpu", dtype)), path)
     prompts = [random_prompt(40, TINY.vocab_size, seed) for seed in range(4)]
     answers = theirs(path, prompts)
     assert [answer.num_tokens for answer in answers] == [NUM_NEW] * 4
@@ -89,7 +90,7 @@ def test_llama_cpp_finds_the_same_tokens_as_likely_as_we_do(name: str, dtype: st
 
 
 def tensors(spec: ModelSpec, dtype: str, path: Path) -> dict[str, ReaderTensor]:
-    write_twin(RandomCheckpoint(spec), dtype, path)
+    write_twin(RandomCheckpoint(spec), TorchBackend(RunnerConfig("cpu", dtype)), path)
     return {tensor.name: tensor for tensor in GGUFReader(path).tensors}
 
 
@@ -113,4 +114,4 @@ def test_matrices_are_rounded_as_the_runner_rounds_them(name: str, tmp_path: Pat
 
 def test_only_what_a_cpu_stores_has_a_twin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not fp8"):
-        write_twin(RandomCheckpoint(TINY), "fp8", tmp_path / "twin.gguf")
+        write_twin(RandomCheckpoint(TINY), TorchBackend(RunnerConfig("cpu", "fp8")), tmp_path / "twin.gguf")

@@ -15,13 +15,14 @@ from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import open_hf
+from slipstream.runners.cuda.platform import cuda_platform
 from slipstream.runners.cuda.quantized import CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.rows import RowSpan
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.host_model import TorchModel
-from slipstream.runners.torch.loading import TorchRunner, load_placed, load_runner
-from slipstream.runners.torch.placement import resident
+from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.policy import DepthPolicy, DraftRequest, Load, SamplingRow
@@ -43,7 +44,7 @@ def open_runner(
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
-    runner = load_runner(model, engine, config)
+    runner = TorchBackend(config).load(model, engine)
     assert isinstance(runner, HostRunner)
     return runner
 
@@ -66,11 +67,11 @@ def open_resident(
     model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
-    placement = resident(device, config, checkpoint.spec)
+    platform = cuda_platform(device, config, checkpoint.spec)
     if rounded:
-        form = CudaStoredFormat(placement.ops) if rounded == "stored" else quantized_format(placement.ops, rounded)
-        placement = replace(placement, form=form, head_form=form)
-    runner = load_placed(model, engine, config, placement)
+        form = CudaStoredFormat(platform.ops) if rounded == "stored" else quantized_format(platform.ops, rounded)
+        platform = replace(platform, form=form, head_form=form)
+    runner = load_runner(model, engine, config, platform)
     assert isinstance(runner, CudaRunner)
     return runner
 

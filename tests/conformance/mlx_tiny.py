@@ -12,8 +12,9 @@ from mlx_lm.utils import load_config, quantize_model
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load import open_model
+from slipstream.runners.mlx.backend import MlxBackend
 from slipstream.runners.mlx.heads import load_head
-from slipstream.runners.mlx.loading import MlxRunner, load_runner
+from slipstream.runners.mlx.loading import MlxRunner
 from slipstream.runners.mlx.models import load_lazily
 from slipstream.runners.mlx.trunk import OpenTrunk
 
@@ -25,7 +26,7 @@ def open_mlx(
 ) -> MlxRunner:
     model = open_model(str(folder), str(mtp) if mtp else None, any_architecture=True)
     engine = EngineConfig(max_streams=streams, block_size=8, max_depth=max_depth)
-    return load_runner(model, engine, RunnerConfig(dtype=dtype, kv_memory=100_000_000, draft_vocab=0))
+    return MlxBackend(RunnerConfig(dtype=dtype, kv_memory=100_000_000, draft_vocab=0)).load(model, engine)
 
 
 def packed(folder: Path, target: Path, bits: int) -> Path:

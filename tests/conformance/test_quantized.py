@@ -25,13 +25,14 @@ from slipstream.load.hf.folder import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
 from slipstream.runners.cuda.linear import CudaLinear
 from slipstream.runners.cuda.ops import CudaOps
+from slipstream.runners.cuda.platform import cuda_platform
 from slipstream.runners.cuda.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
-from slipstream.runners.torch.loading import load_placed
+from slipstream.runners.torch.backend import TorchBackend
+from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.memory import plan_memory
 from slipstream.runners.torch.models.layers import Sequential
 from slipstream.runners.torch.models.qwen3_5_moe import SparseMlp
-from slipstream.runners.torch.placement import place, resident
 from slipstream.runners.torch.weights import LinearFormat
 from slipstream.sampling import SamplingParams
 
@@ -98,10 +99,10 @@ def test_tokens_equal_those_of_a_checkpoint_in_fp8(tmp_path: Path, kind: str) ->
 def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, kind: str) -> None:
     checkpoint = open_hf(tiny_fp8.save(tiny_fp8.build(kind), tmp_path))
     model, options = OpenedModel("tiny", tmp_path, checkpoint, checkpoint, ""), RunnerConfig("cpu", kv_memory=8_000_000)
-    placement = resident(DEVICE, options, checkpoint.spec)
-    assert "bfloat16, matrices fp8 (vocabulary bfloat16" in placement.note
-    planned = plan_memory(model, placement, CONFIG, options)
-    assert planned.weights + planned.head == stored_bytes(placement.form, checkpoint)
+    platform = cuda_platform(DEVICE, options, checkpoint.spec)
+    assert "bfloat16, matrices fp8 (vocabulary bfloat16" in platform.note
+    planned = plan_memory(model, platform, CONFIG, options)
+    assert planned.weights + planned.head == stored_bytes(platform.form, checkpoint)
 
 
 # Not with one key head: there, the bfloat16 rounding of weights moves the second token's logits by 1.
@@ -126,7 +127,7 @@ def test_what_the_command_line_gives_is_close_in_bfloat16(tmp_path: Path, kind: 
 @pytest.mark.parametrize(("dtype", "stored"), [("int8", "int8"), ("int4", "int4 (vocabulary int8)")])
 def test_random_weights_are_rounded_but_for_routers(dtype: str, stored: str) -> None:
     model, options = open_random("tiny-moe"), RunnerConfig("cpu", dtype, kv_memory=4_000_000, max_context=64)
-    runner = load_placed(model, EngineConfig(max_streams=2), options, resident(DEVICE, options, model.spec))
+    runner = load_runner(model, EngineConfig(max_streams=2), options, cuda_platform(DEVICE, options, model.spec))
     assert isinstance(runner, CudaRunner)
     assert runner.info.note.startswith(f"{DEVICE.type}, bfloat16, matrices {stored}, Triton")
     assert is_stored_as(runner.decoder.embedding, "int8")
@@ -156,24 +157,24 @@ def rounded_bytes(model: OpenedModel, dtype: str) -> float:
 @pytest.mark.parametrize("shape", ["qwen3.5-27b", "qwen3.5-35b-a3b"])
 def test_a_large_model_takes_little_memory(shape: str, dtype: str, note: str) -> None:
     model, engine = open_random(shape), EngineConfig(max_streams=1)
-    placement = place(config(dtype), model.spec, present=False)
-    plan = plan_memory(model, placement, engine, config(dtype), free=10**12)
+    platform = TorchBackend(config(dtype), present=False).platform(model.spec)
+    plan = plan_memory(model, platform, engine, config(dtype), free=10**12)
     assert plan.weights + plan.head == pytest.approx(rounded_bytes(model, dtype), rel=0.006)
     assert plan.weights + plan.head > rounded_bytes(model, dtype)
-    assert placement.note == f"cuda, bfloat16, matrices {note}, Triton kernels in captured steps"
+    assert platform.note == f"cuda, bfloat16, matrices {note}, Triton kernels in captured steps"
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "auto"])
 def test_a_large_step_unpacks_its_largest_matrix(dtype: str) -> None:
     spec = replace(open_random("qwen3.5-27b").spec, fp8=True)
-    placement = place(config(dtype), spec, present=False)
-    assert placement.form.unpacked_bytes((34816, 5120)) == 34816 * 5120 * 2
+    platform = TorchBackend(config(dtype), present=False).platform(spec)
+    assert platform.form.unpacked_bytes((34816, 5120)) == 34816 * 5120 * 2
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_in_bfloat16_nothing_is_unpacked(dtype: str) -> None:
-    placement = place(config(dtype), open_random("qwen3.5-27b").spec, present=False)
-    assert placement.form.unpacked_bytes((34816, 5120)) == 0
+    platform = TorchBackend(config(dtype), present=False).platform(open_random("qwen3.5-27b").spec)
+    assert platform.form.unpacked_bytes((34816, 5120)) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -181,9 +182,9 @@ def test_in_bfloat16_nothing_is_unpacked(dtype: str) -> None:
 def test_what_is_stored_is_what_was_planned(kind: str, dtype: str, tmp_path: Path) -> None:
     checkpoint = open_hf(tiny.save(tiny.build(kind), tmp_path, head=True))
     model = OpenedModel("tiny", tmp_path, checkpoint, checkpoint, "")
-    placement = resident(DEVICE, RunnerConfig("cpu", dtype), checkpoint.spec)
-    planned = plan_memory(model, placement, CONFIG, RunnerConfig("cpu", dtype, kv_memory=4_000_000))
-    assert planned.weights + planned.head == stored_bytes(placement.form, checkpoint)
+    platform = cuda_platform(DEVICE, RunnerConfig("cpu", dtype), checkpoint.spec)
+    planned = plan_memory(model, platform, CONFIG, RunnerConfig("cpu", dtype, kv_memory=4_000_000))
+    assert planned.weights + planned.head == stored_bytes(platform.form, checkpoint)
 
 
 def stored_bytes(form: LinearFormat, checkpoint: HfCheckpoint) -> int:
@@ -202,12 +203,12 @@ def stored_bytes(form: LinearFormat, checkpoint: HfCheckpoint) -> int:
 def test_without_triton_it_is_refused(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = open_random("tiny").spec
     with pytest.raises(ConfigError, match=rf"{dtype} needs the Triton kernels.*switched off"):
-        place(config(dtype, kernels=False), spec, present=False)
-    monkeypatch.setattr("slipstream.runners.torch.placement.find_spec", lambda name: None)
+        TorchBackend(config(dtype, kernels=False), present=False).platform(spec)
+    monkeypatch.setattr("slipstream.runners.cuda.platform.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"{dtype} needs the Triton kernels.*not installed"):
-        place(config(dtype), spec, present=False)
+        TorchBackend(config(dtype), present=False).platform(spec)
 
 
 def test_on_a_cpu_4_bits_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"int4 needs the Triton kernels.*the CPU's kernels do not round to 4 bits"):
-        place(RunnerConfig("cpu", "int4"), open_random("tiny").spec)
+        TorchBackend(RunnerConfig("cpu", "int4")).platform(open_random("tiny").spec)

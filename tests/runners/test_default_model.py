@@ -11,7 +11,8 @@ from harness import Ask, Traffic
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import RowResult, StepPlan, StepResult
 from slipstream.load import open_model
-from slipstream.runners.torch.loading import TorchRunner, load_runner
+from slipstream.runners.torch.backend import TorchBackend
+from slipstream.runners.torch.loading import TorchRunner
 from slipstream.sampling import SamplingParams
 
 REFERENCE = json.loads((Path(__file__).parent.parent / "data" / "reference.json").read_text())
@@ -45,7 +46,7 @@ class Listener:
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def runner(request: pytest.FixtureRequest) -> TorchRunner:
     config = RunnerConfig(device="cpu", dtype=request.param, draft_vocab=0)
-    return load_runner(open_model(), EngineConfig(max_streams=2), config)
+    return TorchBackend(config).load(open_model(), EngineConfig(max_streams=2))
 
 
 def test_greedy_tokens_and_drafts_equal_the_reference(runner: TorchRunner) -> None:

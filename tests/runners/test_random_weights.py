@@ -17,9 +17,8 @@ from slipstream.load.hf.config import spec_from_config
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch import loading
-from slipstream.runners.torch.loading import TorchRunner, load_runner
-from slipstream.runners.torch.memory import plan_memory
-from slipstream.runners.torch.placement import place
+from slipstream.runners.torch.backend import TorchBackend
+from slipstream.runners.torch.loading import TorchRunner
 from slipstream.runners.torch.random_weights import open_weights
 from slipstream.runners.torch.weights import Weights
 from slipstream.sampling import SamplingParams
@@ -31,7 +30,7 @@ FORMS = [("float32", False), ("auto", True), ("int8", True)]
 def load(shape: str, dtype: str, kernels: bool) -> tuple[TorchRunner, int]:
     read: list[int] = []
     config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels)
-    return load_runner(open_random(shape), ENGINE, config, read.append), sum(read)
+    return TorchBackend(config).load(open_random(shape), ENGINE, progress=read.append), sum(read)
 
 
 def logits(runner: TorchRunner) -> torch.Tensor:
@@ -76,7 +75,7 @@ def test_every_matrix_has_a_role(shape: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
 def test_the_plan_counts_what_is_made(shape: str) -> None:
     model, config = open_random(shape), RunnerConfig(device="cpu", dtype="bfloat16", kernels=False)
-    plan = plan_memory(model, place(config, model.spec), ENGINE, config)
+    plan = TorchBackend(config).plan_memory(model, ENGINE)
     assert plan.weights + plan.head == model.num_bytes
 
 

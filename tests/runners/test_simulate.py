@@ -12,7 +12,8 @@ from slipstream.errors import ConfigError
 from slipstream.load.random_model import open_random
 from slipstream.runners.noise import noise_key
 from slipstream.runners.simulate import Simulation, pass_rates, uniform
-from slipstream.runners.torch.loading import TorchRunner, load_runner
+from slipstream.runners.torch.backend import TorchBackend
+from slipstream.runners.torch.loading import TorchRunner
 from slipstream.sampling import SamplingParams
 
 HIGH = (0.85, 0.72, 0.60)
@@ -21,7 +22,7 @@ PROMPT = (5, 9, 2, 44, 17)
 
 def open_runner(simulate: tuple[float, ...]) -> TorchRunner:
     config = RunnerConfig(device="cpu", dtype="float32", kernels=False, simulate_acceptance=simulate)
-    return load_runner(open_random("tiny"), EngineConfig(max_streams=2, max_depth=3), config)
+    return TorchBackend(config).load(open_random("tiny"), EngineConfig(max_streams=2, max_depth=3))
 
 
 def read(runner: TorchRunner, tokens: tuple[int, ...], depth: int) -> RowResult:

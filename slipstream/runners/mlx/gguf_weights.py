@@ -6,6 +6,7 @@ order. Other types are dequantised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import mlx.core as mx
@@ -34,6 +35,18 @@ def _parameter(raw: RawTensor, dtype: mx.Dtype) -> Iterator[tuple[str, mx.array]
     yield raw.name, mx.array(words)
     yield f"{stem}.scales", mx.array(scales).astype(dtype)
     yield f"{stem}.biases", mx.array(biases).astype(dtype)
+
+
+def parameter_bytes(checkpoint: Checkpoint, dtype: mx.Dtype) -> dict[str, int]:
+    """What each tensor of the file becomes, its scales and biases counted with it. Reads none of them."""
+    return {name: _num_bytes(checkpoint.dtype(name), checkpoint.shape(name), dtype) for name in checkpoint.names()}
+
+
+def _num_bytes(stored: str, shape: tuple[int, ...], dtype: mx.Dtype) -> int:
+    size = math.prod(shape)
+    if stored not in _PACKERS or len(shape) != 2:
+        return size * dtype.size
+    return size * _BITS[stored] // 8 + 2 * dtype.size * (size // GROUP)
 
 
 def _half(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -69,3 +82,4 @@ def _q8_0(blocks: np.ndarray) -> Packed:
 
 
 _PACKERS: dict[str, Callable[[np.ndarray], Packed]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}

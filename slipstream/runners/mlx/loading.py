@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -12,141 +9,145 @@ from mlx.utils import tree_flatten
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import RowJoin, RunnerInfo
-from slipstream.errors import ConfigError, HeadError
+from slipstream.errors import HeadError
 from slipstream.load import OpenedModel
+from slipstream.runners.backend import MemoryPlan, Progress
 from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
+from slipstream.runners.mlx.gguf_weights import parameter_bytes
 from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
-from slipstream.runners.mlx.memory import MemoryPlan, StreamCost, plan_memory, stream_cost
-from slipstream.runners.mlx.models import load_lazily
+from slipstream.runners.mlx.memory import ModelShape, StreamCost, slot_positions, stream_cost
+from slipstream.runners.mlx.models import load_lazily, load_shapes, unpacked_dtype
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
 from slipstream.runners.mlx.trunk import OpaqueTrunk, OpenTrunk, Trunk, make_caches, tape_recurrences
 from slipstream.runners.rows import RowSpan
-from slipstream.runners.simulate import Simulation, simulation_note
+from slipstream.runners.simulate import Simulation
 from slipstream.sampling.params import SamplingParams
 
+MlxRunner = HostRunner[mx.array, Grids]
 DRAFT_VOCAB = 32768  # a draft pass over all of a large vocabulary reads mostly the output matrix
 
-MlxRunner = HostRunner[mx.array, Grids]
-Progress = Callable[[int], None]  # called with the bytes just read
-log = logging.getLogger(__name__)
 
-
-def ignore_progress(num_bytes: int) -> None:
-    """Nobody watches."""
+def model_shape(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> ModelShape:
+    """From headers alone: what `load_runner` will hold and compute with."""
+    lazy = LazyModel(model, engine, config, load_shapes(model, config.dtype))
+    if model.path.is_dir():
+        weights = _sizes(lazy.model)
+    else:
+        weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype))
+        if model.spec.tied:
+            weights.pop("lm_head.weight", None)
+    head = {} if lazy.head is None else _sizes(lazy.head)
+    return ModelShape(
+        lazy.dtype, weights, head, lazy.stream_cost(), lazy.max_depth, lazy.draft_vocab, lazy.expert_share
+    )
 
 
 def load_runner(
-    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
+    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, plan: MemoryPlan, note: str, progress: Progress
 ) -> MlxRunner:
-    _use_device(config.device)
-    return _Loader(model, engine, config).load(progress)
+    """``note``: what computes where."""
+    lazy = LazyModel(model, engine, config, load_lazily(model, config.dtype))
+    for array in lazy.arrays():
+        mx.eval(array)
+        progress(array.nbytes)
+    host_model = lazy.host_model(plan.num_slots, slot_positions(plan.max_context, lazy.max_depth))
+    simulation = Simulation(config.simulate_acceptance, lazy.max_depth) if config.simulate_acceptance else None
+    drafter: Drafter[mx.array, Grids] = NoDrafter()
+    if lazy.head is not None:
+        drafter = MtpDrafter(host_model, lazy.host_head(host_model), lazy.max_depth, simulation)
+    return HostRunner(_info(model, plan, lazy, note), host_model, drafter, simulation)
 
 
-def _use_device(name: str) -> None:
-    """``auto``: the GPU where there is one."""
-    if name not in ("auto", "cpu"):
-        raise ConfigError(f"on MLX, device is auto or cpu, not {name!r}")
-    if name == "cpu":
-        mx.set_default_device(mx.cpu)
+class LazyModel:
+    """Target model and head, none of whose arrays has to be evaluated yet."""
 
+    def __init__(self, opened: OpenedModel, engine: EngineConfig, config: RunnerConfig, model: Any) -> None:
+        self._spec, self._config = opened.spec, config
+        self.model = model
+        self.trunk: Trunk = OpaqueTrunk(model) if opened.spec.architecture == "other" else OpenTrunk(model)
+        self.head, self.why_no_draft = self._find_head(opened, engine)
+        self.max_depth = engine.max_depth if self.head is not None else 0
+        tape_recurrences(model)
 
-class _Loader:
-    def __init__(self, model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> None:
-        self._opened, self._engine, self._config = model, engine, config
-        self._architecture = model.spec.architecture
-        self._model = load_lazily(model, config.dtype)
-        self._trunk: Trunk = OpaqueTrunk(self._model) if self._architecture == "other" else OpenTrunk(self._model)
-        self._head, self._why_no_draft = self._find_head()
-        self._max_depth = engine.max_depth if self._head is not None else 0
-        tape_recurrences(self._model)
+    @property
+    def dtype(self) -> str:
+        return str(_activation_dtype(self.model)).removeprefix("mlx.core.")
 
-    def load(self, progress: Progress) -> MlxRunner:
-        weights: list[mx.array] = [array for _, array in tree_flatten(self._model.parameters())]
-        if self._head is not None:
-            weights += [array for _, array in tree_flatten(self._head.parameters())]
-        num_bytes = sum(array.nbytes for array in weights)
-        memory = plan_memory(
-            self._stream_cost(), num_bytes, self._opened.spec.max_context, self._max_depth, self._engine, self._config
-        )
-        for array in weights:
-            mx.eval(array)
-            progress(array.nbytes)
-        return self._runner(memory)
+    @property
+    def draft_vocab(self) -> int:
+        """The head drafts among the first so many tokens."""
+        vocab, chosen = self._spec.vocab_size, self._config.draft_vocab
+        default = DRAFT_VOCAB if vocab > 2 * DRAFT_VOCAB else vocab
+        return min(default if chosen is None else chosen or vocab, vocab)
 
-    def _find_head(self) -> tuple[MtpHead | None, str]:
+    @property
+    def expert_share(self) -> float:
+        """Of the experts, those that one token chooses; all of them where the architecture is not known."""
+        args = vars(self.trunk.args) if isinstance(self.trunk, OpenTrunk) else {}
+        return args["num_experts_per_tok"] / args["num_experts"] if args.get("num_experts") else 1.0
+
+    def arrays(self) -> list[mx.array]:
+        modules = [self.model] if self.head is None else [self.model, self.head]
+        return [array for module in modules for _, array in tree_flatten(module.parameters())]
+
+    def host_model(self, max_rows: int, max_length: int) -> MlxModel:
+        holder = FeedHolder()
+        caches = make_caches(self.model, holder, max_rows, max_length, self.max_depth)
+        head_cache = KvCache(holder, max_rows, max_length) if self.head is not None else None
+        pads = not any(isinstance(cache, RecurrentCache) for cache in caches)
+        return MlxModel(self.trunk, caches, head_cache, holder, self.max_depth, pads)
+
+    def host_head(self, host_model: MlxModel) -> MlxHead:
+        assert self.head is not None
+        assert isinstance(self.trunk, OpenTrunk)
+        num_rows = self.draft_vocab
+        output = self.trunk.output_rows(num_rows) if num_rows < self._spec.vocab_size else self.trunk.unembed
+        return MlxHead(host_model, self.trunk, self.head, output, num_rows)
+
+    def stream_cost(self) -> StreamCost:
+        """One token through target model and head, not evaluated: the shapes of the caches after it."""
+        host_model = self.host_model(1, FIRST_LENGTH)
+        host_model.join(RowJoin(0, (0,), 1, SamplingParams(), 0, 0.0))
+        batch = host_model.lay_out([RowSpan(0, 0, 0, 1)])
+        hidden = host_model.forward([0], batch)
+        if self.head is not None:
+            self.host_head(host_model).forward(hidden, [0], batch)
+        return stream_cost(host_model.all_caches)
+
+    def _find_head(self, opened: OpenedModel, engine: EngineConfig) -> tuple[MtpHead | None, str]:
         """The head, or why there is none: one that does not fit never stops the model."""
-        if self._opened.head is None:
-            return None, self._opened.head_reason
-        if self._engine.max_depth == 0:
+        if opened.head is None:
+            return None, opened.head_reason
+        if engine.max_depth == 0:
             return None, "max_depth is 0"
         try:
-            args = self._trunk.args if isinstance(self._trunk, OpenTrunk) else None
-            return load_head(self._opened.head, self._architecture, args, _activation_dtype(self._model)), ""
+            args = self.trunk.args if isinstance(self.trunk, OpenTrunk) else None
+            return load_head(opened.head, self._spec.architecture, args, _activation_dtype(self.model)), ""
         except HeadError as error:
             return None, f"no MTP head: {error}"
 
-    def _stream_cost(self) -> StreamCost:
-        """One token through model and head, not evaluated: the shapes of what it leaves in the caches."""
-        model = self._host_model(1, FIRST_LENGTH)
-        model.join(RowJoin(0, (0,), 1, SamplingParams(), 0, 0.0))
-        batch = model.lay_out([RowSpan(0, 0, 0, 1)])
-        hidden = model.forward([0], batch)
-        if self._head is not None:
-            self._host_head(model).forward(hidden, [0], batch)
-        return stream_cost(model.all_caches)
 
-    def _host_model(self, max_rows: int, max_length: int) -> MlxModel:
-        holder = FeedHolder()
-        caches = make_caches(self._model, holder, max_rows, max_length, self._max_depth)
-        head_cache = KvCache(holder, max_rows, max_length) if self._head is not None else None
-        pads = not any(isinstance(cache, RecurrentCache) for cache in caches)
-        return MlxModel(self._trunk, caches, head_cache, holder, self._max_depth, pads)
-
-    def _host_head(self, model: MlxModel) -> MlxHead:
-        assert self._head is not None
-        assert isinstance(self._trunk, OpenTrunk)
-        vocab = self._opened.spec.vocab_size
-        asked = self._config.draft_vocab
-        drafted = (DRAFT_VOCAB if vocab > 2 * DRAFT_VOCAB else 0) if asked is None else asked
-        if 0 < drafted < vocab:
-            return MlxHead(model, self._trunk, self._head, self._trunk.output_rows(drafted), drafted)
-        return MlxHead(model, self._trunk, self._head, self._trunk.unembed, vocab)
-
-    def _runner(self, memory: MemoryPlan) -> MlxRunner:
-        log.info("memory: weights %d bytes, streams at most %d", memory.weights, memory.streams)
-        model = self._host_model(memory.num_slots, memory.num_places)
-        survival = self._config.simulate_acceptance
-        simulation = Simulation(survival, self._max_depth) if survival else None
-        drafter: Drafter[mx.array, Grids] = NoDrafter()
-        if self._head is not None:
-            drafter = MtpDrafter(model, self._host_head(model), self._max_depth, simulation)
-        return HostRunner(self._info(memory), model, drafter, simulation)
-
-    def _info(self, memory: MemoryPlan) -> RunnerInfo:
-        return RunnerInfo(
-            num_slots=memory.num_slots,
-            num_blocks=memory.num_slots * memory.blocks_per_slot,
-            block_size=memory.block_size,
-            max_context=memory.max_context,
-            vocab_size=self._opened.spec.vocab_size,
-            max_depth=self._max_depth,
-            why_no_draft=self._why_no_draft,
-            stops_early=mx.default_device().type == mx.DeviceType.cpu,
-            note=self._note() + simulation_note(self._config.simulate_acceptance),
-        )
-
-    def _note(self) -> str:
-        dtype = str(_activation_dtype(self._model)).removeprefix("mlx.core.")
-        return f"mlx {version('mlx')}, {_device_name()}, {dtype}"
+def _info(model: OpenedModel, plan: MemoryPlan, lazy: LazyModel, note: str) -> RunnerInfo:
+    return RunnerInfo(
+        num_slots=plan.num_slots,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_context=plan.max_context,
+        vocab_size=model.spec.vocab_size,
+        max_depth=lazy.max_depth,
+        why_no_draft=lazy.why_no_draft,
+        stops_early=mx.default_device().type == mx.DeviceType.cpu,
+        note=note,
+    )
 
 
-def _device_name() -> str:
-    return str(mx.device_info()["device_name"]) if mx.default_device().type == mx.DeviceType.gpu else "cpu"
+def _sizes(module: Any) -> dict[str, int]:
+    return {name: array.nbytes for name, array in tree_flatten(module.parameters())}
 
 
 def _activation_dtype(model: Any) -> mx.Dtype:

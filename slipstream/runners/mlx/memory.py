@@ -1,24 +1,25 @@
 """How much memory a model and its streams take, computed before a weight is read or a stream admitted.
 
-What caches will hold is asked of the model itself: one token goes through it without being evaluated, and the shapes
-of what it leaves behind tell. Each slot has places of its own, so what is admitted always fits.
+The model itself shows what caches will hold: one token goes through it without being evaluated, and the
+shapes of the caches afterwards are read. Each slot has positions of its own, so what is admitted always fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import mlx.core as mx
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
+from slipstream.host import available_bytes, resident_bytes
+from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.mlx.caches import KvCache
 from slipstream.runners.mlx.trunk import Cache
 
 SHARE_OF_FREE = 0.8
-LEAST_TOKENS = 32
+MIN_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +31,16 @@ class StreamCost:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes, unless the name says otherwise."""
+class ModelShape:
+    """A model as it will be loaded. Bytes, unless the name says otherwise."""
 
-    weights: int  # the head's included
+    dtype: str  # of activations
+    weights: Mapping[str, int]  # by name
+    head: Mapping[str, int]
     cost: StreamCost
-    num_slots: int
-    max_context: int  # tokens
-    num_places: int  # tokens a slot has room for: drafts and padding stand behind the context
-    block_size: int
-
-    @property
-    def blocks_per_slot(self) -> int:
-        return -(-self.num_places // self.block_size)
-
-    @property
-    def streams(self) -> int:
-        """When every slot is as long as it may be."""
-        return self.num_slots * (self.num_places * self.cost.kv_per_token + self.cost.state)
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.streams
+    max_depth: int
+    draft_vocab: int  # the head drafts among the first so many tokens
+    expert_share: float  # of the experts, those that one token chooses
 
 
 def stream_cost(caches: Sequence[Cache]) -> StreamCost:
@@ -62,31 +51,69 @@ def stream_cost(caches: Sequence[Cache]) -> StreamCost:
     return StreamCost(per_token, sum(array.nbytes for array in states))
 
 
+def slot_positions(max_context: int, max_depth: int) -> int:
+    """That a slot has room for: after the context drafts, and padding beside longer rows."""
+    return max_context + 2 * (1 + max_depth)
+
+
 def plan_memory(
-    cost: StreamCost, weights: int, max_context: int, max_depth: int, engine: EngineConfig, config: RunnerConfig
+    shape: ModelShape, max_context: int, engine: EngineConfig, config: RunnerConfig, free: int | None = None
 ) -> MemoryPlan:
     """``max_context``: the model's own. The context is as long as every slot can have at once."""
-    context = min(config.max_context or max_context, max_context)
-    ahead = 2 * (1 + max_depth)  # drafts fed behind the last token, and padding beside longer rows
-    budget = config.kv_memory if config.kv_memory is not None else int((free_bytes() - weights) * SHARE_OF_FREE)
+    weights, head, cost = sum(shape.weights.values()), sum(shape.head.values()), shape.cost
+    free = free_bytes() if free is None else free
+    budget = config.kv_memory if config.kv_memory is not None else int((free - weights - head) * SHARE_OF_FREE)
     each = budget // engine.max_streams - cost.state
+    context = min(config.max_context or max_context, max_context)
     if cost.kv_per_token:
-        context = min(context, each // cost.kv_per_token - ahead)
-    if each < 0 or context < min(LEAST_TOKENS, max_context):
+        context = min(context, each // cost.kv_per_token - slot_positions(0, shape.max_depth))
+    if each < 0 or context < min(MIN_TOKENS, max_context):
         raise ConfigError(
             f"{budget / 1e6:.1f} MB are left for {engine.max_streams} streams, of which each takes "
             f"{cost.state / 1e6:.1f} MB and {cost.kv_per_token / 1e3:.1f} kB a token: "
             "give more kv_memory or allow fewer max_streams"
         )
-    return MemoryPlan(weights, cost, engine.max_streams, context, context + ahead, engine.block_size)
+    blocks_per_slot = -(-slot_positions(context, shape.max_depth) // engine.block_size)
+    return MemoryPlan(
+        weights=weights,
+        head=head,
+        kv_per_token=cost.kv_per_token,
+        state_per_stream=cost.state,
+        workspace=0,
+        process=resident_bytes(),
+        num_slots=engine.max_streams,
+        num_blocks=engine.max_streams * blocks_per_slot,
+        block_size=engine.block_size,
+        max_context=context,
+        shared_pool=False,
+    )
+
+
+def step_traffic(shape: ModelShape, vocab_size: int) -> StepTraffic:
+    embedding, output = _named(shape.weights, "embed_tokens"), _named(shape.weights, "lm_head")
+    dense, experts = _dense_and_experts(shape.weights)
+    return StepTraffic(
+        dense - (embedding if output else 0),
+        experts,
+        *_dense_and_experts(shape.head),
+        draft_output=(output or embedding) * shape.draft_vocab // vocab_size,
+        kv_per_token=shape.cost.kv_per_token,
+        states=shape.cost.state,
+        expert_share=shape.expert_share,
+    )
+
+
+def _dense_and_experts(sizes: Mapping[str, int]) -> tuple[int, int]:
+    experts = _named(sizes, "switch_mlp")
+    return sum(sizes.values()) - experts, experts
+
+
+def _named(sizes: Mapping[str, int], part: str) -> int:
+    return sum(size for name, size in sizes.items() if part in name.split("."))
 
 
 def free_bytes() -> int:
     """What this process may still take: on a GPU what Metal recommends, else what the system has."""
     if mx.default_device().type == mx.DeviceType.gpu:
         return int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory()
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 8 << 30
+    return available_bytes()

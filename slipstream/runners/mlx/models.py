@@ -41,6 +41,20 @@ def load_lazily(model: OpenedModel, dtype_name: str) -> Any:
     return loaded
 
 
+def load_shapes(model: OpenedModel, dtype_name: str) -> Any:
+    """The same shapes and types, but no GGUF is read: its weights are made up, unpacked, and never evaluated."""
+    if model.path.is_dir():
+        return load_lazily(model, dtype_name)
+    made = _gguf_model(model.spec)
+    made.set_dtype(unpacked_dtype(model, dtype_name))
+    return made
+
+
+def unpacked_dtype(model: OpenedModel, dtype_name: str) -> mx.Dtype:
+    """Of what is not packed in a GGUF, scales included."""
+    return _dtype(model, dtype_name) or mx.float16
+
+
 def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
     """None: as it is in the files."""
     if name == "auto":
@@ -132,8 +146,7 @@ def stack_experts(weights: Tensors) -> Tensors:
 
 
 def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
-    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[model.spec.architecture]
-    loaded = arch.Model(arch.ModelArgs.from_dict(_config(model.spec)))
+    loaded = _gguf_model(model.spec)
     weights = dict(parameters(model.checkpoint, dtype or mx.float16))
     if model.spec.tied:
         weights.pop("lm_head.weight", None)
@@ -141,6 +154,11 @@ def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
     loaded.load_weights(list(weights.items()))
     loaded.eval()
     return loaded
+
+
+def _gguf_model(spec: ModelSpec) -> Any:
+    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[spec.architecture]
+    return arch.Model(arch.ModelArgs.from_dict(_config(spec)))
 
 
 def quantise_like(module: nn.Module, weights: Tensors) -> None:

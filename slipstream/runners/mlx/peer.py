@@ -12,7 +12,7 @@ from slipstream.load import OpenedModel
 from slipstream.runners.mlx.models import load_lazily
 
 
-class Peer:
+class MlxLmPeer:
     def __init__(self, model: OpenedModel, dtype: str) -> None:
         """``dtype``: as in RunnerConfig."""
         self._model = load_lazily(model, dtype)

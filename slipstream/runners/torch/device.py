@@ -6,68 +6,59 @@ Knows no model. Everything here works on a CPU too, so that benchmarks can be tr
 from __future__ import annotations
 
 import gc
-import platform
 import time
-from pathlib import Path
 
 import torch
 
-from slipstream.host import peak_resident_bytes
+from slipstream.host import cpu_name, peak_resident_bytes
 
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}  # far more than any cache holds
 COPY_ROUNDS = 10
 
 
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+class TorchDevice:
+    def __init__(self, device: torch.device) -> None:
+        self.torch = device
+        self.kind = device.type
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.torch) if self.kind == "cuda" else cpu_name()
+
+    def copy_bandwidth(self) -> float:
+        """What is free may make the copies smaller."""
+        num_bytes = COPY_BYTES[self.kind]
+        if self.kind == "cuda":
+            num_bytes = min(num_bytes, torch.cuda.mem_get_info(self.torch)[0] // 3)
+        source = torch.zeros(num_bytes, dtype=torch.uint8, device=self.torch)
+        target = torch.empty_like(source)
+        target.copy_(source)  # its pages are touched before the clock runs
+        seconds = min(self._copy_seconds(source, target) for _ in range(COPY_ROUNDS))
+        del source, target
+        self.release_memory()
+        return 2 * num_bytes / seconds
+
+    def release_memory(self) -> None:
+        gc.collect()
+        if self.kind == "cuda":
+            torch.cuda.empty_cache()
+
+    def watch_memory(self) -> TorchPeakMemory:
+        return TorchPeakMemory(self.torch)
+
+    def _copy_seconds(self, source: torch.Tensor, target: torch.Tensor) -> float:
+        self._synchronize()
+        began = time.perf_counter()
+        target.copy_(source)
+        self._synchronize()
+        return time.perf_counter() - began
+
+    def _synchronize(self) -> None:
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.torch)
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes read and written a second by the fastest of some large copies; what is free may make them smaller.
-
-    Keeps no memory.
-    """
-    wanted = num_bytes or COPY_BYTES[device.type]
-    if device.type == "cuda":
-        wanted = min(wanted, torch.cuda.mem_get_info(device)[0] // 3)
-    source = torch.zeros(wanted, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)  # its pages are touched before the clock runs
-    seconds = min(_copy_seconds(source, target) for _ in range(COPY_ROUNDS))
-    del source, target
-    release_memory(device)
-    return 2 * wanted / seconds
-
-
-def _copy_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
-    synchronize(source.device)
-    began = time.perf_counter()
-    target.copy_(source)
-    synchronize(source.device)
-    return time.perf_counter() - began
-
-
-def release_memory(device: torch.device) -> None:
-    """Give back what nobody holds any more: the next model plans with what the device calls free."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-class PeakMemory:
+class TorchPeakMemory:
     """From its making on. On a GPU: tensors at the peak, what the allocator held for them, and what the device lacks
     since then (libraries, kernels and graphs included). On a CPU: the whole process at its peak."""
 

@@ -10,24 +10,24 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
 from slipstream.load.spec import Architecture, ModelSpec
+from slipstream.runners.backend import MemoryPlan, Progress, ignore_progress
 from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.simulate import Simulation, simulation_note
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnCache, GdnRings, LayerCache, PagedKv
 from slipstream.runners.torch.host_model import BlockTable, TorchHead, TorchModel
-from slipstream.runners.torch.memory import MemoryPlan, plan_memory, trim_heap
+from slipstream.runners.torch.memory import plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
 from slipstream.runners.torch.models.decoder import Decoder, load_decoder
 from slipstream.runners.torch.models.layers import DecoderLayer, Sequential, rotary_table
 from slipstream.runners.torch.models.mtp import MtpHead, load_head
 from slipstream.runners.torch.ops import Linear, Rotary
-from slipstream.runners.torch.placement import Placement, place
+from slipstream.runners.torch.platform import Platform
 from slipstream.runners.torch.random_weights import open_weights
 from slipstream.runners.torch.weights import Weights
 
 TorchRunner = HostRunner[Tensor, RaggedBatch]
-Progress = Callable[[int], None]  # called with the bytes just read
 LoadLayer = Callable[[Weights, str, ModelSpec, Rotary, LayerCache], DecoderLayer]
 
 _ARCHITECTURES: dict[Architecture, LoadLayer] = {
@@ -39,26 +39,17 @@ _ARCHITECTURES: dict[Architecture, LoadLayer] = {
 }
 
 
-def ignore_progress(num_bytes: int) -> None:
-    """Nobody watches."""
-
-
 def load_runner(
-    model: OpenedModel, engine: EngineConfig, config: RunnerConfig, progress: Progress = ignore_progress
-) -> Runner:
-    placement = place(config, model.spec)
-    return load_placed(model, engine, config, placement, progress)
-
-
-def load_placed(
     model: OpenedModel,
     engine: EngineConfig,
     config: RunnerConfig,
-    placement: Placement,
+    platform: Platform,
+    plan: MemoryPlan | None = None,
     progress: Progress = ignore_progress,
 ) -> Runner:
-    memory = plan_memory(model, placement, engine, config)
-    runner = _Loader(model, engine, config, placement, memory, progress).load()
+    """``plan``: None: made here."""
+    memory = plan or plan_memory(model, platform, engine, config)
+    runner = _Loader(model, engine, config, platform, memory, progress).load()
     trim_heap()
     return runner
 
@@ -69,12 +60,12 @@ class _Loader:
         model: OpenedModel,
         engine: EngineConfig,
         config: RunnerConfig,
-        placement: Placement,
+        platform: Platform,
         memory: MemoryPlan,
         progress: Progress,
     ) -> None:
         self.model, self.spec = model, model.spec
-        self.ops, self.placement = placement.ops, placement
+        self.ops, self.platform = platform.ops, platform
         self.engine, self.config, self.memory, self.progress = engine, config, memory, progress
         self.max_depth = engine.max_depth if model.head is not None else 0
         # Drafts may be fed up to max_depth positions past the last one that counts.
@@ -85,15 +76,15 @@ class _Loader:
         self.blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
 
     def load(self) -> Runner:
-        if self.placement.resident and self.ops.device.type == "cuda":
+        if self.platform.device_resident and self.ops.device.type == "cuda":
             from slipstream.runners.cuda.warmup import hash_triton  # Triton is not everywhere
 
             hash_triton()
         decoder = self._decoder()
-        return self._resident(decoder) if self.placement.resident else self._hosted(decoder)
+        return self._device_resident(decoder) if self.platform.device_resident else self._host_driven(decoder)
 
-    def _hosted(self, decoder: Decoder) -> TorchRunner:
-        """Rows live on the host; the step waits for its verdict."""
+    def _host_driven(self, decoder: Decoder) -> TorchRunner:
+        """Rows live on the host; a step ends with its result."""
         assert not isinstance(self.gdn, GdnRings)
         table = BlockTable(self.memory.num_slots, self.blocks_per_slot, self.ops.device)
         fused = not isinstance(decoder.layers, Sequential)
@@ -105,17 +96,17 @@ class _Loader:
             drafter = MtpDrafter(model, TorchHead(model, *self._head(decoder)), self.max_depth, simulation)
         return HostRunner(self._info(lag=0), model, drafter, simulation)
 
-    def _resident(self, decoder: Decoder) -> Runner:
+    def _device_resident(self, decoder: Decoder) -> Runner:
         """Rows live on the device; the host is one step behind."""
         from slipstream.runners.cuda.buffers import StepBuffers  # Triton is not everywhere
         from slipstream.runners.cuda.rows import DeviceRows
         from slipstream.runners.cuda.runner import CudaRunner
 
-        num_places = self.memory.max_context + 2 * self.max_depth + 2
-        rows = DeviceRows(self.memory.num_slots, num_places, self.blocks_per_slot, self.ops.device)
-        most = max(self.engine.max_step_tokens, self.placement.prompt_tokens)
+        num_positions = self.memory.max_context + 2 * self.max_depth + 2
+        rows = DeviceRows(self.memory.num_slots, num_positions, self.blocks_per_slot, self.ops.device)
+        max_tokens = max(self.engine.max_step_tokens, self.platform.prompt_tokens)
         shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
-        buffers = StepBuffers(self.memory.num_slots, most, self.max_depth, *shared)
+        buffers = StepBuffers(self.memory.num_slots, max_tokens, self.max_depth, *shared)
         head = self._head(decoder) if self.max_depth else (None, None)
         assert not isinstance(self.gdn, GdnCache)
         parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn)
@@ -125,11 +116,11 @@ class _Loader:
         if self.spec.gdn is None:
             return None
         sizes = (self.spec.gdn, self.spec.num_gdn_layers, self.memory.num_slots, self.max_depth)
-        kind = GdnRings if self.placement.resident else GdnCache
+        kind = GdnRings if self.platform.device_resident else GdnCache
         return kind(*sizes, self.ops.device, self.ops.dtype)
 
     def _decoder(self) -> Decoder:
-        weights = open_weights(self.model.checkpoint, self.ops, self.placement.form, self.progress)
+        weights = open_weights(self.model.checkpoint, self.ops, self.platform.form, self.progress)
         load_layer = _ARCHITECTURES[self.spec.architecture]
         kv = iter(self.kv.layers)
         gdn: Iterator[LayerCache] = iter(self.gdn.layers if self.gdn else ())
@@ -137,16 +128,16 @@ class _Loader:
         for i, kind in enumerate(self.spec.layer_kinds):
             cache: LayerCache = next(kv) if kind == "full_attention" else next(gdn)
             layers.append(load_layer(weights, f"model.layers.{i}", self.spec, self.rotary, cache))
-        return load_decoder(weights, self.spec, self.placement.stack(layers))
+        return load_decoder(weights, self.spec, self.platform.stack(layers))
 
     def _head(self, decoder: Decoder) -> tuple[MtpHead, Linear]:
         """The draft head and its output matrix."""
         assert self.model.head is not None
-        weights = open_weights(self.model.head, self.ops, self.placement.head_form, self.progress)
+        weights = open_weights(self.model.head, self.ops, self.platform.head_form, self.progress)
         load_layer, [name] = _ARCHITECTURES[self.spec.architecture], self.spec.head.layers
         layer = load_layer(weights, name, self.spec, self.rotary, self.kv.layers[-1])
-        head = load_head(weights, self.spec, self.placement.stack([layer]))
-        return head, decoder.output.for_drafts(self.placement.draft_vocab)
+        head = load_head(weights, self.spec, self.platform.stack([layer]))
+        return head, decoder.output.for_drafts(self.platform.draft_vocab)
 
     def _info(self, lag: int) -> RunnerInfo:
         return RunnerInfo(
@@ -158,7 +149,7 @@ class _Loader:
             max_depth=self.max_depth,
             why_no_draft="" if self.max_depth else (self.model.head_reason or "max_depth is 0"),
             lag=lag,
-            stops_early=not self.placement.resident and self.ops.device.type == "cpu",
-            prompt_tokens=self.placement.prompt_tokens,
-            note=self.placement.note + simulation_note(self.config.simulate_acceptance),
+            stops_early=not self.platform.device_resident and self.ops.device.type == "cpu",
+            prompt_tokens=self.platform.prompt_tokens,
+            note=self.platform.note + simulation_note(self.config.simulate_acceptance),
         )

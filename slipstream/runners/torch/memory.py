@@ -9,91 +9,58 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
-from slipstream.host import resident_bytes
+from slipstream.host import available_bytes, resident_bytes
 from slipstream.load import OpenedModel
 from slipstream.load.random_model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
+from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.torch.caches import ring_bytes
-from slipstream.runners.torch.placement import Placement
+from slipstream.runners.torch.platform import Platform
 from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
-LEAST_BLOCKS = 2
+MIN_BLOCKS = 2
 FIRST_STEPS = 16 << 20  # parts of libraries and of the allocator that only running touches; measured on Linux
 CUDA_PROCESS = 400 << 20  # the device's context, kernels and captured steps; measured on an H200, 0.2 to 0.4 GB
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes, unless the name says otherwise."""
-
-    weights: int
-    head: int
-    kv_per_token: int
-    state_per_stream: int
-    workspace: int
-    process: int  # the interpreter, its libraries, the tokenizer; on a GPU its context and captured steps
-    num_slots: int
-    num_blocks: int
-    block_size: int
-    max_context: int  # tokens
-
-    @property
-    def kv_pool(self) -> int:
-        return self.num_blocks * self.block_size * self.kv_per_token
-
-    @property
-    def states(self) -> int:
-        return self.num_slots * self.state_per_stream
-
-    @property
-    def total(self) -> int:
-        return self.process + self.weights + self.head + self.kv_pool + self.states + self.workspace
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
-    def streams_of(self, num_tokens: int) -> int:
-        """How many streams of that length fit at once."""
-        blocks = -(-num_tokens // self.block_size)
-        return min(self.num_slots, self.num_blocks // blocks)
-
-
 def plan_memory(
-    model: OpenedModel, placement: Placement, engine: EngineConfig, runner: RunnerConfig, free: int | None = None
+    model: OpenedModel, platform: Platform, engine: EngineConfig, runner: RunnerConfig, free: int | None = None
 ) -> MemoryPlan:
-    """``free``: bytes of the device that nobody uses; None: asked of the device."""
-    spec, trunk, head = model.spec, model.checkpoint, model.head
+    """``free``: bytes of the device; None: as it reports."""
+    spec, target, head = model.spec, model.checkpoint, model.head
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
-    item = torch.empty(0, dtype=placement.ops.dtype).element_size()
-    kv_per_token = model.num_kv_layers * 2 * spec.num_kv_heads * spec.head_dim * item
-    state = _state_bytes(spec, max_depth, item, placement.resident)
+    item = platform.ops.dtype.itemsize
+    state = _state_bytes(spec, max_depth, item, platform.device_resident)
     fixed = MemoryPlan(
-        weights=_stored_bytes(trunk, (n for n in trunk.names() if not spec.head.owns(n)), placement.form, spec),
-        head=0 if head is None else _head_bytes(head, placement, spec),
-        kv_per_token=kv_per_token,
+        weights=_stored_bytes(target, (n for n in target.names() if not spec.head.owns(n)), platform.form, spec),
+        head=0 if head is None else _head_bytes(head, platform, spec),
+        kv_per_token=kv_per_token(model, item),
         state_per_stream=state,
-        workspace=max(_step_bytes(spec, engine, placement, max_depth), _loading_bytes(trunk, placement, spec))
+        workspace=max(_step_bytes(spec, engine, platform, max_depth), _loading_bytes(target, platform, spec))
         + _rotary_bytes(spec, max_context),
-        process=resident_bytes() + FIRST_STEPS if placement.device.type == "cpu" else CUDA_PROCESS,
+        process=resident_bytes() + FIRST_STEPS if platform.device.type == "cpu" else CUDA_PROCESS,
         num_slots=engine.max_streams,
         num_blocks=0,
         block_size=engine.block_size,
         max_context=max_context,
     )
-    free = free_bytes(placement.device) if free is None else free
-    return replace(fixed, num_blocks=_num_blocks(fixed, placement, runner.kv_memory, free))
+    free = free_bytes(platform.device) if free is None else free
+    return replace(fixed, num_blocks=_num_blocks(fixed, platform, runner.kv_memory, free))
+
+
+def kv_per_token(model: OpenedModel, item: int) -> int:
+    return model.num_kv_layers * 2 * model.spec.num_kv_heads * model.spec.head_dim * item
 
 
 def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> int:
@@ -105,17 +72,17 @@ def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearForm
     return total
 
 
-def _head_bytes(head: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
+def _head_bytes(head: Checkpoint, platform: Platform, spec: ModelSpec) -> int:
     names = (name for name in head.names() if spec.head.owns(name))
-    rough = placement.head_form.draft_bytes(placement.draft_vocab, (spec.vocab_size, spec.hidden_size))
-    return _stored_bytes(head, names, placement.head_form, spec) + rough
+    rough = platform.head_form.draft_bytes(platform.draft_vocab, (spec.vocab_size, spec.hidden_size))
+    return _stored_bytes(head, names, platform.head_form, spec) + rough
 
 
-def _state_bytes(spec: ModelSpec, max_depth: int, item: int, resident: bool) -> int:
+def _state_bytes(spec: ModelSpec, max_depth: int, item: int, device_resident: bool) -> int:
     """Recurrent layers: committed state, conv window, tape; on a GPU the last two are one ring."""
     if spec.gdn is None:
         return 0
-    if resident:
+    if device_resident:
         return ring_bytes(spec.gdn, spec.num_gdn_layers, max_depth, item)
     gdn, depth, wide = spec.gdn, max(1, max_depth), max(4, item)
     state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * wide
@@ -127,33 +94,33 @@ def _rotary_bytes(spec: ModelSpec, max_context: int) -> int:
     return max_context * spec.rope.rotary_dim * 4
 
 
-def _loading_bytes(checkpoint: Checkpoint, placement: Placement, spec: ModelSpec) -> int:
+def _loading_bytes(checkpoint: Checkpoint, platform: Platform, spec: ModelSpec) -> int:
     """What stands between the file and the largest matrix that is made of it."""
-    largest = max(_between_bytes(checkpoint, name, placement) for name in checkpoint.names())
-    if placement.device.type == "cpu":
+    largest = max(_between_bytes(checkpoint, name, platform) for name in checkpoint.names())
+    if platform.device.type == "cpu":
         return largest
-    return largest + math.prod(_widest(spec)) * placement.ops.dtype.itemsize  # whose parts are joined, or reordered
+    return largest + math.prod(_widest(spec)) * platform.ops.dtype.itemsize  # whose parts are joined, or reordered
 
 
-def _between_bytes(checkpoint: Checkpoint, name: str, placement: Placement) -> int:
+def _between_bytes(checkpoint: Checkpoint, name: str, platform: Platform) -> int:
     num_bytes, dtype = checkpoint.num_bytes(name), checkpoint.dtype(name)
-    if placement.device.type == "cpu":
+    if platform.device.type == "cpu":
         return num_bytes
     if isinstance(checkpoint, RandomCheckpoint):  # made up on the device, as a whole
-        stored = placement.form.of(name).stored_bytes(dtype, checkpoint.shape(name))
+        stored = platform.form.of(name).stored_bytes(dtype, checkpoint.shape(name))
         return num_bytes if stored < num_bytes else 0
     return 0 if dtype in PLAIN_TYPES else math.prod(checkpoint.shape(name)) * 4  # floats, if they are unpacked there
 
 
-def _step_bytes(spec: ModelSpec, engine: EngineConfig, placement: Placement, max_depth: int) -> int:
-    """Activations of the fullest step, a matrix unpacked for it, and the logits of its drawing positions."""
-    item = placement.ops.dtype.itemsize
+def _step_bytes(spec: ModelSpec, engine: EngineConfig, platform: Platform, max_depth: int) -> int:
+    """Activations of the fullest step, a matrix unpacked for it, and the logits of its sampled positions."""
+    item = platform.ops.dtype.itemsize
     per_token = (4 * spec.hidden_size + 2 * _qkv_rows(spec) + 3 * _inner(spec)) * item
-    if spec.moe is not None and placement.device.type == "cpu":  # what its experts read and answer, side by side
+    if spec.moe is not None and platform.device.type == "cpu":  # what its experts read and answer, side by side
         per_token += 2 * spec.hidden_size * spec.moe.num_active * item
     logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
-    unpacked = placement.form.unpacked_bytes(_widest(spec))
-    return max(engine.max_step_tokens, placement.prompt_tokens) * per_token + unpacked + logits
+    unpacked = platform.form.unpacked_bytes(_widest(spec))
+    return max(engine.max_step_tokens, platform.prompt_tokens) * per_token + unpacked + logits
 
 
 def _widest(spec: ModelSpec) -> tuple[int, int]:
@@ -169,27 +136,28 @@ def _inner(spec: ModelSpec) -> int:
     return spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
 
 
-def _num_blocks(fixed: MemoryPlan, placement: Placement, kv_memory: int | None, free: int) -> int:
+def _num_blocks(fixed: MemoryPlan, platform: Platform, kv_memory: int | None, free: int) -> int:
     block = fixed.block_size * fixed.kv_per_token
     one_stream = -(-fixed.max_context // fixed.block_size)
     free -= fixed.weights + fixed.head + fixed.workspace
     if kv_memory is not None:
         budget = kv_memory - fixed.states
     else:
-        budget = int((free - fixed.states) * SHARE_OF_FREE[placement.device.type])
+        budget = int((free - fixed.states) * SHARE_OF_FREE[platform.device.type])
     wanted = max(one_stream, fixed.num_slots * -(-DEFAULT_TOKENS_PER_STREAM // fixed.block_size))
-    most = fixed.num_slots * one_stream
-    num_blocks = min(budget // block, most if kv_memory is not None or placement.device.type == "cuda" else wanted)
+    at_full_length = fixed.num_slots * one_stream
+    by_default = wanted if platform.device.type == "cpu" else at_full_length
+    num_blocks = min(budget // block, by_default if kv_memory is None else at_full_length)
     _check_room(fixed, num_blocks, budget, free)
     return num_blocks
 
 
 def _check_room(fixed: MemoryPlan, num_blocks: int, budget: int, free: int) -> None:
     block = fixed.block_size * fixed.kv_per_token
-    if num_blocks < LEAST_BLOCKS:
+    if num_blocks < MIN_BLOCKS:
         raise ConfigError(
-            f"{_mb(max(budget, 0))} are left for KV, but the least is {LEAST_BLOCKS} blocks of {fixed.block_size} "
-            f"tokens, {_mb(LEAST_BLOCKS * block)}: give more kv_memory or allow fewer max_streams"
+            f"{_mb(max(budget, 0))} are left for KV, but the minimum is {MIN_BLOCKS} blocks of {fixed.block_size} "
+            f"tokens, {_mb(MIN_BLOCKS * block)}: give more kv_memory or allow fewer max_streams"
         )
     if num_blocks * block + fixed.states > free:
         raise ConfigError(
@@ -205,10 +173,7 @@ def _mb(num_bytes: int) -> str:
 def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 8 << 30
+    return available_bytes()
 
 
 def trim_heap() -> None:
@@ -216,3 +181,31 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def step_traffic(model: OpenedModel, platform: Platform) -> StepTraffic:
+    spec, target = model.spec, model.checkpoint
+    table, skipped = (EMBEDDING, OUTPUT) if spec.tied else (OUTPUT, EMBEDDING)
+    names = [name for name in target.names() if not model.spec.head.owns(name) and name != skipped]
+    head = [name for name in model.head.names() if model.spec.head.owns(name)] if model.head else []
+    return StepTraffic(
+        *_dense_and_experts(target, names, platform.form),
+        *_dense_and_experts(model.head or target, head, platform.head_form),
+        _draft_output_bytes(platform, target, table),
+        kv_per_token(model, platform.ops.dtype.itemsize),
+        4 * spec.num_gdn_layers * math.prod((spec.gdn.num_v_heads, spec.gdn.k_dim, spec.gdn.v_dim)) if spec.gdn else 0,
+        spec.moe.num_active / spec.moe.num_experts if spec.moe else 1.0,
+    )
+
+
+def _dense_and_experts(checkpoint: Checkpoint, names: list[str], form: LinearFormat) -> tuple[int, int]:
+    sizes = {name: form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name)) for name in names}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    return sum(sizes.values()) - experts, experts
+
+
+def _draft_output_bytes(platform: Platform, target: Checkpoint, table: str) -> int:
+    vocab, hidden = target.shape(table)
+    own = platform.head_form.draft_bytes(platform.draft_vocab, (vocab, hidden))
+    whole = platform.form.of(table).stored_bytes(target.dtype(table), (vocab, hidden))
+    return own or whole * platform.draft_vocab // vocab

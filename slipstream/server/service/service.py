@@ -18,7 +18,7 @@ from typing import TypeVar
 from slipstream.config import EngineConfig
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
-from slipstream.host import give_way
+from slipstream.host import lower_priority
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
 from slipstream.server.service.choice import ChoiceStream
@@ -54,7 +54,7 @@ class Service:
         self.created = int(time.time())
         self._limit = engine_config.max_streams + config.queue_limit
         self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
-        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar", give_way)
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar", lower_priority)
         self._loaded: LoadedModel | None = None
         self._preparation: Preparation | None = None
         self._engine: AsyncEngine | None = None

@@ -14,7 +14,7 @@ from slipstream.load.tensor import RawTensor
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.formats import SLAB, PackedFormat, PackedLinear
 from slipstream.runners.cpu.packed import BF16, W8
-from slipstream.runners.torch.placement import place
+from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.weights import as_tensor
 
 
@@ -55,5 +55,7 @@ def test_float32_keeps_every_bit(kernels: Kernels) -> None:
 def test_a_user_is_told() -> None:
     spec = open_random("tiny").spec
     for fp8, stored in ((True, "FP8 matrices in 8-bit blocks"), (False, "matrices as stored")):
-        assert place(RunnerConfig("cpu"), replace(spec, fp8=fp8)).note.startswith(f"cpu, {stored}, ")
-    assert "matrices in bfloat16" in place(RunnerConfig("cpu", "bfloat16"), replace(spec, fp8=True)).note
+        assert TorchBackend(RunnerConfig("cpu")).platform(replace(spec, fp8=fp8)).note.startswith(f"cpu, {stored}, ")
+    assert (
+        "matrices in bfloat16" in TorchBackend(RunnerConfig("cpu", "bfloat16")).platform(replace(spec, fp8=True)).note
+    )

@@ -21,10 +21,10 @@ from slipstream.runners.cuda import calibrate
 from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, skinny_linear
 from slipstream.runners.cuda.kernels.sampling.sample import choose
+from slipstream.runners.cuda.platform import cuda_platform
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, one_of_each, recorded
-from slipstream.runners.torch.loading import load_placed
-from slipstream.runners.torch.placement import resident
+from slipstream.runners.torch.loading import load_runner
 
 pdl.supports_pdl = lambda device: True  # as on a Hopper GPU
 
@@ -79,7 +79,7 @@ def names(launches: Iterable[Launch]) -> list[str]:
 def tiny_runner() -> CudaRunner:
     engine, config = EngineConfig(max_streams=4), RunnerConfig("cpu", "float32", kv_memory=4_000_000, max_context=256)
     model = open_random("tiny")
-    runner = load_placed(model, engine, config, resident(torch.device("cpu"), config, model.spec))
+    runner = load_runner(model, engine, config, cuda_platform(torch.device("cpu"), config, model.spec))
     assert isinstance(runner, CudaRunner)
     return runner
 

@@ -18,8 +18,9 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load import open_model
+from slipstream.runners.mlx.backend import MlxBackend
 from slipstream.runners.mlx.caches import KvCache
-from slipstream.runners.mlx.loading import MlxRunner, load_runner
+from slipstream.runners.mlx.loading import MlxRunner
 from slipstream.sampling import SamplingParams
 
 ROWS = 3
@@ -132,6 +133,24 @@ def test_what_streams_take_is_predicted(tmp_path: Path, kind: str, build: Callab
     assert 400_000 < sum(array.nbytes for array in cache_arrays(runner)) <= 500_000
 
 
+@pytest.mark.parametrize("kind", ["default", "llama-gqa-tied", "qwen3_5_moe"])
+def test_weights_take_what_was_planned(tmp_path: Path, kind: str) -> None:
+    """Planned from headers: a GGUF is not even read."""
+    folder = None if kind == "default" else str(tiny.save(tiny.build(kind), tmp_path, head=True))
+    model, engine = open_model(folder, any_architecture=True), EngineConfig(max_streams=2)
+    backend = MlxBackend(RunnerConfig(kv_memory=50_000_000))
+    plan = backend.plan_memory(model, engine)
+    read: list[int] = []
+    runner = backend.load(model, engine, plan, read.append)
+    assert sum(read) == plan.weights + plan.head
+    assert runner.info.num_blocks == plan.num_blocks
+    assert plan.kv_pool + plan.states <= 50_000_000 + 2 * plan.block_size * plan.kv_per_token
+    weights = backend.step_traffic(model)
+    assert weights.dense + weights.experts <= plan.weights
+    assert (weights.experts > 0) == (weights.expert_share < 1.0) == (kind == "qwen3_5_moe")
+    assert weights.head_dense + weights.head_experts == plan.head
+
+
 def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int], MlxRunner]) -> None:
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
     with pytest.raises(ConfigError, match="give more kv_memory or allow fewer max_streams"):
@@ -142,6 +161,6 @@ def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int], 
 def build() -> Callable[[Path, int], MlxRunner]:
     def open_sized(folder: Path, kv_memory: int) -> MlxRunner:
         model = open_model(str(folder), any_architecture=True)
-        return load_runner(model, EngineConfig(max_streams=2), RunnerConfig(kv_memory=kv_memory))
+        return MlxBackend(RunnerConfig(kv_memory=kv_memory)).load(model, EngineConfig(max_streams=2))
 
     return open_sized

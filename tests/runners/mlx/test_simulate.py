@@ -14,7 +14,7 @@ import tiny
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan
 from slipstream.load import open_model
-from slipstream.runners.mlx.loading import load_runner
+from slipstream.runners.mlx.backend import MlxBackend
 from slipstream.runners.simulate import Simulation
 from slipstream.sampling import SamplingParams
 
@@ -25,7 +25,7 @@ PROMPT = (5, 9, 2, 44, 17)
 def test_verdicts_follow_the_rule(tmp_path: Path) -> None:
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
     config = RunnerConfig(dtype="float32", kv_memory=10_000_000, draft_vocab=0, simulate_acceptance=HIGH)
-    runner = load_runner(open_model(str(folder), any_architecture=True), EngineConfig(max_depth=3), config)
+    runner = MlxBackend(config).load(open_model(str(folder), any_architecture=True), EngineConfig(max_depth=3))
     assert "ACCEPTANCE SIMULATED" in runner.info.note
     join = RowJoin(0, PROMPT, len(PROMPT), SamplingParams(temperature=0.0), 11, 0.0)
     rows = []

@@ -1,0 +1,1 @@
+"""What several benchmarks share: loaded engines, prompts, traffic, peers, reports."""

@@ -1,0 +1,197 @@
+"""What computes: one backend for each array library, and the choice between them.
+
+The interface that commands and benchmarks know. No array library is imported before its backend is chosen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.contract import Runner
+from slipstream.errors import ConfigError
+from slipstream.load import OpenedModel
+from slipstream.load.random_model import RandomCheckpoint
+
+Progress = Callable[[int], None]  # called with the bytes just read
+GgufTensor = tuple[str, np.ndarray[Any, Any], str]  # name, bytes [..., out, bytes of a row], GGUF's type
+
+
+def ignore_progress(num_bytes: int) -> None:
+    """The default."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Computed before a weight is read; what caches are sized by. Bytes, unless the name says otherwise."""
+
+    weights: int
+    head: int
+    kv_per_token: int
+    state_per_stream: int  # recurrent layers, whatever the length
+    workspace: int  # 0: not known before; it is left free
+    process: int  # the interpreter, its libraries, the tokenizer; on a GPU its context and captured steps
+    num_slots: int
+    num_blocks: int
+    block_size: int  # tokens
+    max_context: int  # tokens
+    shared_pool: bool = True  # False: each slot has blocks of its own, enough for max_context
+
+    @property
+    def kv_pool(self) -> int:
+        return self.pool_tokens * self.kv_per_token
+
+    @property
+    def states(self) -> int:
+        return self.num_slots * self.state_per_stream
+
+    @property
+    def total(self) -> int:
+        return self.process + self.weights + self.head + self.kv_pool + self.states + self.workspace
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def streams_of(self, num_tokens: int) -> int:
+        """How many streams of that length fit at once."""
+        blocks = -(-num_tokens // self.block_size)
+        return min(self.num_slots, self.num_blocks // blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """Bytes that a step of one stream cannot avoid to move: the base of the bandwidth's limit."""
+
+    dense: int  # weights of every step, the output matrix among them
+    experts: int  # of all layers together, if all of them are chosen
+    head_dense: int
+    head_experts: int
+    draft_output: int  # the part of the output matrix that a draft pass reads
+    kv_per_token: int
+    states: int  # of recurrent layers; read, and written as often
+    expert_share: float  # of the experts, those that one token chooses
+
+
+class PeakMemory(Protocol):
+    """Watches from its making on."""
+
+    def read(self) -> dict[str, int]:
+        """Bytes, by kind."""
+        ...
+
+
+class Device(Protocol):
+    """The hardware of a backend, as benchmarks see it."""
+
+    @property
+    def kind(self) -> str:
+        """``cpu``, ``cuda`` or ``gpu``."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The maker's."""
+        ...
+
+    def copy_bandwidth(self) -> float:
+        """Bytes read and written a second by the fastest of some large copies. Keeps no memory."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give back what is no longer used: the next model plans with what the device calls free."""
+
+    def watch_memory(self) -> PeakMemory: ...
+
+
+class LibraryPeer(Protocol):
+    """The array library's own batched generation, to compare with."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], float]:
+        """Greedy tokens of each prompt, all running together, and the seconds it took, prompts included."""
+        ...
+
+
+class Backend(Protocol):
+    """One array library on one device, with the operator's options. Making one loads nothing."""
+
+    @property
+    def name(self) -> str:
+        """``torch`` or ``mlx``: the library, and its package."""
+        ...
+
+    @property
+    def any_architecture(self) -> bool:
+        """It runs folders whose architecture only the library knows."""
+        ...
+
+    @property
+    def random_shapes(self) -> bool:
+        """It makes up weights for a model that is only a shape."""
+        ...
+
+    @property
+    def device(self) -> Device: ...
+
+    def describe(self, model: OpenedModel) -> str:
+        """What computes where, one line for people."""
+        ...
+
+    def plan_memory(self, model: OpenedModel, engine: EngineConfig, free: int | None = None) -> MemoryPlan:
+        """From headers alone. ``free``: bytes of the device; None: as it reports.
+
+        Raises ConfigError where the model and its streams do not fit.
+        """
+        ...
+
+    def load(
+        self,
+        model: OpenedModel,
+        engine: EngineConfig,
+        plan: MemoryPlan | None = None,
+        progress: Progress = ignore_progress,
+    ) -> Runner:
+        """For the thread that will use it. ``plan``: of this model; None: made here."""
+        ...
+
+    # For benchmarks.
+
+    def step_traffic(self, model: OpenedModel) -> StepTraffic: ...
+
+    def gguf_twin(self, checkpoint: RandomCheckpoint) -> Iterator[GgufTensor]:
+        """The random weights of a shape as GGUF stores them. ConfigError for a dtype that GGUF does not have."""
+        ...
+
+    def library_peer(self, model: OpenedModel) -> LibraryPeer | None:
+        """None where the library generates nothing itself."""
+        ...
+
+
+def choose_backend(config: RunnerConfig, present: bool = True) -> Backend:
+    """ConfigError where it is not installed, or its device is missing.
+
+    ``present`` False: to plan for a device that is not here.
+    """
+    if choose_library(config.runner) == "mlx":
+        from slipstream.runners.mlx.backend import MlxBackend  # an array library is imported by its own backend only
+
+        return MlxBackend(config)
+    from slipstream.runners.torch.backend import TorchBackend
+
+    return TorchBackend(config, present)
+
+
+def choose_library(name: str) -> str:
+    """``auto``: MLX on a Mac that has it, PyTorch elsewhere."""
+    installed = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
+    if name == "mlx" and not installed:
+        raise ConfigError("runner mlx needs MLX and mlx-lm: pip install 'slipstream[mlx]'")
+    if name == "auto":
+        return "mlx" if sys.platform == "darwin" and installed else "torch"
+    return name

@@ -1,0 +1,66 @@
+"""What a model runs on where Triton does: kernels in captured steps, matrices in 16 bits or in fewer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from slipstream.config import RunnerConfig
+from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.caches import CONV_KERNEL
+from slipstream.runners.torch.platform import QUANTIZED, Platform, draft_vocab
+
+PROMPT_TOKENS = 2048  # of prompts a step: enough to be bound by arithmetic
+DRAFT_VOCAB = 65536  # where a vocabulary is much larger than that
+
+
+def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
+    """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
+    from slipstream.runners.cuda.fused_layers import stack  # Triton is not everywhere
+    from slipstream.runners.cuda.linear import CudaFormat
+    from slipstream.runners.cuda.ops import CudaOps
+    from slipstream.runners.cuda.quantized import CudaStoredFormat, quantized_format
+
+    quantized, as_stored = config.dtype in QUANTIZED, config.dtype == "auto"
+    name = _activation_dtype(device) if quantized else "bfloat16" if as_stored else config.dtype
+    ops = CudaOps(device, getattr(torch, name))
+    if quantized:
+        form: CudaFormat = quantized_format(ops, config.dtype)
+    else:
+        form = CudaStoredFormat(ops, unpacks=spec.fp8) if as_stored else CudaFormat(ops)
+    few_bits = config.dtype if quantized else "fp8" if as_stored and spec.fp8 else ""
+    stored = f", matrices {_quantized_note(few_bits, name)}" if few_bits else ""
+    note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
+    vocab = draft_vocab(config, spec, _default_draft_vocab(spec))
+    return Platform(ops, form, form, note, vocab, device_resident=True, prompt_tokens=PROMPT_TOKENS, stack=stack)
+
+
+def why_no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
+    """One sentence; None: the kernels run this model."""
+    if not config.kernels:
+        return "kernels are switched off"
+    if config.dtype not in ("auto", "float32", "bfloat16", "float16", *QUANTIZED):
+        return f"the kernels do not compute in {config.dtype}"
+    if spec.gdn is not None and spec.gdn.conv_kernel != CONV_KERNEL:
+        return f"the kernels do not take a conv over {spec.gdn.conv_kernel}"
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install slipstream[cuda])"
+    return None
+
+
+def _quantized_note(dtype: str, kept: str) -> str:
+    """What is stored how, the exception in brackets."""
+    vocabulary = {"int4": "int8", "fp8": kept}.get(dtype)
+    return f"{dtype} (vocabulary {vocabulary})" if vocabulary else dtype
+
+
+def _activation_dtype(device: torch.device) -> str:
+    """Beside quantized matrices: float16 only where a GPU that is here knows no bfloat16."""
+    here = device.type == "cuda" and torch.cuda.is_available()
+    return "float16" if here and torch.cuda.get_device_capability(device) < (8, 0) else "bfloat16"
+
+
+def _default_draft_vocab(spec: ModelSpec) -> int:
+    """A draft pass over all of a large vocabulary reads mostly the output matrix."""
+    return DRAFT_VOCAB if spec.vocab_size > 2 * DRAFT_VOCAB else 0

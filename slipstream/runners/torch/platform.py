@@ -1,0 +1,51 @@
+"""What a model runs on: operations on a device, storage formats of its matrices, and how its layers are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.config import RunnerConfig
+from slipstream.errors import ConfigError
+from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.models.layers import DecoderLayer, Layers, Sequential
+from slipstream.runners.torch.ops import Ops, TorchOps
+from slipstream.runners.torch.weights import DenseFormat, LinearFormat
+
+QUANTIZED = ("int8", "int4", "fp8")  # matrices stored in fewer bits than any activations
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    ops: Ops
+    form: LinearFormat
+    head_form: LinearFormat
+    note: str  # one line for people: what runs where
+    draft_vocab: int  # the head drafts among the first so many tokens
+    device_resident: bool = False  # rows live on the device, and the host is one step behind
+    prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
+    stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
+
+    @property
+    def device(self) -> torch.device:
+        return self.ops.device
+
+
+def plain_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str) -> Platform:
+    """PyTorch's own operations. ``why``: there are no kernels."""
+    default = "float32" if device.type == "cpu" else "bfloat16"
+    name = default if config.dtype == "auto" else config.dtype
+    if name in QUANTIZED:
+        ours = "CPU" if device.type == "cpu" and name == "int8" else "Triton"
+        raise ConfigError(f"dtype {name} needs the {ours} kernels, but here there are only {why}")
+    ops = TorchOps(device, getattr(torch, name))
+    form = DenseFormat(ops)
+    return Platform(ops, form, form, f"{device.type}, {name}, {why}", draft_vocab(config, spec, 0))
+
+
+def draft_vocab(config: RunnerConfig, spec: ModelSpec, default: int) -> int:
+    """``default``: where the operator did not choose; 0: all tokens."""
+    chosen = default if config.draft_vocab is None else config.draft_vocab
+    return min(chosen or spec.vocab_size, spec.vocab_size)
