@@ -88,8 +88,7 @@ class Adaptive(DepthPolicy):
             self._seconds += self._verify.at(num_sampling)
             self._reason = self._reason.removesuffix(PROBING)
             return [NO_DRAFTS] * len(rows)
-        thresholds = self._thresholds(rows, load)
-        choice = self._best(rows, thresholds, load)
+        thresholds, choice = self._choose(rows, load)
         self._num_idle, self._idle_rows = 0 if any(choice.depths) else self._tuning.idle_steps, num_sampling
         self._reason = _explain(choice, thresholds if self._calibration.known else [], load.num_plain)
         if load.num_plain and not self._can_afford(choice):
@@ -126,7 +125,7 @@ class Adaptive(DepthPolicy):
         if not self._calibration.known:
             return [NO_THRESHOLDS] * len(rows)
         num_sampling = len(rows) + load.num_plain
-        num_drafts = max(1, round(self._drafts_per_row * len(rows)))
+        num_drafts = max(len(rows), round(self._drafts_per_row * len(rows)))
         verify = self._verify.span(num_sampling + load.num_other_tokens, num_drafts + 1)
         rate = self._gain * num_sampling / (self._verify.at(num_sampling) + self._fixed_seconds(num_sampling))
         verifying = rate * (verify[-1] - verify[0]) / num_drafts
@@ -140,6 +139,20 @@ class Adaptive(DepthPolicy):
             return Thresholds(draft, draft)
         go_on = self._calibration.threshold(key, (verifying + drafting) / self._calibration.first_draft_acceptance())
         return Thresholds(draft, go_on if go_on is None else max(draft, go_on))
+
+    def _choose(self, rows: Sequence[SamplingRow], load: Load) -> tuple[list[Thresholds], Choice]:
+        """Where all rows take part in every pass, thresholds save verification only, whose cost may be flat over many
+        tokens: then all drafts may be the better choice."""
+        thresholds = self._thresholds(rows, load)
+        choice = self._best(rows, thresholds, load)
+        if not self._stops_early and any(each.draft != 0.0 for each in thresholds):
+            without = [NO_THRESHOLDS] * len(rows)
+            other = self._best(rows, without, load)
+            if other.rate > choice.rate:
+                thresholds, choice = without, other
+        self._gain = choice.rate * choice.plain_seconds / (len(rows) + load.num_plain)
+        self._drafts_per_row = choice.drafts / len(rows)
+        return thresholds, choice
 
     def _best(self, rows: Sequence[SamplingRow], thresholds: Sequence[Thresholds], load: Load) -> Choice:
         """The time of prompts is spent in any case: next to them drafts have their price there, but time is worth
@@ -156,7 +169,6 @@ class Adaptive(DepthPolicy):
         if load.num_plain and best.seconds > (1.0 + self._tuning.plain_share) * plain.seconds:
             # Not in every step, then: the highest gain in each second that is taken from the others.
             best = search(candidates, costs, plain, min_gain, Offset(plain.tokens, plain.seconds))
-        self._gain, self._drafts_per_row = best.rate / plain.rate, best.drafts / len(rows)
         return best
 
     def _candidates(self, rows: Sequence[SamplingRow], thresholds: Sequence[Thresholds]) -> list[Candidate]:

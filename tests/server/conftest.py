@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "engine")]
+sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_server import FakeServer  # noqa: E402 - found by the line above
-from real_server import RealServer  # noqa: E402
+from fake_server import FakeServer
+from real_server import RealServer
 
 
 @pytest.fixture(scope="module")
