@@ -30,7 +30,7 @@ def test_every_mode_at_every_load(bench: Bench) -> None:
     for row in rows:
         assert row["output_tokens"] == 12 * row["streams"]
         assert row["prompt_tokens"] == 8 * row["streams"]
-        assert row["tok_s"] == pytest.approx(row["output_tokens"] / row["wall_s"], rel=0.01)
+        assert row["wall_s"] == pytest.approx(row["output_tokens"] / row["tok_s"], rel=0.01, abs=1e-4)  # it is rounded
         assert row["streams_same_as_off"] == row["streams"], "drafting changed the tokens"
         assert row["preemptions"] == 0
     for row in rows:

@@ -83,7 +83,7 @@ def test_the_shapes_have_the_sizes_their_names_say() -> None:
     sizes = {shape: open_random(shape).num_bytes / 2e9 for shape in RANDOM_SHAPES}
     assert 0.75 < sizes["qwen3.5-0.8b"] < 0.85
     assert 1.8 < sizes["qwen3.5-2b"] < 2.1
-    assert 1.0 < sizes["limited-moe"] < 1.4
+    assert 1.0 < sizes["small-moe"] < 1.4
     assert 26 < sizes["qwen3.5-27b"] < 28
     assert 3.8 < sizes["qwen3.5-4b"] < 4.8
     assert 33 < sizes["qwen3.5-35b-a3b"] < 37

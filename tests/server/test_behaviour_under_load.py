@@ -330,7 +330,7 @@ def test_an_answer_nobody_reads_does_not_keep_the_server_up() -> None:
 
 def test_complex_grammars_delay_no_other_request(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are threads for grammars; prompts and plain answers go on."""
-    monkeypatch.setattr(compiler, "REST", 0.0)  # it would only make the last of them wait
+    monkeypatch.setattr(compiler, "PAUSE_FACTOR", 0.0)  # it would only make the last of them wait
     monkeypatch.setattr(prepare, "GrammarCompiler", partial(GrammarCompiler, seconds=5.0))
     with FakeServer() as server:
         patterns = [f"(a{{9000}}){{{9000 - i}}}" for i in range(3)]
