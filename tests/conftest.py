@@ -77,5 +77,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.getreports("skipped")
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     if reasons:
-        told = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
-        terminalreporter.write_line(f"not tested: {told}")
+        reported = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"not tested: {reported}")

@@ -1,6 +1,6 @@
 """json_schema requests at temperature 1, sixteen streams at a time, among plain ones: every answer is valid.
 
-Twenty requests, one a schema; 180 more in the exhaustive case. With ``-s`` it tells how many drafts were accepted.
+Twenty requests, one a schema; 180 more in the exhaustive case. With ``-s`` it prints how many drafts were accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every runner knows of a row that joins or runs: its span in a step, the log-probabilities it asked for."""
+"""What every runner knows of a row: its span in a step, and the matcher of its constraints."""
 
 from __future__ import annotations
 
@@ -22,27 +22,6 @@ class RowSpan:
     @property
     def num_fed(self) -> int:
         return self.num_committed + self.num_drafts
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """How many of the likeliest tokens a row wants besides each token's own log-probability; None: nothing at all."""
-
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-    @property
-    def most(self) -> int | None:
-        return max((top for top in (self.logprobs, self.prompt_logprobs) if top is not None), default=None)
-
-
-NOTHING = Asked()
-
-
-def asked_by(join: RowJoin) -> Asked:
-    """A stream that joins with output has had its prompt's log-probabilities before."""
-    fresh = join.num_prompt == len(join.tokens)
-    return Asked(join.params.logprobs, join.params.prompt_logprobs if fresh else None)
 
 
 def matcher_of(join: RowJoin, vocab_size: int) -> Matcher | None:

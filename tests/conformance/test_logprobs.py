@@ -32,20 +32,20 @@ def check_logprobs(kind: str, runner: Runner) -> None:
     run = Traffic(runner, EngineConfig(max_streams=4, max_step_tokens=20, min_chunk=4, block_size=8))
     run.run([Ask((1, 2), SamplingParams(seed=9, max_tokens=20, draft=2, temperature=4.0)), Ask(PROMPT, PARAMS)])
     assert run.snapshot.num_accepted_tokens > 0
-    tokens, told = [*PROMPT, *run.tokens["1"]], run.logprobs["1"]
+    tokens, reported = [*PROMPT, *run.tokens["1"]], run.logprobs["1"]
     with torch.no_grad():
         logits = tiny.build(kind)(torch.tensor([tokens])).logits[0]
     known = logits.log_softmax(-1)
-    assert len(told) == len(tokens) - 1
-    for position, one in enumerate(told):
+    assert len(reported) == len(tokens) - 1
+    for position, one in enumerate(reported):
         check_one(one, tokens[position + 1], known[position], 20 if position < len(PROMPT) - 1 else 5)
     assert not run.logprobs["0"]
 
 
-def check_one(told: TokenLogprobs, token: int, known: torch.Tensor, num_top: int) -> None:
-    assert told.logprob == pytest.approx(known[token].item(), abs=1e-3)
-    assert [x for _, x in told.top] == pytest.approx(known.topk(num_top).values.tolist(), abs=1e-3)
-    assert [x for _, x in told.top] == pytest.approx([known[i].item() for i, _ in told.top], abs=1e-3)
+def check_one(reported: TokenLogprobs, token: int, known: torch.Tensor, num_top: int) -> None:
+    assert reported.logprob == pytest.approx(known[token].item(), abs=1e-3)
+    assert [x for _, x in reported.top] == pytest.approx(known.topk(num_top).values.tolist(), abs=1e-3)
+    assert [x for _, x in reported.top] == pytest.approx([known[i].item() for i, _ in reported.top], abs=1e-3)
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])

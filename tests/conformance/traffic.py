@@ -112,11 +112,11 @@ def check_stream(run: Traffic, key: str, ask: Ask, plain: Traffic, tolerance: fl
     else:
         assert got == want
         assert len(run.logprobs[key]) == len(plain.logprobs["0"])
-    for told, known in zip(run.logprobs[key], plain.logprobs["0"], strict=False):
-        same_opinion(told, known, tolerance)
+    for reported, known in zip(run.logprobs[key], plain.logprobs["0"], strict=False):
+        same_opinion(reported, known, tolerance)
 
 
-def same_opinion(told: TokenLogprobs, known: TokenLogprobs, tolerance: float) -> None:
-    assert abs(told.logprob - known.logprob) <= tolerance
-    assert [token for token, _ in told.top] == [token for token, _ in known.top]
-    assert all(abs(x - y) <= tolerance for (_, x), (_, y) in zip(told.top, known.top, strict=True))
+def same_opinion(reported: TokenLogprobs, known: TokenLogprobs, tolerance: float) -> None:
+    assert abs(reported.logprob - known.logprob) <= tolerance
+    assert [token for token, _ in reported.top] == [token for token, _ in known.top]
+    assert all(abs(x - y) <= tolerance for (_, x), (_, y) in zip(reported.top, known.top, strict=True))

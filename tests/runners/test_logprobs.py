@@ -7,7 +7,7 @@ import torch
 
 from slipstream.engine.contract import TokenLogprobs
 from slipstream.runners.logprobs import read_logprobs
-from slipstream.runners.torch.logprobs import likeliest, log_probabilities, tell, tell_hidden
+from slipstream.runners.torch.logprobs import hidden_logprobs, likeliest, log_probabilities, token_logprobs
 
 
 def chances_with_ties() -> torch.Tensor:
@@ -36,12 +36,12 @@ def test_the_same_on_mlx(count: int) -> None:
     assert mlx_likeliest(mx.array(chances.numpy()), count).tolist() == in_order(chances, count)
 
 
-def test_pieces_tell_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_give_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     # In eighths, so that products have the same bits whatever the number of rows: no sum of them is rounded.
     chance = torch.Generator().manual_seed(0)
     weight, hidden = (torch.randint(-16, 17, (rows, 8), generator=chance) / 8 for rows in (97, 11))
     tokens = torch.arange(11)
-    whole = tell(log_probabilities(hidden @ weight.T), tokens, 3)
+    whole = token_logprobs(log_probabilities(hidden @ weight.T), tokens, 3)
     shapes: list[int] = []
 
     def chances(part: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_pieces_tell_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
         return log_probabilities(part @ weight.T)
 
     monkeypatch.setattr("slipstream.runners.torch.logprobs.PIECE", 97 * 4)
-    assert torch.equal(tell_hidden(hidden, chances, 97, tokens, 3), whole)
+    assert torch.equal(hidden_logprobs(hidden, chances, 97, tokens, 3), whole)
     assert shapes == [4, 4, 3]
 
 

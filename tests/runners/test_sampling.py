@@ -18,7 +18,7 @@ from scipy import stats
 
 from slipstream.config import EngineConfig
 from slipstream.runners.torch.noise import gumbel_noise, noise_keys, signed64
-from slipstream.runners.torch.processors import History, cuts_for, processors_for
+from slipstream.runners.torch.processors import History, processors_for, truncation_for
 from slipstream.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def test_processors_follow_the_definition(
     )
     values = torch.tensor(logits, dtype=torch.float64)
     num_prompt = min(num_prompt, len(history))
-    for processor in (*processors_for(params, CPU), *cuts_for(params)):
+    for processor in (*processors_for(params, CPU), *truncation_for(params)):
         processor(values, History(torch.tensor(history), num_prompt))
     got = (values / temperature).softmax(-1).numpy()
     wanted = plain_distribution(logits, params, history, num_prompt)

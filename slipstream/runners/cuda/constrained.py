@@ -47,7 +47,7 @@ class StepConstraints:
         for i, (row, feed, first) in enumerate(zip(self._rows, self._feeds, self._first_samples, strict=True)):
             state = row.constraint
             if state is None or first < 0:
-                masks.most.append(UNLIMITED)
+                masks.max_accepted.append(UNLIMITED)
                 continue
             own = state.masks(feed.num_drafts)
             masks.add(first, own)
@@ -92,8 +92,8 @@ class MaskBuffers:
         index = np.full(num_samples, -1, np.int32)
         index[step.at] = np.arange(len(step.at))
         _put(self.index, index)
-        if step.most:
-            _put(self.max_accepted, np.array(step.most, np.int32))
+        if step.max_accepted:
+            _put(self.max_accepted, np.array(step.max_accepted, np.int32))
         if step.masks:
             packed = np.frombuffer(b"".join(step.masks), np.uint8).reshape(len(step.masks), -1)
             _put(self.masks, packed.copy())  # torch wants writable memory

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RowJoin, RowStep
 from slipstream.errors import ConstraintFault
-from slipstream.runners.rows import Asked, asked_by, matcher_of
+from slipstream.runners.logprobs import LogprobRequest, logprobs_of
+from slipstream.runners.rows import matcher_of
 from slipstream.sampling.constraints import Matcher
 from slipstream.sampling.params import SamplingParams
 
@@ -84,7 +85,7 @@ class HostRow:
     plain: bool  # its next token is the largest logit, as the model gives it
     may_draft: bool
     p_min: float
-    asked: Asked
+    logprobs: LogprobRequest
     constraint: ConstraintState | None = None
     num_blocks: int = 0
 
@@ -127,7 +128,7 @@ class HostRows:
             plain=is_plain(join.params),
             may_draft=join.may_draft,
             p_min=join.p_min,
-            asked=asked_by(join),
+            logprobs=logprobs_of(join),
             constraint=None if matcher is None else ConstraintState(matcher),
         )
 

@@ -22,7 +22,7 @@ from slipstream.runners.cuda.kernels.sampling.truncate import truncate
 from slipstream.runners.cuda.layout import Layout, StepShape
 from slipstream.runners.cuda.report import StepReport
 from slipstream.runners.cuda.rows import DeviceRows
-from slipstream.runners.torch.logprobs import log_probabilities, tell_hidden
+from slipstream.runners.torch.logprobs import hidden_logprobs, log_probabilities
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.layers import Layers
 from slipstream.runners.torch.models.mtp import MtpHead
@@ -113,7 +113,7 @@ class CudaProgram:
         """The model's own opinion of the tokens that follow: a prompt's or, committed by now, the samples."""
         hidden, slots, positions = self.buffers.logprob_sources(count)
         tokens = self.rows.tokens[slots, positions + 1]
-        values = tell_hidden(hidden, self._log_probabilities, self.vocab_size, tokens, MAX_TOP_LOGPROBS)
+        values = hidden_logprobs(hidden, self._log_probabilities, self.vocab_size, tokens, MAX_TOP_LOGPROBS)
         self.buffers.logprob_values(count, self.vocab_size).copy_(values)
 
     def step(self, layout: Layout) -> None:

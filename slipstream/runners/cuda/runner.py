@@ -24,7 +24,7 @@ from slipstream.runners.cuda.logprobs import requested_logprobs
 from slipstream.runners.cuda.program import CudaProgram
 from slipstream.runners.cuda.report import RowReport, StepReport
 from slipstream.runners.cuda.rows import DeviceRows
-from slipstream.runners.logprobs import Telling, with_logprobs
+from slipstream.runners.logprobs import StepLogprobs, with_logprobs
 from slipstream.runners.simulate import pass_rates
 from slipstream.runners.torch.caches import GdnRings, PagedKv
 from slipstream.runners.torch.models.decoder import Decoder
@@ -42,7 +42,7 @@ class InFlight:
     events: StepEvents
     report: Tensor  # int32 [rows, columns]
     logprobs: Tensor | None  # float64 [tokens reported, ...]
-    logprob_request: Telling
+    logprob_request: StepLogprobs
     faults: dict[int, str]  # rows that cannot go on, and why
     advanced: bool = False  # the matchers of its rows
 
@@ -97,8 +97,8 @@ class CudaRunner:
         reports = self.program.report.read(step.report)
         results = tuple(_result(step, i, report) for i, report in enumerate(reports))
         if step.logprobs is not None:
-            asked = [row.asked for row in step.rows]
-            results = with_logprobs(results, asked, step.logprob_request, step.logprobs.tolist())
+            requests = [row.logprobs for row in step.rows]
+            results = with_logprobs(results, requests, step.logprob_request, step.logprobs.tolist())
         return StepResult(step.plan.step, results, *seconds)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class CudaRunner:
             feeds_head=self.program.head is not None and any(row.may_draft for row in rows),
             masked=any(row.constraint and feed.num_samples for row, feed in zip(rows, feeds, strict=True)),
         )
-        request, index = requested_logprobs(feeds, [row.asked for row in rows])
+        request, index = requested_logprobs(feeds, [row.logprobs for row in rows])
         constraints = None
         if layout.shape.masked:
             constraints = StepConstraints(rows, feeds, layout.first_samples, self._read_reports)

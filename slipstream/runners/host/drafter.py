@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Generic, Protocol
 
 from slipstream.runners.host.deferred_feed import DeferredFeed
+from slipstream.runners.host.masks import DraftMasks
 from slipstream.runners.host.model import A, A_in, B, B_in, HostHead, HostModel
 from slipstream.runners.host.rows import NO_PROPOSAL, CommittedRow, DraftRow, Proposal
-from slipstream.runners.masks import Guide
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.simulate import Simulation
 from slipstream.sampling.masks import is_empty
@@ -92,7 +92,7 @@ class MtpDrafter(Generic[A, B]):
             return [NO_PROPOSAL] * len(rows)
         chains = [_Chain(row) for row in rows]
         measures = any(chain.measures for chain in chains)
-        reads_now = any(chain.guide for chain in chains) or (measures and self._model.reads_are_cheap)
+        reads_now = any(chain.masks for chain in chains) or (measures and self._model.reads_are_cheap)
         hidden, tokens = self._feed.last_outputs([row.row.slot for row in rows]), None
         active = list(range(len(rows)))
         unread: list[tuple[list[_Chain], A, A | None]] = []
@@ -124,7 +124,7 @@ class MtpDrafter(Generic[A, B]):
         """Draft i of each row, and the head's confidence where anybody measures it. With the noise that the target will
         use at that position."""
         logits = self._head.logits(hidden)
-        if any(chain.guide for chain in chains):
+        if any(chain.masks for chain in chains):
             logits = self._masked(logits, chains)
         positions = [row.cursor + i + 1 for row in rows]
         tokens = self._model.sample(logits, [row.row.sampling for row in rows], positions)
@@ -157,9 +157,9 @@ class _Chain:
         self._request = row.request
         self._p_min = row.row.p_min
         self.measures = row.request.measures or self._p_min > 0.0
-        self.guide = None
+        self.masks = None
         if row.request.depth and row.row.matcher is not None:
-            self.guide = Guide(row.row, row.verdict.num_accepted, row.verdict.sampled)
+            self.masks = DraftMasks(row.row, row.verdict.num_accepted, row.verdict.sampled)
         self.ended = False
         self.num_made = 0
         self._drafts: list[int] = []
@@ -167,7 +167,7 @@ class _Chain:
         self._confidence = 1.0  # of the whole chain
 
     def mask(self) -> bytes | None:
-        return None if self.guide is None else self.guide.mask()
+        return None if self.masks is None else self.masks.next()
 
     def add(self, draft: int, confidence: float) -> None:
         if self.ended:
@@ -181,8 +181,8 @@ class _Chain:
                 return
         self._drafts.append(draft)
         self.ended = self.measures and self._confidence < self._request.continue_threshold
-        if self.guide is not None:
-            self.guide.follow(draft)
+        if self.masks is not None:
+            self.masks.follow(draft)
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self._drafts), tuple(self._confidences))

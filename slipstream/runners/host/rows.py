@@ -11,7 +11,8 @@ from typing import Any
 
 from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep
 from slipstream.errors import ConstraintFault
-from slipstream.runners.rows import NOTHING, Asked, RowSpan, asked_by, matcher_of
+from slipstream.runners.logprobs import NO_LOGPROBS, LogprobRequest, logprobs_of
+from slipstream.runners.rows import RowSpan, matcher_of
 from slipstream.sampling.constraints import Matcher
 
 
@@ -62,7 +63,7 @@ class Row:
     num_replay: int = 0  # drafts accepted last step: committed, but not yet in the recurrent state
     matcher: Matcher | None = None  # the constraints on its choice
     fault: str = ""  # why it cannot go on; it is computed until it leaves, and reports nothing any more
-    asked: Asked = NOTHING
+    logprobs: LogprobRequest = NO_LOGPROBS
 
     def span(self, feed: int, offset: int) -> RowSpan:
         """The tokens of this row in a step that may feed ``feed`` of them."""
@@ -91,7 +92,7 @@ class Row:
 
     def num_prompt_logprobs(self, span: RowSpan) -> int:
         """Prompt tokens that get a log-probability in this step: those that follow a fed one."""
-        if self.asked.prompt_logprobs is None:
+        if self.logprobs.prompt_logprobs is None:
             return 0
         return max(0, min(span.start + span.num_fed, self.num_prompt - 1) - span.start)
 
@@ -142,7 +143,7 @@ def join_row(join: RowJoin, vocab_size: int, processors: tuple[Any, ...], trunca
         may_draft=join.may_draft,
         cursor=join.start.num_computed,
         matcher=matcher_of(join, vocab_size),
-        asked=asked_by(join),
+        logprobs=logprobs_of(join),
     )
 
 

@@ -15,6 +15,8 @@ from slipstream.engine.contract import RowStep, RunnerInfo, StepCosts, StepPlan,
 from slipstream.runners.host.accept import accept_all
 from slipstream.runners.host.calibrate import measure
 from slipstream.runners.host.drafter import Drafter
+from slipstream.runners.host.logprobs import prompt_index, prompt_tokens, step_logprobs
+from slipstream.runners.host.masks import sample_masks
 from slipstream.runners.host.model import A, B, HostModel
 from slipstream.runners.host.rows import (
     NO_PROPOSAL,
@@ -29,8 +31,7 @@ from slipstream.runners.host.rows import (
     sampling_rows,
     spans_of,
 )
-from slipstream.runners.logprobs import PIECE, Numbers, Telling, find_telling, with_logprobs
-from slipstream.runners.masks import step_masks
+from slipstream.runners.logprobs import PIECE, Numbers, StepLogprobs, with_logprobs
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.simulate import Simulation
 
@@ -91,7 +92,7 @@ class HostRunner(Generic[A, B]):
         hidden = self.model.forward(tokens, batch)
         self.num_forwards += 1
         sampling = sampling_rows(rows, spans)
-        wanted = find_telling(rows, spans, sampling.index)
+        wanted = step_logprobs(rows, spans, sampling)
         numbers = self._prompt_logprobs(hidden, rows, spans, wanted)
         verdicts, sample_numbers = self._verify(hidden, sampling, wanted)
         middle = time.perf_counter()
@@ -102,16 +103,16 @@ class HostRunner(Generic[A, B]):
         self.drafter.settle()
         outcomes = dict(zip(sampling.index, zip(verdicts, proposals, strict=True), strict=True))
         results = commit_rows(rows, spans, outcomes)
-        results = with_logprobs(results, [row.asked for row in rows], wanted, numbers + sample_numbers)
+        results = with_logprobs(results, [row.logprobs for row in rows], wanted, numbers + sample_numbers)
         return StepResult(plan.step, results, middle - began, time.perf_counter() - middle)
 
     def _prompt_logprobs(
-        self, hidden: A, rows: Sequence[Row], spans: Sequence[RowSpan], wanted: Telling
+        self, hidden: A, rows: Sequence[Row], spans: Sequence[RowSpan], wanted: StepLogprobs
     ) -> list[Numbers]:
         """Of prompts that are read, where asked for: the one reason to compute logits there. Piece by piece, since
         prompts are long and vocabularies large."""
-        index = wanted.prompt_places([span.offset for span in spans])
-        tokens = wanted.prompt_tokens(rows, spans)
+        index = prompt_index(wanted, spans)
+        tokens = prompt_tokens(wanted, rows, spans)
         size = max(1, PIECE // self.info.vocab_size)
         numbers: list[Numbers] = []
         for start in range(0, len(index), size):
@@ -120,14 +121,14 @@ class HostRunner(Generic[A, B]):
             numbers += self.model.token_logprobs(logprobs, tokens[start : start + size], wanted.num_top)
         return numbers
 
-    def _verify(self, hidden: A, sampling: SamplingRows, wanted: Telling) -> tuple[list[Verdict], list[Numbers]]:
+    def _verify(self, hidden: A, sampling: SamplingRows, wanted: StepLogprobs) -> tuple[list[Verdict], list[Numbers]]:
         """The verdict on each sampling row, and the log-probabilities of its samples where asked for."""
         if not sampling.index:
             return [], []
         model = self.model
         logits = model.logits(model.take(hidden, sampling.flat))
-        own = model.log_softmax(model.take(logits, wanted.places)) if wanted.draws else None
-        masks = step_masks(sampling.rows, sampling.spans)
+        own = model.log_softmax(model.take(logits, wanted.sample_index)) if wanted.samples else None
+        masks = sample_masks(sampling)
         logits = model.process(logits, sampling.rows, sampling.spans, masks)
         each = [
             row.sampling
@@ -135,10 +136,10 @@ class HostRunner(Generic[A, B]):
             for _ in range(span.num_drafts + 1)
         ]
         sampled = model.read(model.sample(logits, each, sampling.positions))
-        verdicts = accept_all(sampling, sampled, None if masks is None else masks.most, self._simulation)
+        verdicts = accept_all(sampling, sampled, None if masks is None else masks.max_accepted, self._simulation)
         if own is None:
             return verdicts, []
-        return verdicts, model.token_logprobs(own, [sampled[i] for i in wanted.places], wanted.num_top)
+        return verdicts, model.token_logprobs(own, [sampled[i] for i in wanted.sample_index], wanted.num_top)
 
     def _committed(
         self, rows: Sequence[Row], spans: Sequence[RowSpan], verdicts: dict[int, Verdict], steps: Sequence[RowStep]

@@ -20,7 +20,7 @@ from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.grid import Grids, make_grids
 from slipstream.runners.mlx.logprobs import token_logprobs
 from slipstream.runners.mlx.mtp import MtpHead
-from slipstream.runners.mlx.processors import cuts_for, processors_for
+from slipstream.runners.mlx.processors import processors_for, truncation_for
 from slipstream.runners.mlx.sampling import apply_masks, process, sample
 from slipstream.runners.mlx.trunk import Cache, OpenTrunk, Trunk
 from slipstream.runners.rows import RowSpan
@@ -90,7 +90,7 @@ class MlxModel:
         return self.trunk.unembed(hidden).astype(mx.float32)
 
     def processors_for(self, params: SamplingParams) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return processors_for(params), cuts_for(params)
+        return processors_for(params), truncation_for(params)
 
     def process(
         self, logits: mx.array, rows: Sequence[Row], spans: Sequence[RowSpan], masks: StepMasks | None

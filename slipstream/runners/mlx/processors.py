@@ -97,7 +97,7 @@ def processors_for(params: SamplingParams) -> tuple[Processor, ...]:
     return tuple(found)
 
 
-def cuts_for(params: SamplingParams) -> tuple[Processor, ...]:
+def truncation_for(params: SamplingParams) -> tuple[Processor, ...]:
     """What is applied behind the masks."""
     if not params.truncates:
         return ()

@@ -20,11 +20,11 @@ from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
-from slipstream.runners.torch.logprobs import tell
+from slipstream.runners.torch.logprobs import token_logprobs
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
-from slipstream.runners.torch.processors import cuts_for, processors_for
+from slipstream.runners.torch.processors import processors_for, truncation_for
 from slipstream.runners.torch.sampling import apply_masks, process, sample
 from slipstream.sampling.params import SamplingParams
 
@@ -101,7 +101,7 @@ class TorchModel:
         return self.decoder.unembed(hidden)
 
     def processors_for(self, params: SamplingParams) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return processors_for(params, self.ops.device), cuts_for(params)
+        return processors_for(params, self.ops.device), truncation_for(params)
 
     def process(self, logits: Tensor, rows: Sequence[Row], spans: Sequence[RowSpan], masks: StepMasks | None) -> Tensor:
         process(logits, rows, spans, masks)
@@ -121,7 +121,7 @@ class TorchModel:
         return self.ops.log_softmax(logits)
 
     def token_logprobs(self, logprobs: Tensor, tokens: Sequence[int], num_top: int) -> list[Numbers]:
-        numbers: list[Numbers] = tell(logprobs, self.tokens(tokens), num_top).tolist()
+        numbers: list[Numbers] = token_logprobs(logprobs, self.tokens(tokens), num_top).tolist()
         return numbers
 
     def take(self, values: Tensor, index: Sequence[int]) -> Tensor:

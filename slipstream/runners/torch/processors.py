@@ -93,7 +93,7 @@ def processors_for(params: SamplingParams, device: torch.device) -> tuple[Proces
     return tuple(found)
 
 
-def cuts_for(params: SamplingParams) -> tuple[Processor, ...]:
+def truncation_for(params: SamplingParams) -> tuple[Processor, ...]:
     """What is applied behind the masks."""
     if not params.truncates:
         return ()

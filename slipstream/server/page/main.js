@@ -115,7 +115,7 @@ function escape() {
   return true;
 }
 
-function tellEnd(conversation, answer) {
+function showEnd(conversation, answer) {
   showTitle();
   const where = conversation === current ? "" : ` in “${conversation.title}”`;
   if (answer.state === "failed") announce(`The answer${where} failed. ${answer.notice}`);
@@ -137,7 +137,7 @@ store.changed.listen(followStore);
 store.droppedForRoom.listen((title) =>
   note(`There was no more room in this browser's storage: “${title}”, the oldest conversation, is gone.`),
 );
-generation.ended.listen(tellEnd);
+generation.ended.listen(showEnd);
 shortcuts({
   newChat,
   neighbour,

@@ -14,7 +14,7 @@ const QUOTE = /^ {0,3}> ?(.*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const MAX_NESTING = 6;
 
-/** The blocks of a text, as {kind, ...}. `source` tells whether a block changed. */
+/** The blocks of a text, as {kind, ...}. `source` shows whether a block changed. */
 export function parse(text) {
   const lines = text.split("\n");
   const blocks = [];

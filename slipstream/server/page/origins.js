@@ -15,7 +15,7 @@ export const tint = (origin) => (origin === UNKNOWN ? "unknown" : String(Math.mi
 const ORDINALS = ["", "1st", "2nd", "3rd"];
 
 export function originName(origin) {
-  if (origin === UNKNOWN) return "origin not told";
+  if (origin === UNKNOWN) return "origin unknown";
   if (origin === OWN) return "the model's own draw";
   return `accepted draft, ${ORDINALS[origin] ?? `${origin}th`} position`;
 }

@@ -11,7 +11,7 @@ export class SettingsForm {
   constructor(onChange) {
     this.onChange = onChange;
     this.conversation = null;
-    this.maxDepth = null; // known once the server has told
+    this.maxDepth = null; // known once the server has said it
     this.system = byId("system");
     this.system.maxLength = MAX_SYSTEM_CHARS;
     this.system.addEventListener("input", () => this.keep("system", this.system.value));
@@ -54,7 +54,7 @@ export class SettingsForm {
     this.showDraftFields();
   }
 
-  /** A value that cannot be used is told at once, and the field counts as empty until it is mended. */
+  /** A value that cannot be used is shown at once, and the field counts as empty until it is mended. */
   typed(field, input, wrong) {
     const most = field === DEPTH && this.maxDepth ? this.maxDepth : field.max;
     const words = problem({ ...field, max: most }, input.value);

@@ -9,7 +9,7 @@ import * as store from "./store.js";
 const REFRESH_MS = 500;
 
 export class Sidebar {
-  /** `open(id)` shows a conversation; `removed(id)` is told when one is gone. */
+  /** `open(id)` shows a conversation; `removed(id)` is called when one is gone. */
   constructor({ open, removed }) {
     this.list = byId("conversations");
     this.onOpen = open;

@@ -1,9 +1,9 @@
-/** The smallest way to hear of changes: call it to tell, `.listen(fn)` to hear. */
+/** The smallest way to hear of changes: call it to notify, `.listen(fn)` to hear. */
 export function signal() {
   const listeners = new Set();
-  const tell = (...details) => {
+  const notify = (...details) => {
     for (const listener of [...listeners]) listener(...details);
   };
-  tell.listen = (listener) => listeners.add(listener);
-  return tell;
+  notify.listen = (listener) => listeners.add(listener);
+  return notify;
 }

@@ -52,7 +52,7 @@ def test_float32_keeps_every_bit(kernels: Kernels) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_user_is_told() -> None:
+def test_a_user_sees_it() -> None:
     spec = open_random("tiny").spec
     for fp8, stored in ((True, "FP8 matrices in 8-bit blocks"), (False, "matrices as stored")):
         assert TorchBackend(RunnerConfig("cpu")).platform(replace(spec, fp8=fp8)).note.startswith(f"cpu, {stored}, ")

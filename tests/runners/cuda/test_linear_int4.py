@@ -210,7 +210,7 @@ def shaped(num_out: int, width: int, kind: str = "int4") -> QuantizedMatrix:
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize(("num_out", "width"), MEASURED)
-def test_kernels_are_the_same_as_far_as_is_told(num_out: int, width: int, kind: str) -> None:
+def test_kernels_are_the_same_as_far_as_the_launch_says(num_out: int, width: int, kind: str) -> None:
     """The first step of a kind compiles what the others are captured with."""
     matrix, kernels = shaped(num_out, width, kind), {}  # type: QuantizedMatrix, dict[int, object]
     for num_tokens in range(1, 1100):

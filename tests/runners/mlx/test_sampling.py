@@ -53,9 +53,9 @@ def test_processors_change_logits_as_pytorchs_do(
     params = SamplingParams(**options)  # type: ignore[arg-type]
     logits = np.random.default_rng(seed).normal(0, 2, VOCAB).astype(np.float32)
     wanted = torch.tensor(logits)
-    for each in (*torch_processors.processors_for(params, wanted.device), *torch_processors.cuts_for(params)):
+    for each in (*torch_processors.processors_for(params, wanted.device), *torch_processors.truncation_for(params)):
         each(wanted, torch_processors.History(torch.tensor(history), num_prompt))
     got = mx.array(logits)
-    for own in (*processors.processors_for(params), *processors.cuts_for(params)):
+    for own in (*processors.processors_for(params), *processors.truncation_for(params)):
         got = own(got, processors.History(mx.array(history, dtype=mx.int32), num_prompt))
     np.testing.assert_allclose(np.array(got), wanted.numpy(), rtol=1e-5, atol=1e-5)
