@@ -76,7 +76,7 @@ def open_resident(
     return runner
 
 
-def trunk_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot: int = 1) -> torch.Tensor:
+def target_logits(runner: TorchRunner, tokens: list[int], feeds: list[int], slot: int = 1) -> torch.Tensor:
     """Logits at every position, the prompt fed in pieces into scattered blocks. [tokens, vocab]"""
     model = runner.model
     assert isinstance(model, TorchModel)

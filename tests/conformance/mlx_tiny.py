@@ -16,7 +16,7 @@ from slipstream.runners.mlx.backend import MlxBackend
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.loading import MlxRunner
 from slipstream.runners.mlx.models import load_lazily
-from slipstream.runners.mlx.trunk import OpenTrunk
+from slipstream.runners.mlx.target import OpenTarget
 
 GROUP = 32
 
@@ -33,7 +33,7 @@ def packed(folder: Path, target: Path, bits: int) -> Path:
     """As a converter to MLX would write it: matrices packed, norms with their 1 folded in, the head beside them."""
     opened = open_model(str(folder), any_architecture=True)
     model = load_lazily(opened, "auto")
-    head = load_head(opened.head, opened.spec.architecture, OpenTrunk(model).args, mx.float32)
+    head = load_head(opened.head, opened.spec.architecture, OpenTarget(model).args, mx.float32)
     model, config = quantize_model(model, load_config(folder), GROUP, bits)
     nn.quantize(head, GROUP, bits, class_predicate=_fits)
     weights = dict(tree_flatten(model.parameters()))

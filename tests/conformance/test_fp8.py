@@ -12,7 +12,7 @@ import pytest
 import tiny
 import tiny_fp8
 import torch
-from harness import Ask, Traffic, alone, open_runner, trunk_logits
+from harness import Ask, Traffic, alone, open_runner, target_logits
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from slipstream.config import EngineConfig
@@ -53,7 +53,7 @@ def expected(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 def test_logits_equal_transformers(
     folders: dict[str, Path], expected: dict[str, torch.Tensor], kind: str, kernels: bool
 ) -> None:
-    logits = trunk_logits(open_runner(folders[kind], kernels=kernels), TOKENS, FEEDS)
+    logits = target_logits(open_runner(folders[kind], kernels=kernels), TOKENS, FEEDS)
     assert expected[kind].std() > 0.3, "logits so flat that anything would agree"
     torch.testing.assert_close(logits, expected[kind], atol=1e-4, rtol=0)
 
@@ -63,7 +63,7 @@ def test_logits_equal_transformers(
 def test_packed_logits_are_close(
     folders: dict[str, Path], expected: dict[str, torch.Tensor], kind: str, dtype: str
 ) -> None:
-    logits = trunk_logits(open_runner(folders[kind], dtype=dtype, kernels=True), TOKENS, FEEDS)
+    logits = target_logits(open_runner(folders[kind], dtype=dtype, kernels=True), TOKENS, FEEDS)
     off = (logits - expected[kind]).norm() / expected[kind].norm()
     assert 1e-5 < off < CLOSE[dtype]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from harness import open_runner, trunk_logits
+from harness import open_runner, target_logits
 
 TOKENS = torch.randint(0, tiny.VOCAB, (90,), generator=torch.Generator().manual_seed(3)).tolist()
 FEEDS = {
@@ -32,6 +32,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_logits_equal_transformers(pair: tuple[Path, torch.Tensor], feed: str, kernels: bool) -> None:
     folder, expected = pair
     runner = open_runner(folder, kernels=kernels)
-    logits = trunk_logits(runner, TOKENS, FEEDS[feed])
+    logits = target_logits(runner, TOKENS, FEEDS[feed])
     assert expected.std() > 0.3, "logits so flat that anything would agree"
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

@@ -60,7 +60,7 @@ def build(kind: str) -> PreTrainedModel:
 def save(
     model: PreTrainedModel, folder: Path, *, stacked: bool = False, scales: torch.dtype = torch.bfloat16, **config: Any
 ) -> Path:
-    """Trunk and head. ``config``: changes to config.json."""
+    """TargetModel and head. ``config``: changes to config.json."""
     model.config.save_pretrained(folder)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": QUANTISED} | config))

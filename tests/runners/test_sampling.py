@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from harness import Ask, Traffic, open_runner, trunk_logits
+from harness import Ask, Traffic, open_runner, target_logits
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -132,9 +132,9 @@ def test_sampled_output_under_speculation_has_the_exact_distribution(tmp_path: P
         "nothing was accepted: this would test plain decoding"
     )
     expected = {}
-    for first, chance in top_four(trunk_logits(runner, list(prompt), [3])[-1]):
-        for second, then in top_four(trunk_logits(runner, [*prompt, first], [4])[-1]):
-            for third, last in top_four(trunk_logits(runner, [*prompt, first, second], [5])[-1]):
+    for first, chance in top_four(target_logits(runner, list(prompt), [3])[-1]):
+        for second, then in top_four(target_logits(runner, [*prompt, first], [4])[-1]):
+            for third, last in top_four(target_logits(runner, [*prompt, first, second], [5])[-1]):
                 expected[first, second, third] = chance * then * last * num_streams
     counts = Counter(tuple(tokens[:3]) for tokens in outputs)
     assert set(counts) <= set(expected)

@@ -95,7 +95,7 @@ def test_a_stream_whose_drafts_are_all_rejected_is_the_plain_stream() -> None:
     assert [row.tokens for row in decode(open_runner((0.0,)), 10)] == plain
 
 
-def test_trunk_and_head_go_on_from_what_was_committed() -> None:
+def test_target_and_head_go_on_from_what_was_committed() -> None:
     """The last draw and the drafts behind it are those of a stream that was given all the rest as its prompt."""
     rows = decode(open_runner((1.0, 1.0, 1.0)), 5)
     known = (*PROMPT, *(token for row in rows for token in row.tokens))

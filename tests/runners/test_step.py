@@ -1,4 +1,4 @@
-"""What one step promises: one trunk forward, buffers that never move, exact commits, exact history."""
+"""What one step promises: one target forward, buffers that never move, exact commits, exact history."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def join(slot: int, tokens: tuple[int, ...] = PROMPT, params: SamplingParams | N
 
 
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5_moe"])
-def test_one_trunk_forward_a_step_whatever_the_depths(folders: dict[str, Path], kind: str) -> None:
+def test_one_target_forward_a_step_whatever_the_depths(folders: dict[str, Path], kind: str) -> None:
     runner = open_runner(folders[kind], head=True, kernels=True)
     steps = Steps(runner)
     blocks = iter(range(runner.info.num_blocks))

@@ -22,7 +22,7 @@ from slipstream.runners.mlx.logprobs import token_logprobs
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.processors import processors_for, truncation_for
 from slipstream.runners.mlx.sampling import apply_masks, process, sample
-from slipstream.runners.mlx.trunk import Cache, OpenTrunk, Trunk
+from slipstream.runners.mlx.target import Cache, OpenTarget, TargetModel
 from slipstream.runners.rows import RowSpan
 from slipstream.sampling.params import SamplingParams
 
@@ -30,7 +30,7 @@ from slipstream.sampling.params import SamplingParams
 class MlxModel:
     def __init__(
         self,
-        trunk: Trunk,
+        target: TargetModel,
         caches: Sequence[Cache],
         head_cache: KvCache | None,
         holder: FeedHolder,
@@ -38,7 +38,7 @@ class MlxModel:
         pads: bool,
     ) -> None:
         """``pads``: whether rows that feed different numbers of tokens may share a grid."""
-        self.trunk = trunk
+        self.target = target
         self.caches = caches
         self.head_cache = head_cache
         self.holder = holder
@@ -83,11 +83,11 @@ class MlxModel:
         parts = []
         for grid in batch.grids:
             self.holder.set(grid.feed)
-            parts.append(self.trunk.forward(grid.lay(flat), self.caches))
+            parts.append(self.target.forward(grid.lay(flat), self.caches))
         return batch.flatten(parts)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        return self.trunk.unembed(hidden).astype(mx.float32)
+        return self.target.unembed(hidden).astype(mx.float32)
 
     def processors_for(self, params: SamplingParams) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return processors_for(params), truncation_for(params)
@@ -130,7 +130,7 @@ class MlxHead:
     def __init__(
         self,
         model: MlxModel,
-        trunk: OpenTrunk,
+        target: OpenTarget,
         head: MtpHead,
         output: Callable[[mx.array], mx.array],
         vocab_size: int,
@@ -138,7 +138,7 @@ class MlxHead:
         """``output``: of the first ``vocab_size`` tokens."""
         self.vocab_size = vocab_size
         self._model = model
-        self._trunk = trunk
+        self._target = target
         self._head = head
         self._output = output
 
@@ -149,7 +149,7 @@ class MlxHead:
         parts = []
         for grid in batch.grids:
             self._model.holder.set(grid.feed)
-            parts.append(self._head(self._trunk.embed(grid.lay(flat)), grid.lay(hidden), cache))
+            parts.append(self._head(self._target.embed(grid.lay(flat)), grid.lay(hidden), cache))
         return batch.flatten(parts)
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -23,7 +23,7 @@ from slipstream.runners.mlx.memory import ModelShape, StreamCost, slot_positions
 from slipstream.runners.mlx.models import load_lazily, load_shapes, unpacked_dtype
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
-from slipstream.runners.mlx.trunk import OpaqueTrunk, OpenTrunk, Trunk, make_caches, tape_recurrences
+from slipstream.runners.mlx.target import OpaqueTarget, OpenTarget, TargetModel, make_caches, tape_recurrences
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.simulate import Simulation
 from slipstream.sampling.params import SamplingParams
@@ -69,7 +69,7 @@ class LazyModel:
     def __init__(self, opened: OpenedModel, engine: EngineConfig, config: RunnerConfig, model: Any) -> None:
         self._spec, self._config = opened.spec, config
         self.model = model
-        self.trunk: Trunk = OpaqueTrunk(model) if opened.spec.architecture == "other" else OpenTrunk(model)
+        self.target: TargetModel = OpaqueTarget(model) if opened.spec.architecture == "other" else OpenTarget(model)
         self.head, self.why_no_draft = self._find_head(opened, engine)
         self.max_depth = engine.max_depth if self.head is not None else 0
         tape_recurrences(model)
@@ -88,7 +88,7 @@ class LazyModel:
     @property
     def expert_share(self) -> float:
         """Of the experts, those that one token chooses; all of them where the architecture is not known."""
-        args = vars(self.trunk.args) if isinstance(self.trunk, OpenTrunk) else {}
+        args = vars(self.target.args) if isinstance(self.target, OpenTarget) else {}
         return args["num_experts_per_tok"] / args["num_experts"] if args.get("num_experts") else 1.0
 
     def arrays(self) -> list[mx.array]:
@@ -100,14 +100,14 @@ class LazyModel:
         caches = make_caches(self.model, holder, max_rows, max_length, self.max_depth)
         head_cache = KvCache(holder, max_rows, max_length) if self.head is not None else None
         pads = not any(isinstance(cache, RecurrentCache) for cache in caches)
-        return MlxModel(self.trunk, caches, head_cache, holder, self.max_depth, pads)
+        return MlxModel(self.target, caches, head_cache, holder, self.max_depth, pads)
 
     def host_head(self, host_model: MlxModel) -> MlxHead:
         assert self.head is not None
-        assert isinstance(self.trunk, OpenTrunk)
+        assert isinstance(self.target, OpenTarget)
         num_rows = self.draft_vocab
-        output = self.trunk.output_rows(num_rows) if num_rows < self._spec.vocab_size else self.trunk.unembed
-        return MlxHead(host_model, self.trunk, self.head, output, num_rows)
+        output = self.target.output_rows(num_rows) if num_rows < self._spec.vocab_size else self.target.unembed
+        return MlxHead(host_model, self.target, self.head, output, num_rows)
 
     def stream_cost(self) -> StreamCost:
         """One token through target model and head, not evaluated: the shapes of the caches after it."""
@@ -126,7 +126,7 @@ class LazyModel:
         if engine.max_depth == 0:
             return None, "max_depth is 0"
         try:
-            args = self.trunk.args if isinstance(self.trunk, OpenTrunk) else None
+            args = self.target.args if isinstance(self.target, OpenTarget) else None
             return load_head(opened.head, self._spec.architecture, args, _activation_dtype(self.model)), ""
         except HeadError as error:
             return None, f"no MTP head: {error}"

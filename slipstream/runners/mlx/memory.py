@@ -16,7 +16,7 @@ from slipstream.errors import ConfigError
 from slipstream.host import available_bytes, resident_bytes
 from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.mlx.caches import KvCache
-from slipstream.runners.mlx.trunk import Cache
+from slipstream.runners.mlx.target import Cache
 
 SHARE_OF_FREE = 0.8
 MIN_TOKENS = 32

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from harness import open_runner, trunk_logits
+from harness import open_runner, target_logits
 
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.layers import Layer, LayerStack, StackShape
@@ -89,5 +89,5 @@ def test_a_model_has_the_same_bits_layer_by_layer(tmp_path: Path, kind: str, mon
     apart = open_runner(folder, kernels=True)
     assert isinstance(apart.model.decoder.layers, Sequential)
     assert not isinstance(whole.model.decoder.layers, Sequential)
-    assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(apart, tokens, feeds))
-    assert torch.equal(trunk_logits(whole, tokens, feeds), trunk_logits(whole, tokens, [33] * 3 + [1]))
+    assert torch.equal(target_logits(whole, tokens, feeds), target_logits(apart, tokens, feeds))
+    assert torch.equal(target_logits(whole, tokens, feeds), target_logits(whole, tokens, [33] * 3 + [1]))

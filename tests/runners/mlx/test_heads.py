@@ -19,13 +19,13 @@ from slipstream.load import open_model
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.models import load_lazily
 from slipstream.runners.mlx.mtp import MtpHead
-from slipstream.runners.mlx.trunk import OpenTrunk
+from slipstream.runners.mlx.target import OpenTarget
 
 
 def head_of(folder: Path, mtp: Path | None = None) -> MtpHead:
     opened = open_model(str(folder), str(mtp) if mtp else None, any_architecture=True)
     assert opened.head is not None
-    return load_head(opened.head, opened.spec.architecture, OpenTrunk(load_lazily(opened, "auto")).args, mx.float32)
+    return load_head(opened.head, opened.spec.architecture, OpenTarget(load_lazily(opened, "auto")).args, mx.float32)
 
 
 def norms(head: MtpHead) -> dict[str, list[float]]:

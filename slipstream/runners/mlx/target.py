@@ -21,7 +21,7 @@ from slipstream.runners.mlx.states import RecurrentCache
 Cache = KvCache | GdnCache | RecurrentCache
 
 
-class Trunk(Protocol):
+class TargetModel(Protocol):
     def forward(self, tokens: mx.array, caches: Sequence[Cache]) -> mx.array:
         """What ``unembed`` reads of every token. [rows, width, ...]"""
         ...
@@ -31,7 +31,7 @@ class Trunk(Protocol):
         ...
 
 
-class OpenTrunk:
+class OpenTarget:
     """Hidden states after the final norm, the embedding and the output matrix are in reach."""
 
     def __init__(self, model: Any) -> None:
@@ -58,7 +58,7 @@ class OpenTrunk:
         return _FirstRows(matrix, num_rows)
 
 
-class OpaqueTrunk:
+class OpaqueTarget:
     """Any model of mlx-lm: from tokens to logits, nothing in between."""
 
     def __init__(self, model: Any) -> None:
