@@ -16,7 +16,8 @@ from slipstream.engine.stats import RequestStats, StatsSnapshot
 from slipstream.errors import ConfigError, EngineDead, RequestError
 from slipstream.grammar import GrammarCompiler, Spec
 from slipstream.load import OpenedModel, StreamingDetokenizer, open_model
-from slipstream.runners.backend import Backend, choose_backend
+from slipstream.runners.backend import Backend
+from slipstream.runners.choose import choose_backend
 from slipstream.sampling import Constraint, DraftSetting, SamplingParams
 
 Prompt = str | Sequence[int]

@@ -14,8 +14,8 @@ import tiny
 from slipstream.cli import main
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
-from slipstream.runners import backend
-from slipstream.runners.backend import choose_library
+from slipstream.runners import choose
+from slipstream.runners.choose import choose_library
 
 NO_MLX = "MLX is not installed: pip install 'slipstream[mlx]'"
 
@@ -28,13 +28,13 @@ def test_auto_takes_mlx_on_a_mac_that_has_it(
     monkeypatch: pytest.MonkeyPatch, platform: str, installed: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(backend, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
+    monkeypatch.setattr(choose, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
     assert choose_library("auto") == chosen
     assert choose_library("torch") == "torch"
 
 
 def test_mlx_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
     assert main(["generate", "--runner", "mlx", "--prompt", "hello"]) == 1
     assert "pip install 'slipstream[mlx]'" in capsys.readouterr().err
 

@@ -12,7 +12,8 @@ from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
-from slipstream.runners.backend import Backend, choose_backend
+from slipstream.runners.backend import Backend
+from slipstream.runners.choose import choose_backend
 from slipstream.sampling import DraftSetting
 
 SHAPE_NAMES = tuple(RANDOM_SHAPES)

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.text import size
 from slipstream.load import OpenedModel
-from slipstream.runners.backend import MemoryPlan, choose_backend
+from slipstream.runners.backend import MemoryPlan
+from slipstream.runners.choose import choose_backend
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 

@@ -1,21 +1,15 @@
-"""What computes: one backend for each array library, and the choice between them.
-
-The interface that commands and benchmarks know. No array library is imported before its backend is chosen.
-"""
+"""The interface of a backend, one for each array library: all that commands and benchmarks know of the runners."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 
-from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner
-from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
 from slipstream.load.random_model import RandomCheckpoint
 
@@ -171,27 +165,3 @@ class Backend(Protocol):
     def library_peer(self, model: OpenedModel) -> LibraryPeer | None:
         """None where the library generates nothing itself."""
         ...
-
-
-def choose_backend(config: RunnerConfig, present: bool = True) -> Backend:
-    """ConfigError where it is not installed, or its device is missing.
-
-    ``present`` False: to plan for a device that is not here.
-    """
-    if choose_library(config.runner) == "mlx":
-        from slipstream.runners.mlx.backend import MlxBackend  # an array library is imported by its own backend only
-
-        return MlxBackend(config)
-    from slipstream.runners.torch.backend import TorchBackend
-
-    return TorchBackend(config, present)
-
-
-def choose_library(name: str) -> str:
-    """``auto``: MLX on a Mac that has it, PyTorch elsewhere."""
-    installed = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
-    if name == "mlx" and not installed:
-        raise ConfigError("runner mlx needs MLX and mlx-lm: pip install 'slipstream[mlx]'")
-    if name == "auto":
-        return "mlx" if sys.platform == "darwin" and installed else "torch"
-    return name

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.engine.contract import RowJoin
-from slipstream.sampling.constraints import Matcher, matcher_for
+from slipstream.sampling.constraints import Matcher
+from slipstream.sampling.matcher import matcher_for
 
 
 @dataclass(frozen=True, slots=True)

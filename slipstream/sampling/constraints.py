@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from slipstream.errors import ConstraintFault
 from slipstream.sampling.masks import all_but, allows, both, is_empty
-
-if TYPE_CHECKING:
-    from slipstream.sampling.params import SamplingParams
 
 
 class Matcher(Protocol):
@@ -36,17 +33,6 @@ class Constraint(Protocol):
     def start(self, vocab_size: int, end_tokens: Collection[int]) -> Matcher:
         """A matcher before the first token of an output that ``end_tokens`` end."""
         ...
-
-
-def matcher_for(params: SamplingParams, end_tokens: Collection[int], vocab_size: int) -> Matcher | None:
-    """All constraints of a request in one matcher; None: it has none."""
-    parts: list[Constraint] = [] if params.constraint is None else [params.constraint]
-    if params.bad_words:
-        parts.append(BadWords(params.bad_words))
-    matcher = AllOf(tuple(parts)).start(vocab_size, end_tokens) if parts else None
-    if params.min_tokens and end_tokens:
-        matcher = MinTokens(matcher, params.min_tokens, all_but(end_tokens, vocab_size))
-    return matcher
 
 
 class State(Protocol):

@@ -19,8 +19,8 @@ from slipstream.llm import LLM
 from slipstream.load.random_model import RANDOM_SHAPES, RandomCheckpoint, random_model
 from slipstream.load.spec import GdnSpec, ModelSpec, RopeSpec
 from slipstream.runners.cpu.quantize import q8_0_blocks
+from slipstream.runners.cpu.twin import dequantized
 from slipstream.runners.torch.backend import TorchBackend
-from slipstream.runners.torch.twin import dequantized
 from slipstream.sampling import SamplingParams
 
 TINY = RANDOM_SHAPES["tiny"]

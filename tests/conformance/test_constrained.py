@@ -21,7 +21,7 @@ from harness import Ask, LateRunner, Traffic, alone, open_runner
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.sampling import SamplingParams
-from slipstream.sampling.constraints import matcher_for
+from slipstream.sampling.matcher import matcher_for
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
 TEXTS = {

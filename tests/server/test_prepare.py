@@ -11,8 +11,9 @@ from templates import HERMES, QWEN_XML, hermes_call, xml_call
 
 from slipstream.grammar import JsonSchema, Regex
 from slipstream.sampling import SamplingParams
-from slipstream.sampling.constraints import Matcher, matcher_for
+from slipstream.sampling.constraints import Matcher
 from slipstream.sampling.masks import allows
+from slipstream.sampling.matcher import matcher_for
 from slipstream.server.errors import ApiError
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prepare import Preparation, Prepared

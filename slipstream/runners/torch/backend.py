@@ -14,12 +14,12 @@ from slipstream.load.random_model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.backend import GgufTensor, MemoryPlan, Progress, StepTraffic, ignore_progress
 from slipstream.runners.cpu.platform import cpu_platform, find_kernels
+from slipstream.runners.cpu.twin import TWINS, twin_tensors
 from slipstream.runners.cuda.platform import cuda_platform, why_no_triton
 from slipstream.runners.torch.device import TorchDevice
 from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.memory import plan_memory, step_traffic
 from slipstream.runners.torch.platform import Platform, plain_platform
-from slipstream.runners.torch.twin import TWINS, twin_tensors
 
 
 class TorchBackend:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.contract import RowJoin
-from slipstream.runners.cpu.threads import keep_to_this_thread
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
@@ -26,6 +25,7 @@ from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
 from slipstream.runners.torch.processors import processors_for, truncation_for
 from slipstream.runners.torch.sampling import apply_masks, process, sample
+from slipstream.runners.torch.threads import keep_to_this_thread
 from slipstream.sampling.params import SamplingParams
 
 

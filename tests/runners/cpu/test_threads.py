@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from slipstream.runners.cpu.threads import keep_to_this_thread
+from slipstream.runners.torch.threads import keep_to_this_thread
 
 
 def test_the_thread_that_computes_keeps_pytorch_to_itself() -> None:
