@@ -25,7 +25,7 @@ class ConfidenceTuning:
     num_bins: int = 16  # of confidence, equally wide; no measurement in the log
     prior_confidence: float = 0.75  # of each draft, before anything was seen; no measurement in the log
     prior_trials: float = 8.0  # trials that each bin and position starts with; no measurement in the log
-    decay: float = 0.998  # of old trials of a position or a bin, per trial; no measurement in the log
+    decay: float = 0.998  # of old trials of a position or a bin, per trial: 256 rows make many in a step (log 135)
     row_decay: float = 0.98  # of a row's old trials, per trial; no measurement in the log
     row_prior_trials: float = 24.0  # trials at a ratio of 1 that each row starts with; no measurement in the log
     max_acceptance_ratio: float = 1.25  # a row's is not believed to be higher; no measurement in the log

@@ -48,6 +48,9 @@ class TorchBackend:
         plan: MemoryPlan | None = None,
         progress: Progress = ignore_progress,
     ) -> Runner:
+        """Called by the thread that will run the steps: Triton launches on its current GPU."""
+        if self.device.torch.index is not None:
+            torch.cuda.set_device(self.device.torch)
         return load_runner(model, engine, self._config, self.platform(model.spec), plan, progress)
 
     def step_traffic(self, model: OpenedModel) -> StepTraffic:

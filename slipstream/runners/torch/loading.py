@@ -97,7 +97,7 @@ class _Loader:
         return HostRunner(self._info(lag=0), model, drafter, simulation)
 
     def _device_resident(self, decoder: Decoder) -> Runner:
-        """Rows live on the device; the host is one step behind."""
+        """Rows live on the device; the host is one step late. Called by the engine's thread."""
         from slipstream.runners.cuda.buffers import StepBuffers  # Triton is not everywhere
         from slipstream.runners.cuda.rows import DeviceRows
         from slipstream.runners.cuda.runner import CudaRunner
