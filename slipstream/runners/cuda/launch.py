@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.runners.cuda.constrained import StepConstraints
+from slipstream.runners.cuda.drafter import DraftPass
 from slipstream.runners.cuda.graphs import Graphs
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
@@ -82,7 +83,7 @@ class StepLauncher:
         self.graphs.run(shape, shape.kind, partial(program.verify, shape))
         verdict = self._fetch_verdict(layout) if constraints is not None and constraints.guides_drafts else None
         if shape.feeds_head_apart:
-            self.graphs.run(("head", shape), ("head", shape.kind), partial(program.feed_head, shape))
+            self.graphs.run(("head", shape), ("head", shape.kind), partial(program.committed, shape))
         if logprob_index:
             self._launch_logprobs(logprob_index)
         events.mark()
@@ -91,8 +92,8 @@ class StepLauncher:
             masked = self._mask_drafts(layout, constraints, verdict)
         for ahead, num_rows in enumerate(layout.pass_rows):
             variant = masked and ahead == 0
-            key = (ahead, num_rows, shape.context, variant)
-            self.graphs.run(key, (ahead > 0, compiled_for(num_rows), variant), partial(program.draft, *key))
+            rows = DraftPass(ahead, num_rows, shape.context, variant)
+            self.graphs.run(rows, (ahead > 0, compiled_for(num_rows), variant), partial(program.propose, rows))
         program.report_drafts(shape)
         return events
 
@@ -105,11 +106,10 @@ class StepLauncher:
     def _mask_drafts(self, layout: Layout, constraints: StepConstraints, verdict: Verdict) -> bool:
         """Waits for the verdict; the head's feed runs meanwhile. False: there is nothing to mask."""
         program = self.program
-        assert program.output is not None
         values, committed = verdict
         committed.wait()
         reports = program.report.read(values)
-        masks = constraints.draft_masks(reports, layout.draft_rows, program.output.num_out)
+        masks = constraints.draft_masks(reports, layout.draft_rows, program.draft_vocab)
         if masks.masks:
             program.masks.upload(masks, layout.pass_rows[0])
         return bool(masks.masks)

@@ -7,39 +7,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from slipstream.runners.cuda.buffers import StepBuffers
 from slipstream.runners.cuda.constrained import MaskBuffers
+from slipstream.runners.cuda.drafter import DraftPass
 from slipstream.runners.cuda.kernels import step as kernels
 from slipstream.runners.cuda.kernels.gather import gather_rows
 from slipstream.runners.cuda.kernels.norm import rms_norm
 from slipstream.runners.cuda.kernels.sampling.masks import apply_masks
 from slipstream.runners.cuda.kernels.sampling.penalties import add_bias, penalise
-from slipstream.runners.cuda.kernels.sampling.sample import choose, choose_sure
+from slipstream.runners.cuda.kernels.sampling.sample import choose
 from slipstream.runners.cuda.kernels.sampling.truncate import truncate
 from slipstream.runners.cuda.layout import Layout, StepShape
 from slipstream.runners.cuda.report import StepReport
 from slipstream.runners.cuda.rows import DeviceRows
+from slipstream.runners.drafter import Drafter
 from slipstream.runners.torch.logprobs import hidden_logprobs, log_probabilities
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.layers import Layers
-from slipstream.runners.torch.models.mtp import MtpHead
-from slipstream.runners.torch.ops import Linear
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
+
+CudaDrafter = Drafter[StepShape, DraftPass, None]
 
 
 @dataclass(frozen=True, slots=True)
 class CudaProgram:
     decoder: Decoder
-    head: MtpHead | None
-    output: Linear | None  # the draft head's: it may hold only the first part of the vocabulary
+    drafter: CudaDrafter | None
     rows: DeviceRows
     buffers: StepBuffers
     masks: MaskBuffers
     report: StepReport
     vocab_size: int
+    draft_vocab: int  # drafts come from the first so many tokens
     simulated: Tensor | None = None  # float32 [depth]: acceptance rates instead of a comparison, for benchmarks
 
     @property
@@ -72,38 +73,15 @@ class CudaProgram:
             self.rows.state, buffers.step(shape), samples, inputs.row_samples, *outputs, self.simulated, max_accepted
         )
         if shape.feeds_head and not shape.feeds_head_apart:
-            self.feed_head(shape)
+            self.committed(shape)
 
-    def feed_head(self, shape: StepShape) -> None:
-        assert self.head is not None
-        buffers, batch = self.buffers, self.buffers.step(shape)
-        next_tokens = buffers.next_tokens(shape)
-        kernels.next_tokens(self.rows.state, batch, next_tokens)
-        fed = self.head.forward(self.decoder.embedding.rows(next_tokens), buffers.hidden(shape), batch)
-        gather_rows(fed, buffers.row_last(shape), out=buffers.draft_hidden[: shape.num_rows])
+    def committed(self, shape: StepShape) -> None:
+        assert self.drafter is not None
+        self.drafter.committed(shape)
 
-    def draft(self, ahead: int, num_rows: int, context: int, masked: bool = False) -> None:
-        """Draft ``ahead`` + 1 of the rows that go so far: the first comes from the tokens that the head was fed."""
-        assert self.head is not None
-        assert self.output is not None
-        buffers, state = self.buffers, self.rows.state
-        inputs, batch = buffers.draft_inputs(), buffers.draft_batch(num_rows, context)
-        slots, index = buffers.samples(num_rows)
-        sources = buffers.draft_sources[:num_rows]
-        draft_rows = inputs.draft_rows[ahead * buffers.max_rows :][:num_rows]
-        samples = (slots, index, sources)
-        kernels.draft_begin(state, batch, draft_rows, inputs.row_slots, *samples, buffers.max_rows, ahead)
-        hidden = gather_rows(buffers.draft_hidden, sources)
-        if ahead:
-            hidden = self.head.forward(self.decoder.embedding.rows(batch.tokens), hidden, batch)
-            buffers.draft_hidden.index_copy_(0, sources, hidden)
-        logits = self.output(hidden)
-        if masked:
-            apply_masks(logits, slots, self.masks.index[:num_rows], self.masks.masks)
-        drafts, confidence = choose_sure(logits, slots, index, *self._noise)
-        limits = (inputs.thresholds.view(torch.float32), inputs.continue_thresholds.view(torch.float32))
-        outputs = (self.report, self.simulated)
-        kernels.draft_commit(state, draft_rows, *limits, slots, drafts, confidence, *outputs, ahead)
+    def propose(self, rows: DraftPass) -> None:
+        assert self.drafter is not None
+        self.drafter.propose(rows)
 
     def report_drafts(self, shape: StepShape) -> None:
         if self.depth:
@@ -122,9 +100,9 @@ class CudaProgram:
         self.forward(shape.target)
         self.verify(shape)
         if shape.feeds_head_apart:
-            self.feed_head(shape)
+            self.committed(shape)
         for ahead, num_rows in enumerate(layout.pass_rows):
-            self.draft(ahead, num_rows, shape.context)
+            self.propose(DraftPass(ahead, num_rows, shape.context))
         self.report_drafts(shape)
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
@@ -141,8 +119,4 @@ class CudaProgram:
         if not shape.plain:
             truncation = (rows.int_field("top_k"), rows.float_field("top_p"), rows.float_field("min_p"))
             truncate(logits, slots, rows.float_field("inv_temperature"), *truncation)
-        return choose(logits, slots, index, *self._noise)
-
-    @property
-    def _noise(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.rows.float_field("inv_temperature"), self.rows.seeds, self.rows.int_field("greedy")
+        return choose(logits, slots, index, *self.rows.noise)

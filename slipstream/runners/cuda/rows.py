@@ -42,6 +42,11 @@ class DeviceRows:
     def float_field(self, name: str) -> Tensor:
         return self._floats[_FLOATS.index(name)]
 
+    @property
+    def noise(self) -> tuple[Tensor, Tensor, Tensor]:
+        """By slot: inverse temperature, seed, whether it is greedy."""
+        return self.float_field("inv_temperature"), self.seeds, self.int_field("greedy")
+
     def join(self, join: RowJoin) -> None:
         assert 0 <= join.slot < self.num_slots
         params, slot = join.params, join.slot

@@ -17,6 +17,7 @@ from slipstream.engine.contract import RowResult, RunnerInfo, Start, StepCosts, 
 from slipstream.runners.cuda.buffers import StepBuffers
 from slipstream.runners.cuda.calibrate import measure
 from slipstream.runners.cuda.constrained import MaskBuffers, StepConstraints
+from slipstream.runners.cuda.drafter import CudaMtpDrafter
 from slipstream.runners.cuda.graphs import Graphs
 from slipstream.runners.cuda.host_rows import HostRow, HostRows, RowFeed
 from slipstream.runners.cuda.launch import StepEvents, StepLauncher
@@ -69,8 +70,12 @@ class CudaRunner:
         masks = MaskBuffers(buffers.max_tokens, buffers.max_rows, info.max_depth, info.vocab_size, device)
         report = StepReport(buffers.max_rows, info.max_depth, device)
         rates = _rates(simulated, info.max_depth, device) if simulated else None
-        parts = (decoder, head, output, rows, buffers, masks, report)
-        self.program = CudaProgram(*parts, info.vocab_size, rates)
+        shared = (rows, buffers, masks, report)
+        drafter = None
+        if head is not None and output is not None:
+            drafter = CudaMtpDrafter(head, decoder.embedding, output, *shared, rates)
+        draft_vocab = 0 if output is None else output.num_out
+        self.program = CudaProgram(decoder, drafter, *shared, info.vocab_size, draft_vocab, rates)
         self.launcher = StepLauncher(self.program, Graphs(device, graphs), info.max_context)
         self._rows = HostRows(info.vocab_size)
         self._in_flight: deque[InFlight | StepPlan] = deque()
@@ -132,7 +137,7 @@ class CudaRunner:
             feeds,
             max(row.max_known for row in rows),
             plain=all(row.plain for row in rows),
-            feeds_head=self.program.head is not None and any(row.may_draft for row in rows),
+            feeds_head=self.program.drafter is not None and any(row.may_draft for row in rows),
             masked=any(row.constraint and feed.num_samples for row, feed in zip(rows, feeds, strict=True)),
         )
         request, index = requested_logprobs(feeds, [row.logprobs for row in rows])

@@ -20,8 +20,8 @@ from typing import Generic
 
 from slipstream.engine.contract import DraftRequest, RowJoin, RunnerInfo, StepCosts
 from slipstream.runners.costs import Points, rising
-from slipstream.runners.host.drafter import Drafter
-from slipstream.runners.host.model import A, B, HostModel
+from slipstream.runners.host.drafter import HostDrafter
+from slipstream.runners.host.model import A, B, CommittedStep, HostModel
 from slipstream.runners.host.rows import GREEDY, CommittedRow, DraftRow, Row, Verdict
 from slipstream.runners.rows import RowSpan
 from slipstream.sampling.params import SamplingParams
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 def measure(
     info: RunnerInfo,
     model: HostModel[A, B],
-    drafter: Drafter[A, B],
+    drafter: HostDrafter[A, B],
     num_tokens: Sequence[int],
     num_rows: Sequence[int],
 ) -> StepCosts:
@@ -70,7 +70,7 @@ class _Sizes(Generic[A, B]):
 
     info: RunnerInfo
     model: HostModel[A, B]
-    drafter: Drafter[A, B]
+    drafter: HostDrafter[A, B]
     num_tokens: frozenset[int]
     num_rows: frozenset[int]
 
@@ -106,19 +106,19 @@ def _verify_step(model: HostModel[A, B], spans: Sequence[RowSpan]) -> None:
     model.finish()
 
 
-def _draft_step(model: HostModel[A, B], drafter: Drafter[A, B], num_rows: int, start: int, depth: int) -> Task:
+def _draft_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_rows: int, start: int, depth: int) -> Task:
     """Feeding the head and drafting. The target's hidden states are made once, beforehand."""
     spans = [RowSpan(slot, start, slot, 1) for slot in range(num_rows)]
     batch = model.lay_out(spans)
     hidden = model.take(model.forward([1] * num_rows, batch), range(num_rows))
-    committed = [CommittedRow(span, 1, [1], drafts_now=True) for span in spans]
+    step = CommittedStep(hidden, batch, [CommittedRow(span, 1, [1], drafts_now=True) for span in spans])
     asked = [
         DraftRow(Row(slot, [1] * start, GREEDY), DraftRequest(depth), Verdict(0, 1), start + 1)
         for slot in range(num_rows)
     ]
 
     def run() -> None:
-        drafter.committed(hidden, batch, committed)
+        drafter.committed(step)
         drafter.propose(asked)
         model.finish()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from slipstream.runners.host.model import A, B, HostHead, HostModel
+from slipstream.runners.host.model import A, B, CommittedStep, HostHead, HostModel
 from slipstream.runners.host.rows import CommittedRow
 from slipstream.runners.rows import RowSpan
 
@@ -56,16 +56,15 @@ class DeferredFeed(Generic[A, B]):
         [fed] = self._fed
         return self._model.take(fed, [self._last[slot] for slot in slots])
 
-    def feed(self, hidden: A, batch: B, rows: Sequence[CommittedRow]) -> None:
-        """hidden: flat, of all tokens of the step."""
-        self._fed = []
+    def feed(self, step: CommittedStep[A, B]) -> None:
+        rows, self._fed = step.rows, []
         if not self._waiting and all(row.drafts_now and row.may_draft for row in rows):
             self._after = {}
             tokens = [token for row in rows for token in row.next_tokens]
             self._last = {row.span.slot: row.span.offset + row.num_kept - 1 for row in rows}
-            self._fed = [self._head.forward(hidden, tokens, batch)]
+            self._fed = [self._head.forward(step.hidden, tokens, step.batch)]
             return
-        self._after = self._with(hidden, [row for row in rows if row.may_draft])
+        self._after = self._with(step.hidden, [row for row in rows if row.may_draft])
         self._feed_due([row for row in rows if row.may_draft])
 
     def _feed_due(self, rows: Sequence[CommittedRow]) -> None:

@@ -9,29 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Protocol
 
+from slipstream.runners.drafter import Drafter
 from slipstream.runners.host.deferred_feed import DeferredFeed
 from slipstream.runners.host.masks import DraftMasks
-from slipstream.runners.host.model import A, A_in, B, B_in, HostHead, HostModel
-from slipstream.runners.host.rows import NO_PROPOSAL, CommittedRow, DraftRow, Proposal
+from slipstream.runners.host.model import A, B, CommittedStep, HostHead, HostModel
+from slipstream.runners.host.rows import NO_PROPOSAL, DraftRow, Proposal
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.simulate import Simulation
 from slipstream.sampling.masks import is_empty
 
 
-class Drafter(Protocol[A_in, B_in]):
+class HostDrafter(Drafter[CommittedStep[A, B], Sequence[DraftRow], list[Proposal]], Protocol[A, B]):
+    """Proposes for rows whose step was just ``committed``."""
+
     max_depth: int
 
     def join(self, slot: int, state_of: int | None) -> None:
         """A row enters a slot, perhaps as a copy of another."""
 
     def leave(self, slot: int) -> None: ...
-
-    def committed(self, hidden: A_in, batch: B_in, rows: Sequence[CommittedRow]) -> None:
-        """What the step computed. hidden: flat, of all fed tokens."""
-
-    def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
-        """For rows whose last step was just ``committed``."""
-        ...
 
     def settle(self) -> None:
         """The step is committed."""
@@ -46,7 +42,7 @@ class NoDrafter(Generic[A, B]):
     def leave(self, slot: int) -> None:
         """Nothing to forget."""
 
-    def committed(self, hidden: A, batch: B, rows: Sequence[CommittedRow]) -> None:
+    def committed(self, step: CommittedStep[A, B]) -> None:
         """Nothing to learn."""
 
     def propose(self, rows: Sequence[DraftRow]) -> list[Proposal]:
@@ -80,8 +76,8 @@ class MtpDrafter(Generic[A, B]):
     def leave(self, slot: int) -> None:
         self._feed.forget(slot)
 
-    def committed(self, hidden: A, batch: B, rows: Sequence[CommittedRow]) -> None:
-        self._feed.feed(hidden, batch, rows)
+    def committed(self, step: CommittedStep[A, B]) -> None:
+        self._feed.feed(step)
 
     def settle(self) -> None:
         self._feed.settle()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from slipstream.engine.contract import RowJoin
-from slipstream.runners.host.rows import Row, RowSampling
+from slipstream.runners.host.rows import CommittedRow, Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import RowSpan
@@ -19,8 +20,16 @@ from slipstream.sampling.params import SamplingParams
 
 A = TypeVar("A")  # the library's array
 B = TypeVar("B")  # its layout of a step's rows
-A_in = TypeVar("A_in", contravariant=True)
 B_in = TypeVar("B_in", contravariant=True)
+
+
+@dataclass(frozen=True)  # with slots, a generic dataclass fails on Python 3.11
+class CommittedStep(Generic[A, B]):
+    """A step as a drafter learns it."""
+
+    hidden: A  # [tokens, hidden]: of all fed tokens
+    batch: B
+    rows: Sequence[CommittedRow]
 
 
 class HostModel(Protocol[A, B]):

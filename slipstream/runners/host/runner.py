@@ -14,10 +14,10 @@ from typing import Generic
 from slipstream.engine.contract import RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.host.accept import accept_all
 from slipstream.runners.host.calibrate import measure
-from slipstream.runners.host.drafter import Drafter
+from slipstream.runners.host.drafter import HostDrafter
 from slipstream.runners.host.logprobs import prompt_index, prompt_tokens, step_logprobs
 from slipstream.runners.host.masks import sample_masks
-from slipstream.runners.host.model import A, B, HostModel
+from slipstream.runners.host.model import A, B, CommittedStep, HostModel
 from slipstream.runners.host.rows import (
     NO_PROPOSAL,
     CommittedRow,
@@ -41,7 +41,7 @@ class HostRunner(Generic[A, B]):
         self,
         info: RunnerInfo,
         model: HostModel[A, B],
-        drafter: Drafter[A, B],
+        drafter: HostDrafter[A, B],
         simulation: Simulation | None = None,
     ) -> None:
         self.info = info
@@ -97,7 +97,7 @@ class HostRunner(Generic[A, B]):
         verdicts, sample_numbers = self._verify(hidden, sampling, wanted)
         middle = time.perf_counter()
         by_index = dict(zip(sampling.index, verdicts, strict=True))
-        self.drafter.committed(hidden, batch, self._committed(rows, spans, by_index, plan.rows))
+        self.drafter.committed(CommittedStep(hidden, batch, self._committed(rows, spans, by_index, plan.rows)))
         proposals = self._propose(sampling, verdicts, [plan.rows[i] for i in sampling.index])
         self.model.finish()
         self.drafter.settle()

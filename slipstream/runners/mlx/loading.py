@@ -12,7 +12,7 @@ from slipstream.engine.contract import RowJoin, RunnerInfo
 from slipstream.errors import HeadError
 from slipstream.load import OpenedModel
 from slipstream.runners.backend import MemoryPlan, Progress
-from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
+from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
 from slipstream.runners.mlx.gguf_weights import parameter_bytes
@@ -57,7 +57,7 @@ def load_runner(
         progress(array.nbytes)
     host_model = lazy.host_model(plan.num_slots, slot_positions(plan.max_context, lazy.max_depth))
     simulation = Simulation(config.simulate_acceptance, lazy.max_depth) if config.simulate_acceptance else None
-    drafter: Drafter[mx.array, Grids] = NoDrafter()
+    drafter: HostDrafter[mx.array, Grids] = NoDrafter()
     if lazy.head is not None:
         drafter = MtpDrafter(host_model, lazy.host_head(host_model), lazy.max_depth, simulation)
     return HostRunner(_info(model, plan, lazy, note), host_model, drafter, simulation)

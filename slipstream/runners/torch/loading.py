@@ -11,7 +11,7 @@ from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
 from slipstream.load.spec import Architecture, ModelSpec
 from slipstream.runners.backend import MemoryPlan, Progress, ignore_progress
-from slipstream.runners.host.drafter import Drafter, MtpDrafter, NoDrafter
+from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.simulate import Simulation, simulation_note
 from slipstream.runners.torch.batch import RaggedBatch
@@ -91,7 +91,7 @@ class _Loader:
         model = TorchModel(decoder, self.ops, table, self.kv, self.gdn, fused=fused)
         survival = self.config.simulate_acceptance
         simulation = Simulation(survival, self.max_depth) if survival else None
-        drafter: Drafter[Tensor, RaggedBatch] = NoDrafter()
+        drafter: HostDrafter[Tensor, RaggedBatch] = NoDrafter()
         if self.max_depth:
             drafter = MtpDrafter(model, TorchHead(model, *self._head(decoder)), self.max_depth, simulation)
         return HostRunner(self._info(lag=0), model, drafter, simulation)
