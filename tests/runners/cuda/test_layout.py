@@ -20,7 +20,7 @@ from slipstream.runners.cuda.layout import (
     lay_out,
     unpack,
 )
-from slipstream.runners.rows import Asked
+from slipstream.runners.logprobs import NO_LOGPROBS
 from slipstream.runners.torch.caches import ring_size
 
 DEPTH, MAX_ROWS = 3, 64
@@ -127,7 +127,7 @@ def test_the_device_finds_each_part_at_an_aligned_address(num_rows: int) -> None
 
 
 def test_a_step_feeds_known_tokens_before_drafts() -> None:
-    row = HostRow(slot=0, num_uncomputed=10, max_known=10, plain=True, may_draft=True, p_min=0.0, asked=Asked())
+    row = HostRow(slot=0, num_uncomputed=10, max_known=10, plain=True, may_draft=True, p_min=0.0, logprobs=NO_LOGPROBS)
     prompt = row.feed(RowStep(0, 6))
     assert (prompt.num_before, prompt.num_samples, prompt.num_drafts) == (6, 0, 0)
     rest = row.feed(RowStep(0, 4))

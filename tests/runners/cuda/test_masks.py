@@ -12,7 +12,7 @@ from slipstream.runners.cuda.constrained import MAX_GUIDED_ROWS, UNLIMITED, Step
 from slipstream.runners.cuda.host_rows import ConstraintState, HostRow, RowFeed
 from slipstream.runners.cuda.kernels.sampling.masks import apply_masks
 from slipstream.runners.cuda.report import RowReport
-from slipstream.runners.rows import Asked
+from slipstream.runners.logprobs import NO_LOGPROBS
 from slipstream.sampling.masks import num_bytes, only
 
 
@@ -56,7 +56,7 @@ class Counting:
 
 def row(slot: int, matcher: Counting | None, drafts: tuple[int, ...] = ()) -> HostRow:
     state = None if matcher is None else ConstraintState(matcher, drafts)
-    return HostRow(slot, 1, 9, plain=True, may_draft=True, p_min=0.0, asked=Asked(), constraint=state)
+    return HostRow(slot, 1, 9, plain=True, may_draft=True, p_min=0.0, logprobs=NO_LOGPROBS, constraint=state)
 
 
 def test_a_step_masks_its_samples_and_then_the_first_drafts() -> None:
