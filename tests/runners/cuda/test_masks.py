@@ -69,7 +69,7 @@ def test_a_step_masks_its_samples_and_then_the_first_drafts() -> None:
     assert read == [True]
     assert masks.at == [0, 1, 9]  # the second draft of the first row is not allowed
     assert masks.masks == [only([token], 97) for token in (6, 7, 21)]
-    assert masks.most == [1, UNLIMITED, 2, 0]
+    assert masks.max_accepted == [1, UNLIMITED, 2, 0]
     assert step.guides_drafts
     reports = [RowReport(3, tokens, (), ()) for tokens in ((6, 7), (1,), (1,), (21,))]
     drafts = step.draft_masks(reports, (0, 3), draft_vocab=97)
