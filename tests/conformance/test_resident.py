@@ -161,7 +161,7 @@ def test_drafts_end_at_the_thresholds_as_on_the_cpu(tmp_path: Path) -> None:
         DraftRequest(DEPTH),
         DraftRequest(2, report_confidence=True),
     ]
-    steps = plans(requests, 3, [0.0, 0.0, measured[2].confidences[0] * 1.001])
+    steps = plans(requests, 2, [0.0, 0.0, measured[2].confidences[0] * 1.001])
     wanted, found = driven(cpu, steps), driven(device, steps, late=True)
     assert [len(row.drafts) for row in wanted[0]] == [2, 1, 0, 2]
     for step, expected in zip(found, wanted, strict=True):
@@ -183,7 +183,7 @@ def test_no_confidence_is_reported_unasked(tmp_path: Path) -> None:
 def test_first_drafts_of_constrained_rows_follow_their_grammar_as_on_the_cpu(tmp_path: Path) -> None:
     folder = tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True)
     names = ["regex", "gbnf"]
-    steps = plans([DraftRequest(1, report_confidence=True)] * 3, 4, constraints=names)
+    steps = plans([DraftRequest(1, report_confidence=True)] * 3, 3, constraints=names)
     wanted = driven(open_runner(folder, head=True), steps)
     found = driven(open_resident(folder), steps, late=True)
     for step, expected in zip(found, wanted, strict=True):

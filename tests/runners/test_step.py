@@ -80,6 +80,7 @@ def test_one_target_forward_a_step_whatever_the_depths(folders: dict[str, Path],
         assert [row.num_fed for row in held.rows] == [1, 2, 4]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("limit", [3, 256])
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
 @pytest.mark.parametrize("library", LIBRARIES)

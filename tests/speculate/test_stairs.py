@@ -82,6 +82,7 @@ class Gpu:
         return tuple(made[:num_kept])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_rows", [1, 4, 16, 64, 256])
 @pytest.mark.parametrize(("rates", "spread"), [(HIGH, 0.0), (LOW, 0.0), ((0.7, 0.65, 0.6), 0.8)])
 def test_confidences_never_cost_speed(num_rows: int, rates: tuple[float, ...], spread: float) -> None:
