@@ -24,7 +24,7 @@
 #define VECTORS 4 /* enough sums under way to hide their latency */
 #endif
 #define SLICE (VECTORS * VL)
-#define BLOCK_TOKENS 64 /* certain tokens whose conv outputs are made at once */
+#define BLOCK_TOKENS 64 /* committed tokens whose conv outputs are made at once */
 #define MAX_TOKENS (BLOCK_TOKENS + GDN_MAX_DRAFTS)
 
 typedef struct {
@@ -160,8 +160,8 @@ INLINE void step(const int more, work_t *w, int t, int k_dim, const vf delta[VEC
   }
 }
 
-/* All tokens of a block over columns d .. of the state, which is stored after the first `certain` of them. */
-static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, int tokens, int certain) {
+/* All tokens of a block over columns d .. of the state, which is stored after the first `committed` of them. */
+static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, int tokens, int committed) {
   const int n = l->v_dim - d < SLICE ? l->v_dim - d : SLICE;
   vf o[VECTORS], r[VECTORS], delta[VECTORS];
   load_slice(state + d, l->k_dim, l->v_dim, n, w->state);
@@ -173,7 +173,7 @@ static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, int to
     if (t + 1 < tokens) step(1, w, t, l->k_dim, delta, o, r);
     else step(0, w, t, l->k_dim, delta, o, r);
     for (int c = 0; c < VECTORS; c++) v_store(w->o[t] + d + c * VL, o[c]);
-    if (t + 1 == certain) store_slice(w->state, l->k_dim, l->v_dim, n, state + d);
+    if (t + 1 == committed) store_slice(w->state, l->k_dim, l->v_dim, n, state + d);
   }
 }
 
@@ -196,9 +196,9 @@ static void head_item(void *job, int item) {
   const gdn_row *row = j->rows + item / l->num_v_heads;
   float *state = l->state + ((int64_t)row->slot * l->num_v_heads + head) * l->k_dim * l->v_dim;
   work_t *w = pool_scratch(sizeof(work_t));
-  int certain = row->num_replay + row->num_certain;
-  for (int from = 0, n; from < certain + row->num_drafts; from += n) {
-    int last = certain - from <= BLOCK_TOKENS, kept = last ? certain - from : BLOCK_TOKENS;
+  int committed = row->num_replay + row->num_committed;
+  for (int from = 0, n; from < committed + row->num_drafts; from += n) {
+    int last = committed - from <= BLOCK_TOKENS, kept = last ? committed - from : BLOCK_TOKENS;
     n = last ? kept + row->num_drafts : kept;
     prepare(j, row, head, from, n, w);
     for (int d = 0; d < l->v_dim; d += SLICE) run_slice(l, w, state, d, n, kept);
@@ -208,18 +208,18 @@ static void head_item(void *job, int item) {
 
 /* ---- commit ---- */
 
-/* The window after the last certain token, oldest first: it may move down inside itself. Then the drafts' tape. */
+/* The window after the last committed token, oldest first: it may move down inside itself. Then the drafts' tape. */
 static void row_item(void *job, int item) {
   const gdn_job *j = job;
   const gdn_layer *l = j->l;
   const gdn_row *row = j->rows + item;
-  const int certain = row->num_replay + row->num_certain;
+  const int committed = row->num_replay + row->num_committed;
   for (int tap = 0; tap < l->kernel - 1; tap++) {
     float *to = l->window + ((int64_t)row->slot * (l->kernel - 1) + tap) * j->channels;
-    memmove(to, input_at(j, row, certain - l->kernel + 1 + tap), (size_t)j->channels * 4);
+    memmove(to, input_at(j, row, committed - l->kernel + 1 + tap), (size_t)j->channels * 4);
   }
   for (int d = 0; d < row->num_drafts; d++) {
-    const float *x = input_at(j, row, certain + d);
+    const float *x = input_at(j, row, committed + d);
     int64_t at = (int64_t)row->slot * l->depth + d;
     float *gates = l->tape_gates + at * 2 * l->num_v_heads;
     memcpy(l->tape_conv + at * j->channels, x, (size_t)j->channels * 4);

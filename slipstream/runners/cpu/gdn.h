@@ -8,9 +8,9 @@
 #define GDN_MAX_KERNEL 8
 #define GDN_MAX_DRAFTS 64 /* of a row in a step */
 
-/* What a row feeds: replayed drafts from its tape, then certain tokens, then drafts. The same struct is in gdn.py. */
+/* What a row feeds: replayed drafts from its tape, then committed tokens, then drafts. The same struct is in gdn.py. */
 typedef struct {
-  int32_t slot, offset, num_certain, num_drafts, num_replay;
+  int32_t slot, offset, num_committed, num_drafts, num_replay;
 } gdn_row;
 
 /* A layer's weights and caches; the same struct is in gdn.py. */
@@ -18,7 +18,7 @@ typedef struct {
   const float *conv; /* [kernel, channels] */
   const float *decay_scale, *dt_bias; /* [num_v_heads] */
   const float *norm; /* [v_dim] */
-  float *state; /* [slots, num_v_heads, k_dim, v_dim]: after the last certain token */
+  float *state; /* [slots, num_v_heads, k_dim, v_dim]: after the last committed token */
   float *window; /* [slots, kernel - 1, channels]: conv inputs before the next token */
   float *tape_conv; /* [slots, depth, channels]: raw conv inputs of the last step's drafts */
   float *tape_gates; /* [slots, depth, 2, num_v_heads]: their log decay and beta */

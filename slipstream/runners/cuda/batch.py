@@ -24,7 +24,7 @@ class DeviceBatch:
     row_offsets: Tensor  # int32 [R]: flat index of the row's first token
     row_starts: Tensor  # int32 [R]: its position, the row's cursor
     row_fed: Tensor  # int32 [R]: tokens that count; 0 for padding
-    row_certain: Tensor  # int32 [R]: of those, known ones; the rest are drafts
+    row_committed: Tensor  # int32 [R]: of those, known ones; the rest are drafts
     row_replay: Tensor  # int32 [R]: drafts accepted last step, still to be replayed by recurrent layers
     max_replay: int  # no row has more
     tile_rows: Tensor  # int32 [N]: row of each piece of attention work; -1 for padding

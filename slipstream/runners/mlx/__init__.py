@@ -1,1 +1,1 @@
-"""Apple silicon, and MLX on Linux: mlx-lm's model classes behind the runner protocol, with caches of our own."""
+"""Apple silicon, and MLX on Linux: mlx-lm's model classes under the host-driven step, with caches of our own."""

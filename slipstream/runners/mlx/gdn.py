@@ -1,6 +1,6 @@
 """Gated DeltaNet with drafts: mlx-lm's layer, its weights and its recurrence, around a tape.
 
-The state stands after the last certain token. The raw inputs of the drafts behind it are kept, and the next step feeds
+The state stands after the last committed token. The raw inputs of the drafts after it are kept, and the next step feeds
 those that were accepted to the recurrence again, in front of its own tokens: a rejection costs nothing and no state is
 kept twice. Each row's inputs are laid out with all commit points in one column, padding in front of them masked.
 """
@@ -20,7 +20,7 @@ from slipstream.runners.rows import RowSpan
 
 
 class GdnCache:
-    """One layer's state, and its past: the drafts' inputs behind the commit point, then the conv window before it."""
+    """One layer's state, and its past: the drafts' inputs after the commit point, then the conv window before it."""
 
     def __init__(self, holder: FeedHolder, max_depth: int) -> None:
         self.holder = holder
@@ -93,7 +93,7 @@ class TapedGdn(nn.Module):
 
 
 class _Layout:
-    """Which inputs of [tape | window | fed] stand in which column of [window | replayed + certain | drafts]."""
+    """Which inputs of [tape | window | fed] stand in which column of [window | replayed + committed | drafts]."""
 
     def __init__(self, spans: tuple[RowSpan, ...], window: int, max_depth: int) -> None:
         self.before = max(span.num_replay + span.num_committed for span in spans)
@@ -107,7 +107,7 @@ class _Layout:
             lead = self.before - span.num_replay - span.num_committed
             row = [0] * lead + real + [real[-1]] * (self.after - span.num_drafts)
             columns.append(row)
-            commit = first_fed + span.num_committed  # behind it are this step's drafts
+            commit = first_fed + span.num_committed  # after it are this step's drafts
             tape = [
                 commit + i if i < span.num_drafts else max(0, commit - window - max_depth + i) for i in range(max_depth)
             ]

@@ -1,7 +1,7 @@
 """The Qwen-style MTP head as an MLX module: one decoder layer of the target's own kind between an entry and a norm.
 
 x = fc(concat[norm_e(embed(token at p + 1)), norm_h(hidden at p)]), then the layer at position p with its own KV, then
-``norm``. Parameters have the names they have in checkpoints behind ``mtp.``. It drafts nothing itself: see drafter.py.
+``norm``. Parameters have the names they have in checkpoints after ``mtp.``. Drafts: host/drafter.py.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def processors_for(params: SamplingParams) -> tuple[Processor, ...]:
 
 
 def truncation_for(params: SamplingParams) -> tuple[Processor, ...]:
-    """What is applied behind the masks."""
+    """What is applied after the masks."""
     if not params.truncates:
         return ()
     return (Truncation(params.inverse_temperature, params.top_k, params.top_p, params.min_p),)

@@ -57,7 +57,7 @@ class StateStore:
 
 
 class RecurrentCache:
-    """A recurrent layer of a model that does not draft: what it keeps is certain, so its last state is its state.
+    """A recurrent layer of a model that does not draft: what it keeps is committed, so its last state is its state.
 
     For mlx-lm this is a list of arrays. No padding may be fed: the rows of a feed have equally many tokens.
     """

@@ -1,7 +1,7 @@
 """The caches of a stream on the device: paged KV, and for recurrent layers one committed state and a tape.
 
 Buffers are allocated once and never move. A KV write beyond a row's cursor is harmless: it is overwritten before it is
-read. A recurrent layer cannot forget, so its state stands after the last *certain* token and the raw inputs of the
+read. A recurrent layer cannot forget, so its state stands after the last *committed* token and the raw inputs of the
 drafts after it lie on a tape; the next step replays those that were accepted. Knows slots, not requests.
 """
 
@@ -47,7 +47,7 @@ class PagedKv:
 
 @dataclass(frozen=True, slots=True)
 class GdnLayerCache:
-    state: Tensor  # [slots, v heads, k dim, v dim], float32: after the last certain token
+    state: Tensor  # [slots, v heads, k dim, v dim], float32: after the last committed token
     window: Tensor  # [slots, conv kernel - 1, channels]: conv inputs before the next token
     tape_conv: Tensor  # [slots, max depth, channels]: raw conv inputs of the last step's drafts
     tape_gates: Tensor  # [slots, max depth, 2, v heads], float32: their decay and beta
@@ -95,7 +95,7 @@ CONV_KERNEL = 4  # the size that the kernel is written for
 
 @dataclass(frozen=True, slots=True)
 class GdnRingLayer:
-    state: Tensor  # float32 [slots, v heads, k dim, v dim]: after the last certain token
+    state: Tensor  # float32 [slots, v heads, k dim, v dim]: after the last committed token
     ring: Tensor  # [slots, ring size, conv channels + 2 * v heads]: raw q, k, v, b, a by position
 
 

@@ -1,7 +1,7 @@
 """Gated DeltaNet on a ragged batch: causal conv, gated delta rule, replay of accepted drafts from the tape.
 
-Each row's inputs are laid out as [window | replayed + certain | drafts] with all rows' commit points in one column, so
-that the committed state and window are stored once. Short rows step token by token, in the same order and precision
+Each row's inputs are laid out as [window | replayed + committed | drafts] with all rows' commit points in one column,
+so that the committed state and window are stored once. Short rows step token by token, in the same order and precision
 whether a token is fed, replayed or drafted; long prefill rows use the chunked form.
 """
 
@@ -17,7 +17,7 @@ from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache
 
-SEQUENTIAL_LIMIT = 16  # certain tokens a row may have and still be stepped one by one
+SEQUENTIAL_LIMIT = 16  # committed tokens a row may have and still be stepped one by one
 CHUNK = 64
 
 
@@ -29,7 +29,7 @@ def gdn_mix(
     cache: GdnLayerCache,
     batch: RaggedBatch,
 ) -> Tensor:
-    """The recurrence's output [tokens, v heads * v dim]; commits the state up to each row's last certain token."""
+    """The recurrence's output [tokens, v heads * v dim]; commits the state up to each row's last committed token."""
     out = torch.empty(conv_in.shape[0], gdn.num_v_heads * gdn.v_dim, device=conv_in.device, dtype=conv_in.dtype)
     for layout in batch.once("gdn_layouts", lambda: _layouts(batch.rows, conv_in.device)):
         _mix_group(layout, conv_in, gates, conv_weight, gdn, cache, out)

@@ -1,6 +1,6 @@
 """Randomness of the next token: a function of (seed, position, token id) and nothing else.
 
-So a draw does not depend on the batch, on speculation, or on how often the stream was preempted. Integer mixing, the
+So a sample does not depend on the batch, on speculation, or on how often the stream was preempted. Integer mixing, the
 same on every device and without a host sync; the C kernels implement the same formula.
 """
 

@@ -24,7 +24,7 @@ class Platform:
     head_form: LinearFormat
     note: str  # one line for people: what runs where
     draft_vocab: int  # the head drafts among the first so many tokens
-    device_resident: bool = False  # rows live on the device, and the host is one step behind
+    device_resident: bool = False  # rows live on the device, and the host is one step late
     prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
     stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
 

@@ -50,13 +50,13 @@ class Row:
         self.slot, self.x, self.cursor, self.replay = slot, x, 0, 0
         self.outputs: dict[int, Tensor] = {}
 
-    def feed(self, certain: int, drafts: int, accepted: int, offset: int) -> tuple[RowSpan, Tensor]:
-        certain = min(certain, len(self.x) - self.cursor)
-        drafts = min(drafts, len(self.x) - self.cursor - certain)
+    def feed(self, committed: int, drafts: int, accepted: int, offset: int) -> tuple[RowSpan, Tensor]:
+        committed = min(committed, len(self.x) - self.cursor)
+        drafts = min(drafts, len(self.x) - self.cursor - committed)
         self._accepted = min(accepted, drafts)
-        fed = self.x[self.cursor : self.cursor + certain + drafts].clone()
-        fed[certain + self._accepted :] += 1.0  # wrong drafts
-        self._span = RowSpan(self.slot, self.cursor, offset, certain, drafts, self.replay)
+        fed = self.x[self.cursor : self.cursor + committed + drafts].clone()
+        fed[committed + self._accepted :] += 1.0  # wrong drafts
+        self._span = RowSpan(self.slot, self.cursor, offset, committed, drafts, self.replay)
         return self._span, fed
 
     def take(self, out: Tensor) -> None:
@@ -77,9 +77,9 @@ def run(ops: Ops, weights: GdnWeights, cache: GdnLayerCache, rows: list[Row], rn
         spans, fed, offset = [], [], 0
         for row in rng.sample(waiting, rng.randint(1, len(waiting))):
             limit = max(1, len(row.x) - 1 - row.cursor)
-            certain = min(limit, rng.choice([1, 1, 3, 17, 64, 90]))
-            drafts = rng.randint(0, min(DEPTH, limit - certain)) if certain < limit else 0
-            span, x = row.feed(certain, drafts, rng.randint(0, drafts), offset)
+            committed = min(limit, rng.choice([1, 1, 3, 17, 64, 90]))
+            drafts = rng.randint(0, min(DEPTH, limit - committed)) if committed < limit else 0
+            span, x = row.feed(committed, drafts, rng.randint(0, drafts), offset)
             spans.append((row, span))
             fed.append(x)
             offset += len(x)
@@ -112,8 +112,8 @@ def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, g
     for i, each in enumerate(x):
         cache, row = make_cache(gdn), Row(i, each)
         table = torch.zeros(SLOTS, 1, dtype=torch.int32)
-        for certain in (len(each) - 1, 1):
-            span, fed = row.feed(certain, 0, 0, 0)
+        for committed in (len(each) - 1, 1):
+            span, fed = row.feed(committed, 0, 0, 0)
             row.take(ops.gdn(fed, weights, cache, make_batch((span,), table)))
         alone.append((outputs(row), cache.state[i].clone(), cache.window[i].clone()))
     for seed in range(8):

@@ -119,7 +119,7 @@ def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False, dtype:
     width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
     batch = step(num_tokens, num_tokens // num_rows, 512)
     batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3
-    batch.row_certain, batch.row_replay = ints(num_rows), ints(num_rows)
+    batch.row_committed, batch.row_replay = ints(num_rows), ints(num_rows)
     vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))
     conv = torch.empty(4, gdn.conv_channels, dtype=dtype)
     mixed = torch.empty(num_tokens, width, dtype=dtype)

@@ -58,7 +58,7 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
         row_offsets=ints([s.offset for s in spans] + pad),
         row_starts=ints([s.start for s in spans] + pad),
         row_fed=ints([s.num_fed for s in spans] + pad),
-        row_certain=ints([s.num_committed for s in spans] + pad),
+        row_committed=ints([s.num_committed for s in spans] + pad),
         row_replay=ints([s.num_replay for s in spans] + pad),
         max_replay=DEPTH,
         tile_rows=nothing,
@@ -81,11 +81,11 @@ class Both:
         self.cursors, self.replays = [0] * 4, [0] * 4
 
     def spans(self, rows: list[tuple[int, int, int]]) -> list[RowSpan]:
-        """Of (slot, certain tokens, drafts)."""
-        offsets = accumulate([certain + drafts for _, certain, drafts in rows], initial=0)
+        """Of (slot, committed tokens, drafts)."""
+        offsets = accumulate([committed + drafts for _, committed, drafts in rows], initial=0)
         return [
-            RowSpan(slot, self.cursors[slot], offset, certain, drafts, self.replays[slot])
-            for (slot, certain, drafts), offset in zip(rows, offsets, strict=False)
+            RowSpan(slot, self.cursors[slot], offset, committed, drafts, self.replays[slot])
+            for (slot, committed, drafts), offset in zip(rows, offsets, strict=False)
         ]
 
     def take(self, slot: int) -> None:
@@ -136,8 +136,8 @@ def test_steps_equal_the_reference(gdn: GdnSpec, dtype: torch.dtype, tolerance: 
         rows = []
         for slot in (0, 2, 3):
             prompt = step < 2 or (slot == 3 and step == 5)
-            certain = chance.choice([1, 5, 21]) if prompt else 1
-            rows.append((slot, certain, 0 if prompt else chance.randrange(DEPTH + 1)))
+            committed = chance.choice([1, 5, 21]) if prompt else 1
+            rows.append((slot, committed, 0 if prompt else chance.randrange(DEPTH + 1)))
         if step == 4:
             both.take(2)
         spans = both.spans(rows)
@@ -147,7 +147,7 @@ def test_steps_equal_the_reference(gdn: GdnSpec, dtype: torch.dtype, tolerance: 
             both.accept(span, chance.randrange(span.num_drafts + 1))
 
 
-# Of (slot, certain tokens, drafts, drafts accepted), step by step.
+# Of (slot, committed tokens, drafts, drafts accepted), step by step.
 LONG_ROWS = [
     [(0, 33, 0, 0), (1, 1, 0, 0), (2, 64, 0, 0), (3, 130, 0, 0)],
     [(3, 65, 0, 0), (0, 1, 3, 2), (1, 200, 0, 0), (2, 1, 3, 3)],  # 3 goes on with its prompt

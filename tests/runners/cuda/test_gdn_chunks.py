@@ -47,7 +47,7 @@ def test_as_exact_as_steps(
     gates = torch.stack([decay, torch.sigmoid(torch.randn(TOKENS, GDN.num_v_heads) + 1)], dim=1)
     wanted, wanted_state = stepped(convolved, gates)
 
-    counts = {"row_fed": TOKENS, "row_certain": TOKENS, "row_replay": 0}
+    counts = {"row_fed": TOKENS, "row_committed": TOKENS, "row_replay": 0}
     others = {"row_slots": 0, "row_offsets": 0, "row_starts": 0}
     row = {name: torch.tensor([n], dtype=torch.int32, device=device) for name, n in {**counts, **others}.items()}
     out = torch.empty(TOKENS, GDN.num_v_heads * GDN.v_dim, dtype=dtype, device=device)

@@ -55,7 +55,7 @@ def _locate(flat, num_tokens, token_rows, row_slots, row_offsets, row_feed, know
 def _begin(
     slot_tokens, known, cursor, num_drafts, replay,
     row_slots, row_offsets, row_feed, token_rows, sample_flat,
-    tokens, positions, token_slots, clean_rows, row_starts, row_fed, row_certain, row_replay,
+    tokens, positions, token_slots, clean_rows, row_starts, row_fed, row_committed, row_replay,
     sample_slots, sample_index,
     num_rows, num_tokens, num_samples, stride, B: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +68,7 @@ def _begin(
     start, num_known, fed = _feed(slot, feed, known, cursor, num_drafts)
     tl.store(row_starts + at, start, mask=is_row)
     tl.store(row_fed + at, fed, mask=is_row)
-    tl.store(row_certain + at, tl.minimum(fed, num_known), mask=is_row)
+    tl.store(row_committed + at, tl.minimum(fed, num_known), mask=is_row)
     tl.store(row_replay + at, tl.load(replay + slot), mask=is_row)
     # Tokens.
     position, slot, row = _locate(
@@ -116,7 +116,7 @@ def unit_noise(seed, position):
 @triton.jit
 def _commit(
     slot_tokens, known, cursor, num_drafts, replay, seeds,
-    samples, row_slots, row_offsets, row_starts, row_fed, row_certain, row_samples, row_last,
+    samples, row_slots, row_offsets, row_starts, row_fed, row_committed, row_samples, row_last,
     report_fed, report_num_tokens, report_tokens, simulated, max_accepted,
     stride, width, DEPTH: tl.constexpr, SIMULATE: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
@@ -130,7 +130,7 @@ def _commit(
     if fed > 0:
         slot = tl.load(row_slots + row)
         start = tl.load(row_starts + row)
-        num_known = tl.load(row_certain + row)
+        num_known = tl.load(row_committed + row)
         first_sample = tl.load(row_samples + row)
         accepted = 0
         if first_sample >= 0:
@@ -257,7 +257,7 @@ def begin(
         state.tokens, state.known, state.cursor, state.num_drafts, state.replay,
         batch.row_slots, batch.row_offsets, row_feed, token_rows, sample_flat,
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows,
-        batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay, sample_slots, sample_index,
+        batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay, sample_slots, sample_index,
         batch.num_rows, batch.num_tokens, num_samples, state.tokens.stride(0), B=BLOCK, num_warps=4,
         **pdl_options(state.tokens.device),
     )  # fmt: skip
@@ -278,7 +278,7 @@ def commit(
     that may be accepted, where not all may."""
     _commit[(batch.num_rows,)](
         state.tokens, state.known, state.cursor, state.num_drafts, state.replay, state.seeds,
-        samples, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, row_samples,
+        samples, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, row_samples,
         row_last, report.num_fed, report.num_tokens, report.tokens,
         state.p_min if simulated is None else simulated, row_last if max_accepted is None else max_accepted,
         state.tokens.stride(0), report.stride, DEPTH=report.depth, SIMULATE=simulated is not None,
@@ -293,7 +293,7 @@ def draft_begin(
     _draft_begin[(triton.cdiv(batch.num_rows, BLOCK),)](
         state.tokens, state.known, draft_rows, row_slots,
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows, batch.row_offsets, batch.row_starts,
-        batch.row_fed, batch.row_certain, batch.row_replay, batch.tile_rows, batch.tile_firsts,
+        batch.row_fed, batch.row_committed, batch.row_replay, batch.tile_rows, batch.tile_firsts,
         sample_slots, sample_index, sources, state.tokens.stride(0), batch.num_rows, padding_row,
         AHEAD=ahead, B=BLOCK, num_warps=4, **pdl_options(state.tokens.device),
     )  # fmt: skip

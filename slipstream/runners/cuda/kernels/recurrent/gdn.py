@@ -4,7 +4,7 @@ The ring holds the raw inputs by position: as in the KV cache, entries beyond th
 read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and the drafts
 accepted last step, from the ring. In the recurrence a program is one warp that owns some columns of one head's state in
 one row, so that all sums over the keys stay inside the warp: it reads the committed state, replays, runs over the
-certain tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
+committed tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
 instead (gdn_chunks.py). The norm needs whole heads.
 """
 
@@ -132,7 +132,7 @@ def _conv(
 @triton.jit
 def _recur(
     convolved, gates, out, state,
-    row_slots, row_offsets, row_starts, row_fed, row_certain, row_replay,
+    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay,
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr,
 ):  # fmt: skip
@@ -146,7 +146,7 @@ def _recur(
             return
     slot = tl.load(row_slots + row).to(tl.int64)
     offset = tl.load(row_offsets + row)
-    certain = tl.load(row_certain + row)
+    committed = tl.load(row_committed + row)
     replay = tl.load(row_replay + row)
     fresh = tl.load(row_starts + row) == replay
 
@@ -166,11 +166,11 @@ def _recur(
     wait_for_previous()
     if fed == 0:
         return
-    if SKIP_LONG and is_long(fed, certain):
+    if SKIP_LONG and is_long(fed, committed):
         return
 
     total = replay + fed
-    keep = replay + certain
+    keep = replay + committed
     for i in range(total):
         if i == keep:
             tl.store(at_state, memory, mask=in_tile)
@@ -258,7 +258,7 @@ def gdn_mix(
     ring: Tensor,  # [slots, ring size, conv channels + 2 * v heads]
     batch: DeviceBatch,
 ) -> Tensor:
-    """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last certain token."""
+    """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last committed one."""
     assert ring.dtype == mixed.dtype
     num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
     pdl = pdl_options(device)
@@ -278,7 +278,7 @@ def gdn_mix(
     columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
-        batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_certain, batch.row_replay,
+        batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay,
         num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1, **pdl,
     )  # fmt: skip
     if batch.has_prompts:

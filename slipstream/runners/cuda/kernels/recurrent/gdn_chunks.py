@@ -22,35 +22,35 @@ from slipstream.runners.cuda.kernels.matmul.product import split, split_product
 
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
-LONG = tl.constexpr(32)  # a row that feeds more certain tokens goes in chunks
+LONG = tl.constexpr(32)  # a row that feeds more committed tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
 COLUMNS = 32  # of a state, per program: two programs share a multiprocessor
 
 
 @triton.jit
-def is_long(fed, certain):
+def is_long(fed, committed):
     """Whether a row goes in chunks. One with drafts does not: its state is committed before its end."""
-    return (certain > LONG) & (certain == fed)
+    return (committed > LONG) & (committed == fed)
 
 
 @triton.jit
-def _num_chunks(row_fed, row_certain, row_replay, row, num_rows):
+def _num_chunks(row_fed, row_committed, row_replay, row, num_rows):
     """How many chunks each of these rows has."""
     real = row < num_rows
     fed = tl.load(row_fed + row, mask=real, other=0)
-    certain = tl.load(row_certain + row, mask=real, other=0)
+    committed = tl.load(row_committed + row, mask=real, other=0)
     replay = tl.load(row_replay + row, mask=real, other=0)
-    return tl.where(is_long(fed, certain), (replay + fed + CHUNK - 1) // CHUNK, 0)
+    return tl.where(is_long(fed, committed), (replay + fed + CHUNK - 1) // CHUNK, 0)
 
 
 @triton.jit
-def _find(row_fed, row_certain, row_replay, num_rows, chunk):
+def _find(row_fed, row_committed, row_replay, num_rows, chunk):
     """The row a chunk belongs to, that row's first chunk, and the number of chunks of all rows."""
     row = 0
     first = 0
     total = 0
     for base in range(0, num_rows, ROWS):
-        counts = _num_chunks(row_fed, row_certain, row_replay, base + tl.arange(0, ROWS), num_rows)
+        counts = _num_chunks(row_fed, row_committed, row_replay, base + tl.arange(0, ROWS), num_rows)
         ends = total + tl.cumsum(counts, axis=0)
         row += tl.sum((ends <= chunk).to(tl.int32), axis=0)
         first = tl.maximum(first, tl.max(tl.where(ends <= chunk, ends, 0), axis=0))
@@ -59,10 +59,10 @@ def _find(row_fed, row_certain, row_replay, num_rows, chunk):
 
 
 @triton.jit
-def _first_chunk(row_fed, row_certain, row_replay, row):
+def _first_chunk(row_fed, row_committed, row_replay, row):
     first = 0
     for base in range(0, row, ROWS):
-        first += tl.sum(_num_chunks(row_fed, row_certain, row_replay, base + tl.arange(0, ROWS), row), axis=0)
+        first += tl.sum(_num_chunks(row_fed, row_committed, row_replay, base + tl.arange(0, ROWS), row), axis=0)
     return first
 
 
@@ -89,14 +89,14 @@ def _inverse(lower, t, s):
 @triton.jit(do_not_specialize=["num_rows"])
 def _within(
     convolved, gates, keys, squares, fades,
-    row_offsets, row_fed, row_certain, row_replay,
+    row_offsets, row_fed, row_committed, row_replay,
     num_rows, num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """One head of one chunk: k and q split, (I + A)^-1 beta, M and G."""
     head = tl.program_id(0)
     chunk = tl.program_id(1)
-    row, first, total = _find(row_fed, row_certain, row_replay, num_rows, chunk)
+    row, first, total = _find(row_fed, row_committed, row_replay, num_rows, chunk)
     if chunk >= total:
         return
     replay = tl.load(row_replay + row)
@@ -148,7 +148,7 @@ def _within(
 @triton.jit
 def _across(
     convolved, keys, squares, fades, out, state,
-    row_slots, row_offsets, row_starts, row_fed, row_certain, row_replay,
+    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay,
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
@@ -157,12 +157,12 @@ def _across(
     head = tl.program_id(1)
     row = tl.program_id(2)
     fed = tl.load(row_fed + row)
-    if not is_long(fed, tl.load(row_certain + row)):
+    if not is_long(fed, tl.load(row_committed + row)):
         return
     offset = tl.load(row_offsets + row)
     replay = tl.load(row_replay + row)
     length = replay + fed
-    first = _first_chunk(row_fed, row_certain, row_replay, row).to(tl.int64)
+    first = _first_chunk(row_fed, row_committed, row_replay, row).to(tl.int64)
 
     token = tl.arange(0, CHUNK)
     along_k = tl.arange(0, K)
@@ -245,7 +245,7 @@ def recur_in_chunks(
     squares = torch.empty(num_chunks, gdn.num_v_heads, 4, size, size, device=device, dtype=torch.bfloat16)
     fades = torch.empty(num_chunks, gdn.num_v_heads, size, device=device, dtype=torch.float32)
     heads = (gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
-    spans = (batch.row_fed, batch.row_certain, batch.row_replay)
+    spans = (batch.row_fed, batch.row_committed, batch.row_replay)
     _within[(gdn.num_v_heads, num_chunks)](
         convolved, gates, keys, squares, fades, batch.row_offsets, *spans,
         batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, num_warps=4, num_stages=1,
