@@ -17,7 +17,7 @@ from slipstream.llm import LLM
 from slipstream.runners import choose
 from slipstream.runners.choose import choose_library
 
-NO_MLX = "MLX is not installed: pip install 'slipstream[mlx]'"
+NO_MLX = "MLX is not installed: pip install '.[mlx]'"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_auto_takes_mlx_on_a_mac_that_has_it(
 def test_mlx_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
     assert main(["generate", "--runner", "mlx", "--prompt", "hello"]) == 1
-    assert "pip install 'slipstream[mlx]'" in capsys.readouterr().err
+    assert "pip install '.[mlx]'" in capsys.readouterr().err
 
 
 def test_random_weights_are_made_by_torch_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def choose_library(name: str) -> str:
     """``auto``: MLX on a Mac that has it, PyTorch elsewhere."""
     installed = find_spec("mlx") is not None and find_spec("mlx_lm") is not None
     if name == "mlx" and not installed:
-        raise ConfigError("runner mlx needs MLX and mlx-lm: pip install 'slipstream[mlx]'")
+        raise ConfigError("runner mlx needs MLX and mlx-lm: in the repository, pip install '.[mlx]'")
     if name == "auto":
         return "mlx" if sys.platform == "darwin" and installed else "torch"
     return name

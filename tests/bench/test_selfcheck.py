@@ -19,7 +19,7 @@ PROMPTS = [[random.Random(i).randrange(tiny.VOCAB) for _ in range(5 + i)] for i 
 @pytest.fixture(scope="module", params=["torch", "mlx"])
 def options(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelOptions:
     if request.param == "mlx":
-        pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+        pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path_factory.mktemp("tiny"), head=True)
     return ModelOptions(model=str(folder), runner=request.param, max_streams=4, kv_memory=50_000_000, dtype="float32")
 

@@ -55,7 +55,7 @@ def test_a_family(tmp_path: Path, kind: str, length: int) -> None:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_family_on_mlx(tmp_path: Path, kind: str, length: int) -> None:
-    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
     from mlx_tiny import open_mlx
 
     check_family(open_mlx(tiny.save(tiny.build(kind), tmp_path, head=True)), length)

@@ -57,7 +57,7 @@ def test_they_equal_transformers(tmp_path: Path, kind: str, kernels: bool) -> No
 
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])
 def test_they_equal_transformers_on_mlx(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
     from mlx_tiny import open_mlx
 
     check_logprobs(kind, open_mlx(tiny.save(tiny.build(kind), tmp_path, head=True)))

@@ -22,7 +22,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.sampling import SamplingParams
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
 
 from mlx_tiny import open_mlx, packed
 

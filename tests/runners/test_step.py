@@ -38,7 +38,7 @@ def open_host(folder: Path, library: str) -> HostRunner[Any, Any]:
     """The same step on each library."""
     if library == "torch":
         return open_runner(folder, head=True, kernels=True)
-    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
     from mlx_tiny import open_mlx
 
     return open_mlx(folder)

@@ -45,7 +45,7 @@ def why_no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:
     if spec.gdn is not None and spec.gdn.conv_kernel != CONV_KERNEL:
         return f"the kernels do not take a conv over {spec.gdn.conv_kernel}"
     if find_spec("triton") is None:
-        return "Triton is not installed (pip install slipstream[cuda])"
+        return "Triton is not installed (in the repository, pip install '.[cuda]')"
     return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
 
 import mlx.core as mx
 import tiny

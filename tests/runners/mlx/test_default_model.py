@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
 
 import mlx.core as mx
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
 
 import mlx.core as mx
 import numpy as np

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install 'slipstream[mlx]'")
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
 
 import tiny
 
