@@ -35,11 +35,6 @@ class DeferredFeed(Generic[A, B]):
         self._fed: list[A] = []  # the head's output for this step's feed, if there was one
         self._last: dict[int, int] = {}  # by slot: where its last kept token lies in that
 
-    @property
-    def num_deferred(self) -> int:
-        """Tokens that wait, of all rows."""
-        return sum(len(unfed.next_tokens) for unfed in self._waiting.values())
-
     def copy(self, source: int, slot: int) -> None:
         """Both rows will write the same keys and values."""
         if source in self._waiting:

@@ -65,10 +65,6 @@ class MtpDrafter(Generic[A, B]):
         self._feed = DeferredFeed(model, head)
         self._simulation = simulation
 
-    @property
-    def num_deferred(self) -> int:
-        return self._feed.num_deferred
-
     def join(self, slot: int, state_of: int | None) -> None:
         if state_of is not None:
             self._feed.copy(state_of, slot)
