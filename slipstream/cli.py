@@ -131,7 +131,8 @@ def _server_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key", help=f"required on every path but /health; or in the environment as {KEY_VARIABLE}"
     )
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call this server by")
-    parser.add_argument("--served-name", action="append", default=[], help="a further name of the model for clients")
+    parser.add_argument("--served-name", action="append", default=[], help="a name clients must use; default: any")
+    parser.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     parser.add_argument("--queue-limit", type=int, default=256, help="requests that may wait; more get 429")
     parser.add_argument("--max-body", type=num_bytes, default=4 << 20, help="of a request, e.g. 4M")
     parser.add_argument("--keep-alive", type=float, default=10.0, help="seconds of silence before a sign of life")
@@ -145,6 +146,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
         allowed_hosts=tuple(args.allowed_host),
         names=tuple(args.served_name),
+        strict=args.strict,
         queue_limit=args.queue_limit,
         max_body=args.max_body,
         keep_alive_seconds=args.keep_alive,

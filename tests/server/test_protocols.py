@@ -9,6 +9,8 @@ import httpx
 import pytest
 from fake_server import TOKENIZER, FakeServer, asked, events, said
 
+from slipstream.server.service.settings import ServerConfig
+
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 ANSWER = said(asked("hello"), 5, 12)
@@ -132,7 +134,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"logprobs": 1}, "logprobs"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools.0.function.name"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
@@ -154,9 +155,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
      "messages.0.content.0"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
-    (CHAT, {"temperature": 2.5}, "temperature"),
     (CHAT, {"temperature": float("1e400")}, "temperature"),
     (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": -2}, "max_tokens"),
+    (CHAT, {"mirostat": 2}, "mirostat"),
+    (CHAT, {"typical_p": 0.9}, "typical_p"),
+    (CHAT, {"lora_path": "x"}, "lora_path"),
+    (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    (CHAT, {"reasoning_format": "none"}, "reasoning_format"),
+    (CHAT, {"add_generation_prompt": False}, "add_generation_prompt"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools.0.function"),
+    (CHAT, {"tool_choice": "required", "tools": [{"type": "custom", "name": "x"}]}, "tool_choice"),
+    ("/v1/completions", {"prompt": ["a", 1]}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/v1/messages", {"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+    ("/v1/messages", {"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
     (CHAT, {"max_tokens": "many"}, "max_tokens"),
     (CHAT, {"stop": [""]}, "stop"),
     (CHAT, {"stop": ["x"] * 17}, "stop"),
@@ -165,22 +178,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"speculative": {"depth": 9}}, "speculative.depth"),
     (CHAT, {"speculative": {"depth": 5}}, "speculative.depth"),
     (CHAT, {"speculative": {"p_min": 2}}, "speculative.p_min"),
-    (CHAT, {"speculative": {"tree": True}}, "speculative.tree"),
-    ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
     ("/v1/completions", {"suffix": "x"}, "suffix"),
     ("/v1/completions", {"best_of": 2}, "best_of"),
     ("/v1/completions", {"logprobs": True}, "logprobs"),
     ("/v1/responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
-    ("/v1/responses", {"store": True}, "store"),
     ("/v1/responses", {"background": True}, "background"),
     ("/v1/responses", {"text": {"format": {"type": "xml"}}}, "text.format"),
-    ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    ("/v1/messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
     ("/v1/messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
-    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 99}}, "thinking"),
     ("/v1/messages", {"messages": [{"role": "assistant", "content": [
         {"type": "tool_result", "tool_use_id": "x"}]}]}, "messages.0.content.0"),
-    ("/v1/messages", {"temperature": 1.5}, "temperature"),
 ]  # fmt: skip
 
 
@@ -273,9 +279,16 @@ def test_models(fake: FakeServer) -> None:
     assert fake.get("/v1/models/fake").json() == entry
     assert fake.get("/v1/models/other").status_code == 404
     assert fake.post(CHAT, messages=HELLO, model="fake", max_tokens=1).status_code == 200
-    wrong = fake.post(CHAT, messages=HELLO, model="gpt-9", max_tokens=1)
-    assert wrong.status_code == 404
-    assert wrong.json()["error"]["code"] == "model_not_found"
+    assert fake.post(CHAT, messages=HELLO, model="gpt-9", max_tokens=1).json()["model"] == "gpt-9"
+    assert fake.post(CHAT, messages=HELLO, model="", max_tokens=1).json()["model"] == "fake"
+
+
+def test_a_served_name_insists() -> None:
+    with FakeServer(config=ServerConfig(port=0, names=("qwen",))) as server:
+        for name, status in (("qwen", 200), ("fake", 200), ("gpt-9", 404)):
+            assert server.post(CHAT, messages=HELLO, model=name, max_tokens=1).status_code == status
+        error = server.post(CHAT, messages=HELLO, model="gpt-9").json()["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
 def test_nothing_at_a_path_and_wrong_methods(fake: FakeServer) -> None:

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from slipstream.server.errors import TYPES, ApiError, error_body
-from slipstream.server.http.endpoint import GenerateEndpoint, JsonEndpoint, PostEndpoint, check_model
+from slipstream.server.http.endpoint import GenerateEndpoint, JsonEndpoint, PostEndpoint, unknown_model
 from slipstream.server.http.openapi import openapi_document
 from slipstream.server.http.security import SecurityMiddleware
 from slipstream.server.http.wire import Receive, Scope, Send
@@ -148,8 +148,9 @@ class Views:
         return JSONResponse({"object": "list", "data": found, **ends})
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        check_model(self._service, name)
+        name, own = request.path_params["model"], self._service.loaded().facts.name
+        if name not in (own, *self._service.config.names):
+            raise unknown_model(name, own)
         return JSONResponse(self._entry(name))
 
     def _entry(self, name: str) -> dict[str, Any]:

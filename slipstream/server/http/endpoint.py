@@ -21,14 +21,15 @@ from slipstream.server.http.wire import (
     send_json,
     while_connected,
 )
-from slipstream.server.protocols.api_protocol import ApiProtocol, ApiWriter
-from slipstream.server.protocols.body import parse
+from slipstream.server.protocols.api_protocol import ApiProtocol, ApiWriter, with_warnings
+from slipstream.server.protocols.body import UNKNOWN, JsonLimits, parse
 from slipstream.server.protocols.fields import SamplingFields
 from slipstream.server.service.choice import ChoiceDelta
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.service import SMALL_BODY, Service
 from slipstream.server.service.timings import Finish
 
+MAX_WARNINGS = 16  # about unknown fields
 R = TypeVar("R", bound=SamplingFields)
 B = TypeVar("B", bound=BaseModel)
 
@@ -50,31 +51,35 @@ class PostEndpoint(ABC, Generic[B]):
             await send_error(scope, send, to_api_error(error))
 
     async def _run(self, body: bytes, send: Send) -> None:
-        request = await self._parse(body)
+        request, unknown = await self._parse(body)
         check_model(self.service, getattr(request, "model", None))
-        await self.answer(request, send)
+        self.service.metrics.unknown_fields.inc(len(unknown))
+        await self.answer(request, unknown_warnings(unknown), send)
 
-    async def _parse(self, body: bytes) -> B:
-        depth = self.service.config.max_json_depth
+    async def _parse(self, body: bytes) -> tuple[B, list[str]]:
+        config, context = self.service.config, self.service.loaded().engine.info.max_context
+        limits = JsonLimits.for_context(config.max_json_depth, context)
         if len(body) <= SMALL_BODY:
-            return parse(self.request_model, body, depth)
-        return await self.service.in_thread(lambda: parse(self.request_model, body, depth))
+            return parse(self.request_model, body, limits, config.strict)
+        return await self.service.in_thread(lambda: parse(self.request_model, body, limits, config.strict))
 
     @abstractmethod
-    async def answer(self, request: B, send: Send) -> None: ...
+    async def answer(self, request: B, warnings: list[str], send: Send) -> None: ...
 
 
 class JsonEndpoint(PostEndpoint[B]):
     """A response that needs no generation."""
 
-    def __init__(self, service: Service, request_model: type[B], work: Callable[[Service, B], Awaitable[Any]]) -> None:
+    def __init__(
+        self, service: Service, request_model: type[B], work: Callable[[Service, B], Awaitable[dict[str, Any]]]
+    ) -> None:
         super().__init__(service, request_model)
         self._work = work
 
-    async def answer(self, request: B, send: Send) -> None:
+    async def answer(self, request: B, warnings: list[str], send: Send) -> None:
         async with self.service.admitted():
             found = await self._work(self.service, request)
-        await send_json(send, found)
+        await send_json(send, found | with_warnings(warnings))
 
 
 class GenerateEndpoint(PostEndpoint[R]):
@@ -82,11 +87,12 @@ class GenerateEndpoint(PostEndpoint[R]):
         super().__init__(service, protocol.request_model)
         self._protocol = protocol
 
-    async def answer(self, request: R, send: Send) -> None:
+    async def answer(self, request: R, warnings: list[str], send: Send) -> None:
         model = request.model or self.service.loaded().facts.name
         writer = self._protocol.writer(request, model)
         generation_request = self._protocol.to_generation_request(request, self.service.engine_config)
         async with self.service.generation(generation_request) as generation:
+            writer.prompts, writer.warnings = generation.prompts, [*warnings, *generation.warnings]
             if request.stream:
                 await self._stream(generation, writer, EventStream(send))
                 return
@@ -116,7 +122,7 @@ class GenerateEndpoint(PostEndpoint[R]):
 
 
 def _event_text(writer: ApiWriter, delta: ChoiceDelta, total: Finish | None, last: bool) -> str:
-    text = writer.delta(delta) if delta.parts else ""
+    text = writer.delta(delta) if delta.parts or delta.tokens else ""
     return text if delta.finish is None else text + writer.ended(delta.index, delta.finish, total if last else None)
 
 
@@ -144,8 +150,18 @@ class Heartbeat:
 
 
 def check_model(service: Service, name: str | None) -> None:
-    known = (service.loaded().facts.name, *service.config.names)
-    if name is not None and name not in known:
-        raise ApiError(
-            404, f"there is no model {name!r} here; this server has {known[0]!r}", param="model", code="model_not_found"
-        )
+    """Any name will do, unless the server was given the names to insist on."""
+    names = service.config.names
+    if name and names and name not in (service.loaded().facts.name, *names):
+        raise unknown_model(name, names[0])
+
+
+def unknown_model(name: str, known: str) -> ApiError:
+    message = f"there is no model {name!r} here; this server has {known!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def unknown_warnings(fields: list[str]) -> list[str]:
+    named = [f"{field} {UNKNOWN}: it was ignored" for field in fields[:MAX_WARNINGS]]
+    more = len(fields) - len(named)
+    return [*named, f"{more} more fields were ignored"] if more else named

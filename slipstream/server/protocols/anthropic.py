@@ -11,60 +11,89 @@ from slipstream.config import EngineConfig
 from slipstream.grammar import JsonSchema, Spec
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.body import Body, Items, SomeItems
 from slipstream.server.protocols.fields import (
+    MAX_STOPS,
+    Content,
     Count,
-    NoList,
     SamplingFields,
     ShortText,
     StopText,
     TextPart,
-    Unit,
+    left_out,
     stop_list,
     text_of,
 )
+from slipstream.server.protocols.known_fields import ANY_PROTOCOL, MESSAGES, PART, THINKING, TOOL
 from slipstream.server.protocols.structured import Name, Schema, single_format
 from slipstream.server.service.generation_request import GenerationRequest
-from slipstream.server.service.prompts import ChatPrompt
+from slipstream.server.service.prompts import ChatPrompt, chat_prompt
 from slipstream.server.text.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
 
 TOOL_CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
-CacheHint = dict[str, Any]  # ignored: about billing
+
+
+class ToolReference(Body):
+    """The result of a search for tools."""
+
+    type: Literal["tool_reference"]
+    tool_name: ShortText
+
+    @property
+    def text(self) -> str:
+        return f"{self.tool_name}\n"
+
+
+ResultPart = Annotated[TextPart | ToolReference, Field(discriminator="type")]
 
 
 class ToolResultBlock(Body):
+    ignored = PART
+
     type: Literal["tool_result"]
     tool_use_id: ShortText
-    content: str | list[TextPart] | None = None
+    content: str | Items[ResultPart] | None = None
     is_error: bool | None = None
-    cache_control: CacheHint | None = None
 
 
 class ToolUseBlock(Body):
+    ignored = PART | {"caller"}
+
     type: Literal["tool_use"]
     id: ShortText
     name: ShortText
     input: dict[str, Any]
-    cache_control: CacheHint | None = None
 
 
 class ThinkingBlock(Body):
+    ignored = PART | {"signature"}
+
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = None
 
 
-Block = TextPart | ToolResultBlock | ToolUseBlock | ThinkingBlock
+class RedactedThinkingBlock(Body):
+    """Of another server: its thinking cannot be read."""
+
+    ignored = PART | {"data"}
+
+    type: Literal["redacted_thinking"]
+
+
+Block = TextPart | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 
 
 class Message(Body):
-    role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], Field(min_length=1)]
+    role: Literal["user", "assistant", "system"]
+    content: str | Items[Annotated[Block, Field(discriminator="type")]]
 
     def for_template(self, where: str) -> list[dict[str, Any]]:
         blocks: list[Block] = []
         blocks += [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-        foreign = (ToolUseBlock, ThinkingBlock) if self.role == "user" else (ToolResultBlock,)
+        if self.role == "system":
+            return [{"role": "system", "content": text_of([b for b in blocks if isinstance(b, TextPart)])}]
+        thoughts = (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock)
+        foreign = thoughts if self.role == "user" else (ToolResultBlock,)
         for i, block in enumerate(blocks):
             if isinstance(block, foreign):
                 raise ApiError(
@@ -78,8 +107,7 @@ def _user(blocks: list[Block]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            text = text_of(block.content or "")
-            found.append({"role": "tool", "content": text, "tool_call_id": block.tool_use_id})
+            found.append({"role": "tool", "content": text_of(block.content or ""), "tool_call_id": block.tool_use_id})
         elif isinstance(block, TextPart):
             if not found or found[-1]["role"] != "user":
                 found.append({"role": "user", "content": ""})
@@ -100,25 +128,35 @@ def _assistant(blocks: list[Block]) -> dict[str, Any]:
 
 
 class ThinkingDisabled(Body):
+    ignored = THINKING
+
     type: Literal["disabled"]
 
 
 class ThinkingEnabled(Body):
+    ignored = THINKING
+
     type: Literal["enabled", "adaptive"]
     budget_tokens: Count | None = None
 
 
 class MessagesTool(Body):
-    """A tool that the client runs. Tools that a server would run are refused by their type."""
+    """A tool that the client runs. Tools that a server would run have another type; they are left out."""
 
-    type: Literal["custom"] | None = None
+    ignored = TOOL
+
+    type: ShortText | None = None
     name: Name
     description: str | None = None
-    input_schema: Schema
-    strict: bool | None = None
-    cache_control: CacheHint | None = None
+    input_schema: Schema | None = None
 
-    def tool(self) -> Tool:
+    @property
+    def ours(self) -> bool:
+        return self.type in (None, "custom")
+
+    def tool(self, where: str) -> Tool:
+        if self.input_schema is None:
+            raise ApiError(400, f"{where}.input_schema is required", param=f"{where}.input_schema")
         return Tool(self.name, self.description or "", self.input_schema)
 
 
@@ -139,35 +177,36 @@ class SchemaOutput(Body):
 
 
 class OutputConfig(Body):
+    ignored = frozenset({"effort"})
+
     format: SchemaOutput | None = None
-    effort: Literal["low", "medium", "high", "max"] | None = None  # accepted and ignored
-
-
-class UserMetadata(Body):
-    user_id: ShortText | None = None
 
 
 class CountTokensRequest(Body):
     """The fields that determine the prompt."""
 
+    ignored = ANY_PROTOCOL | {"betas", "inference_geo", "speed"}
+    neutral = MESSAGES
+
     model: ShortText | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
-    system: str | list[TextPart] | None = None
-    cache_control: CacheHint | None = None
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: SomeItems[Message]
+    system: Content | None = None
+    tools: Annotated[list[MessagesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Annotated[ThinkingEnabled | ThinkingDisabled, Field(discriminator="type")] | None = None
     output_config: OutputConfig | None = None
+    output_format: SchemaOutput | None = None  # an older name of output_config.format
 
     def prompt(self) -> ChatPrompt:
         messages = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         for i, message in enumerate(self.messages):
             messages += message.for_template(f"messages.{i}")
-        return ChatPrompt(messages, {"enable_thinking": isinstance(self.thinking, ThinkingEnabled)})
+        variables = {"enable_thinking": isinstance(self.thinking, ThinkingEnabled)}
+        return chat_prompt(messages, variables, continued=self.messages[-1].role == "assistant")
 
     def tool_use(self) -> ToolUse:
         choice = self.tool_choice or ToolChoice(type="auto")
-        tools = [tool.tool() for tool in self.tools or ()]
+        tools = [tool.tool(f"tools.{i}") for i, tool in enumerate(self.tools or ()) if tool.ours]
         named = choice.name if isinstance(choice, NamedToolChoice) else None
         return tool_use(tools, TOOL_CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
 
@@ -176,7 +215,7 @@ class CountTokensRequest(Body):
     ) -> GenerationRequest:
         """``specs``: response formats from other fields."""
         thinking = self.thinking if isinstance(self.thinking, ThinkingEnabled) else None
-        format = self.output_config.format if self.output_config else None
+        format = (self.output_config.format if self.output_config else None) or self.output_format
         own = {} if format is None else {"output_config.format.schema": JsonSchema(format.schema_)}
         return GenerationRequest(
             self.prompt(),
@@ -185,18 +224,17 @@ class CountTokensRequest(Body):
             tools=self.tool_use(),
             thinking_budget=thinking.budget_tokens if thinking else None,
             must_think=thinking is not None and thinking.type == "enabled",
+            warnings=left_out((i, tool.type, tool.name) for i, tool in enumerate(self.tools or ()) if not tool.ours),
             **more,
         )
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):
+    ignored = CountTokensRequest.ignored | SamplingFields.ignored
+    neutral = MESSAGES | SamplingFields.neutral
+
     max_tokens: Count
-    temperature: Unit | None = None
-    stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
-    metadata: UserMetadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    container: None = None
-    mcp_servers: NoList | None = None
+    stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
 
 
 def messages_generation_request(request: MessagesRequest, engine: EngineConfig) -> GenerationRequest:

@@ -54,13 +54,13 @@ class MessagesWriter(ApiWriter):
 
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
         empty = "" if self._kind is not None else self._open(Text([]))
-        last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage(finish), "timings": finish.timings()}
+        last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage(finish)} | self.report(finish)
         return empty + self._close() + named(last) + named({"type": "message_stop"})
 
     def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         content = [_block(part) for part in choices[0].parts] or [_block(Text([]))]
         message = {**self._message, "content": content, **_stop(total), "usage": _usage(total)}
-        return {**message, "timings": total.timings()}
+        return message | self.report(total)
 
     def failure(self, error: ApiError) -> str:
         return named(anthropic_error(error))

@@ -28,6 +28,8 @@ class ApiWriter(ABC):
     """Streamed, as server-sent events: `opening`, any number of `delta`, `ended` for each choice. Or `whole`."""
 
     keep_alive = ": keep-alive\n\n"
+    warnings: Sequence[str] = ()
+    prompts: Sequence[Sequence[int]] = ()  # the token ids of each; known when the request is admitted
 
     @abstractmethod
     def opening(self, num_prompt: int) -> str:
@@ -43,6 +45,10 @@ class ApiWriter(ABC):
     @abstractmethod
     def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]: ...
 
+    def report(self, total: Finish) -> dict[str, Any]:
+        """Fields beyond the protocols, at the end of every answer."""
+        return {"timings": total.timings(), **with_warnings(self.warnings)}
+
     def failure(self, error: ApiError) -> str:
         """An error in a stream that has started."""
         return data(openai_error(error))
@@ -53,6 +59,10 @@ class ApiProtocol(Generic[R]):
     request_model: type[R]
     to_generation_request: Callable[[R, EngineConfig], GenerationRequest]
     writer: Callable[[R, str], ApiWriter]  # from the request and the model's name
+
+
+def with_warnings(warnings: Sequence[str]) -> dict[str, Any]:
+    return {"warnings": list(warnings)} if warnings else {}
 
 
 def data(value: object) -> str:

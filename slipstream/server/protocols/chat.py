@@ -8,50 +8,63 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.body import Body
-from slipstream.server.protocols.fields import Count, NoList, ShortText, TextPart, TopLogprobs, text_of
+from slipstream.server.protocols.body import Body, Items, SomeItems
+from slipstream.server.protocols.fields import (
+    Content,
+    Count,
+    Limit,
+    SamplingFields,
+    ShortText,
+    TopLogprobs,
+    left_out,
+    text_of,
+)
+from slipstream.server.protocols.known_fields import CALL, CHAT, CHAT_ONLY, MESSAGE, THINKING
 from slipstream.server.protocols.openai_fields import (
     ConversationFields,
     Effort,
     Function,
     FunctionName,
     OpenAiSamplingFields,
+    Reasoning,
     call_for_template,
+    thinking_variables,
 )
 from slipstream.server.service.generation_request import GenerationRequest
-from slipstream.server.service.prompts import ChatPrompt
-from slipstream.server.text.tools import MAX_TOOLS, ToolUse, tool_use
+from slipstream.server.service.prompts import ChatPrompt, chat_prompt
+from slipstream.server.text.tools import MAX_TOOLS, Tool, ToolUse, tool_use
 
+TemplateVariables = Annotated[dict[ShortText, bool | int | float | str | None], Field(max_length=16)]
 RESERVED = ("messages", "tools", "add_generation_prompt")  # template variables that the server sets
 
 
 class CalledFunction(Body):
     name: ShortText
-    arguments: str
+    arguments: str | dict[str, Any] = ""
 
 
 class ToolCall(Body):
-    id: ShortText
+    ignored = CALL
+
+    id: ShortText | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # sent back by clients that keep our stream's chunks
 
 
 class ChatMessage(Body):
+    ignored = MESSAGE
+    neutral = {"function_call": ()}  # noqa: RUF012 - never changed
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: Content | None = None
     name: ShortText | None = None
     tool_call_id: ShortText | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     reasoning_content: str | None = None
-    # Fields of our own responses, which clients send back.
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: NoList | None = None
+    reasoning: str | None = None  # another name of reasoning_content
 
     def for_template(self, where: str) -> dict[str, Any]:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and self.role != "assistant":
             raise ApiError(400, f"{where}.content is required", param=f"{where}.content")
         if self.tool_calls and self.role != "assistant":
             raise ApiError(
@@ -60,7 +73,7 @@ class ChatMessage(Body):
         optional = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.reasoning_content or self.reasoning,
             "tool_calls": [
                 call_for_template(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls.{i}")
                 for i, call in enumerate(self.tool_calls or ())
@@ -75,8 +88,19 @@ def for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class ChatTool(Body):
-    type: Literal["function"]
-    function: Function
+    """Only functions are offered to the model; tools of other types are left out."""
+
+    type: ShortText
+    function: Function | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.type == "function"
+
+    def tool(self, where: str) -> Tool:
+        if self.function is None:
+            raise ApiError(400, f"{where}.function is required", param=f"{where}.function")
+        return self.function.tool()
 
 
 class NamedTool(Body):
@@ -84,38 +108,64 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class ThinkingSwitch(Body):
+    ignored = THINKING
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+
+
 class ChatRequest(OpenAiSamplingFields, ConversationFields):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    ignored = SamplingFields.ignored | CHAT_ONLY
+    neutral = OpenAiSamplingFields.neutral | CHAT
+
+    messages: SomeItems[ChatMessage]
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     reasoning_effort: Effort | None = None
-    chat_template_kwargs: Annotated[dict[ShortText, bool | int | float | str | None], Field(max_length=16)] | None = (
-        None
-    )
-    # Not supported.
-    functions: NoList | None = None
-    function_call: Literal["none", "auto"] | None = None
-    verbosity: Literal["medium"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingSwitch | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    chat_template_args: TemplateVariables | None = None  # another name of chat_template_kwargs
+    modalities: Items[Literal["text"]] | None = None
+    continue_final_message: bool | None = None  # false: a last message of the assistant is complete
+    add_generation_prompt: bool | None = None
 
     def tool_use(self) -> ToolUse:
         choice = self.tool_choice or "auto"
         named = choice.function.name if isinstance(choice, NamedTool) else None
-        tools = [tool.function.tool() for tool in self.tools or ()]
+        tools = [tool.tool(f"tools.{i}") for i, tool in enumerate(self.tools or ()) if tool.ours]
         return tool_use(
             tools, choice if isinstance(choice, str) else "auto", named, self.parallel_tool_calls is not False
         )
 
+    def prompt(self) -> ChatPrompt:
+        continued = self.continue_final_message is not False and self.messages[-1].role == "assistant"
+        if self.add_generation_prompt is False and not continued:
+            raise ApiError(
+                400,
+                "add_generation_prompt may only be false if the last message is the assistant's, to be continued",
+                param="add_generation_prompt",
+            )
+        return chat_prompt(for_template(self.messages), self.variables(), continued)
+
     def variables(self) -> dict[str, Any]:
         """Template variables: the client's own, and those that switch thinking on or off."""
-        given = dict(self.chat_template_kwargs or {})
+        given = (self.chat_template_args or {}) | (self.chat_template_kwargs or {})
         if taken := [name for name in given if name in RESERVED]:
             raise ApiError(400, f"chat_template_kwargs.{taken[0]} is set by the server", param="chat_template_kwargs")
-        return thinking_variables(self.reasoning_effort) | given
+        enabled = self.enable_thinking if self.thinking is None else self.thinking.type != "disabled"
+        switch = {} if enabled is None else {"enable_thinking": enabled}
+        reasoning = self.reasoning or Reasoning()
+        return switch | reasoning.variables() | thinking_variables(self.reasoning_effort) | given
+
+    def budget(self) -> int | None:
+        by_reasoning = self.reasoning.max_tokens if self.reasoning else None
+        return self.thinking_budget or by_reasoning or (self.thinking.budget_tokens if self.thinking else None)
 
     def num_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
@@ -123,15 +173,14 @@ class ChatRequest(OpenAiSamplingFields, ConversationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def thinking_variables(effort: Effort | None) -> dict[str, Any]:
-    return {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
-
-
 def chat_generation_request(request: ChatRequest, engine: EngineConfig) -> GenerationRequest:
-    max_tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    limits = (request.max_tokens, request.max_completion_tokens, request.n_predict)
+    max_tokens = next((limit for limit in limits if limit is not None), None)
+    others = [(i, tool.type, None) for i, tool in enumerate(request.tools or ()) if not tool.ours]
     return GenerationRequest(
-        ChatPrompt(for_template(request.messages), request.variables()),
+        request.prompt(),
         tools=request.tool_use(),
-        thinking_budget=request.thinking_budget,
+        warnings=left_out(others),
+        thinking_budget=request.budget(),
         **request.generation_fields(engine, max_tokens, logprobs=request.num_logprobs()),
     )

@@ -15,6 +15,7 @@ from slipstream.server.protocols.api_protocol import (
     origins,
 )
 from slipstream.server.protocols.chat import ChatRequest
+from slipstream.server.protocols.live_fields import LiveFields
 from slipstream.server.protocols.logprobs import chat_logprobs
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
@@ -26,6 +27,7 @@ class ChatWriter(ApiWriter):
     def __init__(self, request: ChatRequest, model: str) -> None:
         self._origins, self._logprobs = bool(request.return_origins), bool(request.logprobs)
         self._usage = request.wants_usage
+        self._live = LiveFields(request)
         self._head = {"id": new_id("chatcmpl-"), "created": now(), "model": model}
         self._num_calls = [0] * (request.n or 1)
         # Deltas with only text are by far the most frequent: the fixed text around them is encoded once.
@@ -41,23 +43,33 @@ class ChatWriter(ApiWriter):
 
     def opening(self, num_prompt: int) -> str:
         first = {"role": "assistant", "content": ""}
-        return "".join(data(self._chunk(index, first)) for index in range(len(self._fixed)))
+        prompt = {"prompt_token_ids": list(self.prompts[0])} if self._live.token_ids else {}
+        return "".join(data(self._chunk(index, first) | prompt) for index in range(len(self._fixed)))
 
     def delta(self, delta: ChoiceDelta) -> str:
-        return "".join(self._part(delta.index, part) for part in delta.parts)
+        if not self._live:
+            return "".join(self._part(delta.index, part) for part in delta.parts)
+        chunks = [self._part_chunk(delta.index, part) for part in delta.parts] or [self._chunk(delta.index, {})]
+        for chunk in chunks:  # all tokens with the last one: a token may belong to several parts
+            chunk["choices"][0] |= self._live.of_choice(delta.tokens if chunk is chunks[-1] else ())
+        chunks[-1] |= self._live.of_chunk(delta)
+        return "".join(map(data, chunks))
 
     def _part(self, index: int, part: Part) -> str:
+        if isinstance(part, Text) and not (self._origins or self._logprobs):
+            before, after = self._fixed[index]
+            return f"{before}{compact(part.text)}{after}"
+        return data(self._part_chunk(index, part))
+
+    def _part_chunk(self, index: int, part: Part) -> dict[str, Any]:
         match part:
-            case Text() if not (self._origins or self._logprobs):
-                before, after = self._fixed[index]
-                return f"{before}{compact(part.text)}{after}"
             case Text(pieces):
                 logprobs = chat_logprobs(pieces) if self._logprobs else None
-                return data(self._chunk(index, {"content": part.text}, logprobs=logprobs, **self._origins_field(part)))
+                return self._chunk(index, {"content": part.text}, logprobs=logprobs, **self._origins_field(part))
             case Thinking():
-                return data(self._chunk(index, {"reasoning_content": part.text}, **self._origins_field(part)))
+                return self._chunk(index, {"reasoning_content": part.text}, **self._origins_field(part))
             case Call():
-                return data(self._chunk(index, {"tool_calls": [self._call(index, part)]}))
+                return self._chunk(index, {"tool_calls": [self._call(index, part)]})
 
     def _origins_field(self, part: Text | Thinking) -> dict[str, Any]:
         return {"origins": origins(part.pieces)} if self._origins else {}
@@ -73,15 +85,16 @@ class ChatWriter(ApiWriter):
         if total is None:
             return data(last)
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(total)}
-        return data(last | {"timings": total.timings()}) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
+        return data(last | self.report(total)) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
 
     def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            **({"prompt_token_ids": list(self.prompts[0])} if self._live.token_ids else {}),
             "usage": openai_usage(total),
-            "timings": total.timings(),
+            **self.report(total),
         }
 
     def _choice(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
@@ -98,6 +111,7 @@ class ChatWriter(ApiWriter):
             "logprobs": chat_logprobs(pieces) if self._logprobs else None,
             "finish_reason": choice.finish.reason,
             **({"origins": origins(pieces)} if self._origins else {}),
+            **({"token_ids": list(choice.tokens)} if self._live.token_ids else {}),
             **error_field(choice.finish),
         }
 

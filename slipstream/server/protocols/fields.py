@@ -1,16 +1,14 @@
 """Fields that several protocols share, with their bounds.
 
-A known field that is not supported is listed with its neutral value only (`OnlyFalse`, an empty list), so that the
-schema says so too.
+Fields without effect are in known_fields.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.errors import ParamsError
@@ -18,7 +16,8 @@ from slipstream.grammar import Spec
 from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.body import Body, Items
+from slipstream.server.protocols.known_fields import ANY_PROTOCOL, PART, SAMPLER_SETTINGS, SAMPLERS
 from slipstream.server.protocols.structured import StructuredOutputs
 
 MAX_TOKENS = 1 << 31
@@ -28,31 +27,20 @@ MAX_BAD_WORDS = 256
 
 ShortText = Annotated[str, Field(max_length=512)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Stops = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+Stops = StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)]
 TokenId = Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]  # as many as a body may have values
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0)]
-Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
+Temperature = Annotated[float, Field(ge=0.0, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
-
-
-def _only_false(value: bool) -> bool:
-    if value:
-        raise PydanticCustomError("only_false", "may only be false here, true is not supported")
-    return value
-
-
-OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type": "boolean", "const": False})]
-OnlyOne = Annotated[int, Field(ge=1, le=1)]
-NoList = Annotated[list[Any], Field(max_length=0)]
-NoDict = Annotated[dict[str, Any], Field(max_length=0)]
+Limit = Literal[-1] | Count  # of tokens to generate; -1: none
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
-BadWords = Annotated[list[StopText], Field(max_length=MAX_BAD_WORDS)]
+BadWords = Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_BAD_WORDS)]
 Metadata = dict[str, Any]
 
 
@@ -80,16 +68,19 @@ class Speculative(Body):
 class SamplingFields(Body):
     """The fields about sampling and drafting that every generating request has."""
 
+    ignored = ANY_PROTOCOL | SAMPLER_SETTINGS
+    neutral = SAMPLERS
+
     model: ShortText | None = None
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # 0, -1: all
     min_p: Unit | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    seed: Seed | None = None
+    seed: Seed | None = None  # -1: a fresh one
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -99,10 +90,12 @@ class SamplingFields(Body):
         """``more``: parameters that only some protocols have. None means absent."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos", "min_tokens")
         given = {name: getattr(self, name) for name in names} | more
+        given["top_k"] = None if self.top_k is None else max(0, self.top_k)
+        given["seed"] = None if self.seed == -1 else self.seed
         spec = self.speculative or Speculative()
         try:
             return SamplingParams(
-                max_tokens=max_tokens,
+                max_tokens=None if max_tokens == -1 else max_tokens,
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 draft=spec.setting(engine),
                 p_min=spec.p_min,
@@ -124,13 +117,39 @@ def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:
 class TextPart(Body):
     """A text part of a message. Other kinds (images, audio, files) are refused by their type."""
 
+    ignored = PART
+
     type: Literal["text", "input_text", "output_text"]
     text: str
-    annotations: NoList | None = None
-    logprobs: NoList | None = None
-    cache_control: dict[str, Any] | None = None  # ignored: about billing
-    citations: NoList | None = None
 
 
-def text_of(content: str | list[TextPart]) -> str:
+class RefusalPart(Body):
+    """Of an earlier answer, by another server."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+MessagePart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Content = str | Items[MessagePart]
+
+
+class HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+def text_of(content: str | Sequence[HasText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def left_out(tools: Iterable[tuple[int, str | None, str | None]]) -> tuple[str, ...]:
+    """Warnings about tools of types that cannot be offered to the model: index, type and name of each."""
+    return tuple(
+        f"tools.{i} ({type}{'' if name is None else f' {name}'}) is left out: only function tools are supported"
+        for i, type, name in tools
+    )

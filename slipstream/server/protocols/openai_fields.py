@@ -1,4 +1,4 @@
-"""Fields that OpenAI's protocols share: ignored ones, sampling, response formats, functions."""
+"""Fields that OpenAI's protocols share: sampling, response formats, reasoning, functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from slipstream.server.protocols.body import Body
 from slipstream.server.protocols.fields import (
     Bias,
     Count,
+    Limit,
     Metadata,
-    OnlyFalse,
     Penalty,
     SamplingFields,
-    ShortText,
     Stops,
     stop_list,
 )
+from slipstream.server.protocols.known_fields import OUTPUT, SAMPLERS, STREAM_OPTIONS, TOOL
 from slipstream.server.protocols.structured import (
     Format,
     Name,
@@ -36,38 +36,61 @@ from slipstream.server.text.tools import Tool
 
 MAX_CHOICES = 16
 Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class IgnoredFields(Body):
-    """Fields that OpenAI's clients send and that have no effect here."""
+class Reasoning(Body):
+    """Of responses, and of OpenRouter's clients on chat."""
 
-    metadata: Metadata | None = None
-    user: ShortText | None = None
-    prompt_cache_key: ShortText | None = None
-    prompt_cache_retention: ShortText | None = None
-    prompt_cache_options: Metadata | None = None
-    safety_identifier: ShortText | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: OnlyFalse | None = None
+    ignored = frozenset({"exclude", "generate_summary", "summary"})  # the output has the reasoning itself
+
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    enabled: bool | None = None
+
+    def variables(self) -> dict[str, Any]:
+        enabled = None if self.enabled is None else {"enable_thinking": self.enabled}
+        return (enabled or {}) | thinking_variables(self.effort)
 
 
-class ConversationFields(IgnoredFields):
+def thinking_variables(effort: Effort | None) -> dict[str, Any]:
+    """Template variables."""
+    return {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
+
+
+class ConversationFields(SamplingFields):
     """Shared by chat and responses."""
 
+    metadata: Metadata | None = None  # repeated by responses
     parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
     thinking_budget: Count | None = None  # tokens
 
 
 class StreamOptions(Body):
+    ignored = STREAM_OPTIONS
+
     include_usage: bool | None = None
-    include_obfuscation: OnlyFalse | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class UsageOptions(Body):
+    """Of OpenRouter's clients."""
+
+    include: bool | None = None
 
 
 class OpenAiSamplingFields(SamplingFields):
     """Shared by chat and completions."""
 
+    neutral = SAMPLERS | OUTPUT
+
     stream_options: StreamOptions | None = None
+    usage: UsageOptions | None = None
+    n_predict: Limit | None = None  # llama.cpp's max_tokens
+    repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None  # llama.cpp's repetition_penalty
+    return_token_ids: bool | None = None
+    timings_per_token: bool | None = None
     stop: Stops | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -79,6 +102,8 @@ class OpenAiSamplingFields(SamplingFields):
     guided_regex: str | None = None
     guided_choice: Options | None = None
     guided_grammar: str | None = None
+    grammar: str | None = None  # llama.cpp's guided_grammar
+    json_schema: Schema | None = None  # llama.cpp's guided_json
 
     def generation_fields(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> dict[str, Any]:
         """The fields of a GenerationRequest that both have; ``more``: further sampling parameters."""
@@ -89,6 +114,7 @@ class OpenAiSamplingFields(SamplingFields):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=bias or None,
+            repetition_penalty=self.repetition_penalty or self.repeat_penalty,
             **more,
         )
         return {
@@ -108,22 +134,31 @@ class OpenAiSamplingFields(SamplingFields):
                 "guided_regex": None if self.guided_regex is None else Regex(self.guided_regex),
                 "guided_choice": None if self.guided_choice is None else Choice(self.guided_choice),
                 "guided_grammar": None if self.guided_grammar is None else grammar_spec(self.guided_grammar),
+                "grammar": grammar_spec(self.grammar) if self.grammar else None,
+                "json_schema": None if self.json_schema is None else schema_spec(self.json_schema, "json_schema"),
                 **self.structured(),
             }
         )
 
     @property
     def wants_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+        options, usage = self.stream_options, self.usage
+        return bool((options and options.include_usage) or (usage and usage.include))
+
+    @property
+    def wants_live_usage(self) -> bool:
+        """Usage so far in every event of a stream."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class Function(Body):
-    """A tool, as in responses; chat nests it one level deeper."""
+    """A tool; chat nests it one level deeper."""
+
+    ignored = TOOL
 
     name: Name
     description: str | None = None
     parameters: Schema | None = None
-    strict: bool | None = None  # the schema of a required call is enforced either way
 
     def tool(self) -> Tool:
         return Tool(self.name, self.description or "", self.parameters or {"type": "object", "properties": {}})
@@ -133,10 +168,10 @@ class FunctionName(Body):
     name: Name
 
 
-def call_for_template(call_id: str | None, name: str, arguments: str, where: str) -> dict[str, Any]:
+def call_for_template(call_id: str | None, name: str, arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
     """A tool call of an earlier turn; templates expect its arguments as an object."""
     try:
-        read = strict_json(arguments or "{}")
+        read = strict_json(arguments or "{}") if isinstance(arguments, str) else arguments
     except ValueError:
         read = None
     if not isinstance(read, dict):

@@ -167,7 +167,7 @@ class ResponsesWriter(ApiWriter):
             "usage": None if finish is None else _usage(finish),
             **self._repeated(),
         }
-        return response if finish is None else {**response, "timings": finish.timings()}
+        return response if finish is None else response | self.report(finish)
 
     def _repeated(self) -> dict[str, Any]:
         """Fields of the request that the protocol repeats in its response."""

@@ -8,19 +8,22 @@ from pydantic import Field
 
 from slipstream.grammar import Choice, Gbnf, JsonObject, JsonSchema, Lark, Regex, Spec
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.body import Body, SomeItems
 from slipstream.server.text.json_text import strict_json
 from slipstream.server.text.response_format import ResponseFormat
 
 Schema = dict[str, Any]
 
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-Options = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+ShortName = Annotated[str, Field(max_length=128)]
+Options = SomeItems[Annotated[str, Field(min_length=1)]]
 
 
 class StructuredOutputs(Body):
     """Exactly one field may be given."""
+
+    neutral = {"structural_tag": ()}  # noqa: RUF012 - never changed
 
     json_schema: Schema | str | None = Field(alias="json", default=None)
     json_object: bool | None = None
@@ -48,13 +51,14 @@ class TextFormat(Body):
 
 class JsonFormat(Body):
     type: Literal["json_object"]
+    schema_: Schema | None = Field(alias="schema", default=None)  # as llama.cpp's server takes it
 
     def specs(self, where: str) -> dict[str, Spec | None]:
-        return {where: JsonObject()}
+        return {where: JsonObject() if self.schema_ is None else JsonSchema(self.schema_)}
 
 
 class NamedSchema(Body):
-    name: Name
+    name: ShortName | None = None
     schema_: Schema = Field(alias="schema", default_factory=dict)
     description: str | None = None
     strict: bool | None = None  # the schema is enforced either way; strict: refuse keywords that cannot be

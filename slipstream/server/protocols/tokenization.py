@@ -9,7 +9,7 @@ from pydantic import Field
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.anthropic import CountTokensRequest
-from slipstream.server.protocols.body import Body
+from slipstream.server.protocols.body import Body, SomeItems
 from slipstream.server.protocols.chat import ChatMessage, for_template
 from slipstream.server.protocols.fields import ShortText, TokenId
 from slipstream.server.service.generation_request import GenerationRequest
@@ -23,7 +23,7 @@ class TokenizeRequest(Body):
     model: ShortText | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: SomeItems[ChatMessage] | None = None
     add_special_tokens: bool | None = None
 
     def as_prompt(self) -> Prompt:
@@ -37,7 +37,7 @@ class TokenizeRequest(Body):
 
 class DetokenizeRequest(Body):
     model: ShortText | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:

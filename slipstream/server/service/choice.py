@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,12 +24,24 @@ MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Of a choice that is still running."""
+
+    num_prompt: int
+    num_output: int
+    prompt_seconds: float  # until the first token, the queue included
+    output_seconds: float  # since then
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """The parts since the last delta: possibly several tokens of several steps."""
 
     index: int  # of the choice
     parts: Sequence[Part]
     finish: Finish | None = None
+    tokens: Sequence[int] = ()  # the same parts as token ids, with the end token
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,7 @@ class FinishedChoice:
 
     parts: Sequence[Part]
     finish: Finish
+    tokens: Sequence[int] = ()
 
     @property
     def pieces(self) -> list[Piece]:
@@ -69,17 +83,30 @@ class ChoiceStream:
         self._echo: Sequence[Piece] = prepared.echo
         self._num_thinking = 0
         self._called = False
+        self._tokens: list[int] = []  # since the last delta
+        self._began = self._last_at = time.monotonic()
+        self._first_at: float | None = None
 
     def take(self) -> ChoiceDelta | None:
         """The next delta. None if all new text is held back: half a character, a possible stop string or marker."""
         parts: list[Part] = []
         for event in self.stream.take():
             self._latencies.observe(event)
+            self._last_at = event.at
+            self._first_at = self._first_at or event.at
             parts += self._read(event)
             if event.finish_reason is not None:
                 self.finish = self._finish(event)
         parts = joined(parts)
-        return ChoiceDelta(self.index, parts, self.finish) if parts or self.finish is not None else None
+        if not parts and self.finish is None:
+            return None
+        tokens, self._tokens = self._tokens, []
+        return ChoiceDelta(self.index, parts, self.finish, tokens, self._progress())
+
+    def _progress(self) -> Progress:
+        first = self._first_at or self._last_at
+        num_prompt, num_output = len(self._prepared.tokens), self._output.num_tokens
+        return Progress(num_prompt, num_output, first - self._began, self._last_at - first)
 
     @property
     def _complete(self) -> bool:
@@ -94,12 +121,14 @@ class ChoiceStream:
         scores = self._scores(event)
         for token, origin, each in zip(event.tokens[:-1] if ended else event.tokens, event.origins, scores):
             self._num_thinking += self._reader.thinking
+            self._tokens.append(token)
             parts += self._reader.push(self._output.push(token, origin, each))
             if self._complete:
                 break
         if self._complete and event.finish_reason is None:
             self.stream.end("stop")
         if not self._complete and event.finish_reason is not None:
+            self._tokens += event.tokens[-1:] if ended else ()
             parts += self._reader.push(self._output.finish(ended, scores[-1] if ended else None))
         if self._complete or event.finish_reason is not None:
             parts += self._reader.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slipstream.engine.async_engine import first_ready
 from slipstream.server.service.choice import ChoiceDelta, ChoiceStream, FinishedChoice
@@ -11,8 +12,11 @@ from slipstream.server.text.parts import Part, joined
 
 
 class Generation:
-    def __init__(self, choices: Sequence[ChoiceStream], num_prompt: int) -> None:
-        self.num_prompt = num_prompt
+    def __init__(
+        self, choices: Sequence[ChoiceStream], prompts: Sequence[Sequence[int]], warnings: Sequence[str] = ()
+    ) -> None:
+        self.prompts = prompts  # token ids of each
+        self.warnings = warnings
         self._choices = choices
         self._open = list(choices)
 
@@ -21,7 +25,13 @@ class Generation:
         """The sum over all choices, once all are finished."""
         if self._open:
             return None
-        return total([choice.finish for choice in self._choices if choice.finish is not None])
+        finishes = [choice.finish for choice in self._choices if choice.finish is not None]
+        return replace(total(finishes), num_prompt=self.num_prompt)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
 
     async def next(self) -> list[ChoiceDelta]:
         """Waits for new deltas; returns none if `nudge` was called. The last delta of a choice has a finish."""
@@ -37,12 +47,14 @@ class Generation:
     async def whole(self) -> list[FinishedChoice]:
         """Waits for all choices to finish."""
         parts: list[list[Part]] = [[] for _ in self._choices]
+        tokens: list[list[int]] = [[] for _ in self._choices]
         while self._open:
             for delta in await self.next():
                 parts[delta.index] += delta.parts
+                tokens[delta.index] += delta.tokens
         return [
-            FinishedChoice(joined(each), choice.finish)
-            for each, choice in zip(parts, self._choices)
+            FinishedChoice(joined(parts[i]), choice.finish, tokens[i])
+            for i, choice in enumerate(self._choices)
             if choice.finish is not None
         ]
 

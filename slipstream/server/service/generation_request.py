@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.sampling import SamplingParams
 from slipstream.server.service.prompts import Prompt
@@ -20,5 +20,10 @@ class GenerationRequest:
     response_format: ResponseFormat | None = None
     tools: ToolUse = NO_TOOLS
     thinking_budget: int | None = None  # tokens
-    must_think: bool = False  # refuse the request if the model cannot think
+    must_think: bool = False  # warn if the model cannot think
     echo: bool = False  # the answer's text begins with the prompt's
+    further_prompts: tuple[Prompt, ...] = ()  # answered in the same response, each with as many choices
+    warnings: tuple[str, ...] = ()  # what this server leaves out of the request
+
+    def by_prompt(self) -> list[GenerationRequest]:
+        return [replace(self, prompt=prompt, further_prompts=()) for prompt in (self.prompt, *self.further_prompts)]

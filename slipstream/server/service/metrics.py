@@ -29,6 +29,9 @@ class Metrics:
         self.http = Counter(
             "slipstream_http_requests", "HTTP responses by path and status", ["path", "status"], registry=self.registry
         )
+        self.unknown_fields = Counter(
+            "slipstream_unknown_fields", "Fields of requests that were ignored as unknown", registry=self.registry
+        )
         self.first_token = Histogram(
             "slipstream_time_to_first_token_seconds", "From a request's arrival to its first token", FIRST_TOKEN
         )

@@ -13,7 +13,6 @@ from slipstream.load import StreamingDetokenizer, Tokenizer
 from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
-from slipstream.server.errors import ApiError
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from slipstream.server.text.markup import thinking
@@ -22,6 +21,8 @@ from slipstream.server.text.markup.reader import PlainReader, Reader
 from slipstream.server.text.pieces import Piece
 from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import NO_TOOLS, ToolUse
+
+DOES_NOT_THINK = "thinking has no effect: this model does not think"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Prepared:
     thinking_state: ThinkingState = ThinkingState.OFF
     tools: ToolUse = NO_TOOLS
     echo: Sequence[Piece] = ()  # the prompt's text, one piece per token
+    warnings: tuple[str, ...] = ()  # fields that this model cannot follow
 
     def reader(self) -> Reader:
         return PlainReader() if self.chat_format is None else self.chat_format.reader(self.thinking_state, self.tools)
@@ -75,11 +77,13 @@ class Preparation:
     def _prepare_chat(self, request: GenerationRequest, prompt: ChatPrompt, params: SamplingParams) -> Prepared:
         chat_format = self.chat_format
         text = chat_format.render(prompt.messages, request.tools, prompt.variables)
-        if request.must_think and not chat_format.thinks:
-            raise ApiError(400, "thinking: this model does not think", param="thinking")
         response_format = chat_format.enforced_format(request.tools, request.response_format)
-        if response_format is not None or request.thinking_budget is not None:
-            text = chat_format.start_thinking(text)
+        if prompt.prefill is not None:
+            text, state = chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)
+        else:
+            if response_format is not None or request.thinking_budget is not None:
+                text = chat_format.start_thinking(text)
+            state = chat_format.thinking_state(text)
         return Prepared(
             self._tokenizer.encode(text),
             params,
@@ -87,8 +91,9 @@ class Preparation:
             response_format,
             request.thinking_budget,
             chat_format,
-            chat_format.thinking_state(text),
+            state,
             request.tools,
+            warnings=(DOES_NOT_THINK,) if request.must_think and not chat_format.thinks else (),
         )
 
     def constrain(self, prepared: Prepared) -> Prepared:

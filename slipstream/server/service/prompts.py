@@ -8,9 +8,18 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """The beginning of the answer, which the model continues."""
+
+    content: str
+    thinking: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]  # in the shape the chat template expects
     variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
+    prefill: Prefill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,14 @@ class TextPrompt:
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     tokens: Sequence[int]
+
+
+def chat_prompt(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], continued: bool) -> ChatPrompt:
+    """``continued``: the last message is the assistant's and is continued, unless it has tool calls."""
+    last = messages[-1]
+    if not continued or "tool_calls" in last:
+        return ChatPrompt(messages, variables)
+    return ChatPrompt(messages[:-1], variables, Prefill(last["content"], last.get("reasoning_content", "")))
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt

@@ -31,7 +31,7 @@ from slipstream.server.service.status import ModelFacts, StatusMonitor
 
 PREPARE_THREADS = 2
 GRAMMAR_THREADS = 2
-SMALL_BODY = 1 << 16  # bytes; up to this size bodies are parsed on the event loop: a thread would cost more
+SMALL_BODY = 8 << 10  # bytes; up to this size bodies are parsed on the event loop: a thread would cost more
 FINAL_ERROR_SECONDS = 2.0  # for clients to receive their last error
 T = TypeVar("T")
 
@@ -116,20 +116,22 @@ class Service:
     @asynccontextmanager
     async def generation(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         """Runs one request. Leaving the context early, for any reason, aborts it."""
-        latencies = [self.metrics.latencies() for _ in range(request.num_choices)]
-        async with self.admitted(request.num_choices) as loaded:
-            prepared = await self._constrain(await self.prepare(request))
+        requests = request.by_prompt()
+        num_choices = len(requests) * request.num_choices
+        latencies = [self.metrics.latencies() for _ in range(num_choices)]
+        async with self.admitted(num_choices) as loaded:
+            prepared = [await self._constrain(await self.prepare(each)) for each in requests]
             began = time.monotonic()
             assert self._engine is not None
-            streams = self._engine.submit_many(prepared.tokens, prepared.params, request.num_choices)
             async with AsyncExitStack() as open_streams:
-                for stream in streams:
-                    await open_streams.enter_async_context(stream)
-                choices = [
-                    ChoiceStream(index, stream, loaded.tokenizer, prepared, times)
-                    for index, (stream, times) in enumerate(zip(streams, latencies, strict=True))
-                ]
-                generation = Generation(choices, len(prepared.tokens))
+                choices: list[ChoiceStream] = []
+                for each in prepared:
+                    for stream in self._engine.submit_many(each.tokens, each.params, request.num_choices):
+                        await open_streams.enter_async_context(stream)
+                        index = len(choices)
+                        choices.append(ChoiceStream(index, stream, loaded.tokenizer, each, latencies[index]))
+                warnings = (*request.warnings, *prepared[0].warnings)
+                generation = Generation(choices, [each.tokens for each in prepared], warnings)
                 self._live.add(generation)
                 try:
                     yield generation

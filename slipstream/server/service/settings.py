@@ -14,7 +14,8 @@ class ServerConfig:
     port: int = 8000  # 0: any free one
     api_key: str | None = None
     allowed_hosts: tuple[str, ...] = ()  # host names clients may use, besides localhost and IP addresses
-    names: tuple[str, ...] = ()  # further names of the model
+    names: tuple[str, ...] = ()  # the names clients may use, besides the model's own; empty: any
+    strict: bool = False  # unknown fields are errors
     queue_limit: int = 256  # requests that may wait, besides those that run
     max_body: int = 4 << 20  # bytes
     max_json_depth: int = 64  # schemas nest

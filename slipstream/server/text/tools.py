@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from slipstream.server.errors import ApiError
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 Mode = Literal["auto", "none", "required"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from slipstream.errors import RequestError
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
 from slipstream.server.text.markup import thinking
@@ -41,6 +42,16 @@ class ChatFormat:
         self._reads_calls = self._xml or hermes or not self._knows_tools
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
+        """If the template refuses several system messages, or one in the middle, they become one at the beginning."""
+        try:
+            return self._render(messages, tools, variables)
+        except RequestError:
+            joined = one_system_message(messages)
+            if joined == messages:
+                raise
+        return self._render(joined, tools, variables)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
         if not tools.tools and self._knows_tools:
             return self._tokenizer.render_chat(messages, **variables)
         if not self._reads_calls:
@@ -49,6 +60,19 @@ class ChatFormat:
             return self._tokenizer.render_chat(with_tools(messages, tools.tools), **variables)
         functions = [tool.for_template() for tool in tools.tools]
         return self._tokenizer.render_chat(messages, tools=functions, **variables)
+
+    def prefilled(self, prompt: str, content: str, thought: str) -> tuple[str, ThinkingState]:
+        """The prompt with the beginning of the answer. Without content, its thinking is continued."""
+        state = self.thinking_state(prompt)
+        if not self.thinks:
+            return prompt + content, ThinkingState.OFF
+        if thought and state is ThinkingState.OPTIONAL:
+            prompt, state = f"{prompt}{thinking.BEGIN}\n", ThinkingState.STARTED
+        if state is ThinkingState.STARTED and not content:
+            return prompt + thought, state
+        if state is ThinkingState.STARTED:
+            prompt = f"{prompt}{thought}\n{thinking.END}\n\n"
+        return prompt + content, ThinkingState.OFF
 
     def thinking_state(self, prompt: str) -> ThinkingState:
         end = prompt.rstrip()
@@ -78,3 +102,9 @@ class ChatFormat:
             spec = call_grammar(grammar, tools, None if text_format is None else text_format.spec)
             return ResponseFormat(spec, "tools")
         return text_format
+
+
+def one_system_message(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others] if texts else messages
