@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, WithJsonSchema
 
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
@@ -95,12 +95,22 @@ class InputResult(Body):
         return {"role": "tool", "content": text_of(self.output), "tool_call_id": self.call_id}
 
 
+ITEM_TYPES = {  # to the tag of its model
+    "message": "message",
+    "reasoning": "reasoning",
+    "function_call": "function_call",
+    "custom_tool_call": "custom_tool_call",
+    "function_call_output": "result",
+    "custom_tool_call_output": "result",
+}
+
+
 class OtherItem(Body):
     """An item of a tool that another server ran. It is left out."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: ShortText
+    type: Annotated[ShortText, WithJsonSchema({"type": "string", "maxLength": 512, "not": {"enum": list(ITEM_TYPES)}})]
 
     def for_template(self, where: str) -> dict[str, Any]:
         if self.type == "item_reference":
@@ -109,18 +119,16 @@ class OtherItem(Body):
 
 
 def _tag(item: Any) -> str:
-    type = (item.get("type") or "message") if isinstance(item, dict) else getattr(item, "type", None) or "message"
-    result = "function_call_output" if type == "custom_tool_call_output" else type
-    return result if result in ITEM_TYPES else "other"
+    type = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return ITEM_TYPES.get(type, "other") if isinstance(type, str) else "message"
 
 
-ITEM_TYPES = ("message", "reasoning", "function_call", "custom_tool_call", "function_call_output")
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputCustomCall, Tag("custom_tool_call")]
-    | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputResult, Tag("result")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_tag),
 ]
