@@ -13,9 +13,26 @@ SlipstreamError
 │   ├── PromptTooLong    its prompt does not fit the context
 │   └── GrammarError     a schema, pattern or grammar that cannot be used: says where
 ├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others go on
-├── GrammarsUnavailable  the process that tries grammars does not start here: no grammar is at fault
+├── GrammarsUnavailable  the process that tries grammars cannot be asked: no grammar is at fault
+├── TemplatesUnavailable the process that renders chat templates cannot be asked: no request is at fault
 └── EngineDead           the engine thread ended; carries what ended it
 """
+
+import unicodedata
+
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, invisible marks, surrogates, line separators
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Without what a terminal acts on or does not show: `\\x1b` for an escape. Model files can hold any character."""
+    if text.isprintable():
+        return text
+    return "".join(each if each in keep else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    hidden = unicodedata.category(character) in UNPRINTABLE
+    return character.encode("unicode_escape").decode("ascii") if hidden else character
 
 
 class SlipstreamError(Exception):
@@ -71,7 +88,11 @@ class ConstraintFault(SlipstreamError):
 
 
 class GrammarsUnavailable(SlipstreamError):
-    """The process that tries grammars does not start here."""
+    """The process that tries grammars cannot be asked."""
+
+
+class TemplatesUnavailable(SlipstreamError):
+    """The process that renders chat templates cannot be asked."""
 
 
 class EngineDead(SlipstreamError):
