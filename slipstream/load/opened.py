@@ -58,7 +58,8 @@ def open_tokenizer(
 ) -> Tokenizer:
     """`path`: a folder or a .gguf file. `eos_token_ids`: those of the model's configuration. `metadata`: of the .gguf
     file where it was read already, since it is large. Encodes a text: some faults show only then."""
-    with library_faults(CorruptFile, f"{path} cannot be used as a tokenizer"):
+    where = path / "tokenizer.json" if path.is_dir() else path
+    with library_faults(CorruptFile, f"{where} cannot be used as a tokenizer"):
         if path.is_dir():
             tokenizer = tokenizer_from_folder(path, eos_token_ids)
         else:
@@ -66,5 +67,5 @@ def open_tokenizer(
     try:
         tokenizer.encode(SAMPLE)
     except RequestError as error:
-        raise CorruptFile(f"{path} cannot be used: {error}") from error
+        raise CorruptFile(f"{where} cannot be used as a tokenizer: {error}") from error
     return tokenizer
