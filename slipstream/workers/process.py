@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import slipstream
 
@@ -56,7 +56,6 @@ class _Child:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
             bufsize=BUFFER,
-            pipesize=BUFFER,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a killed process has nothing useful to say
@@ -65,18 +64,21 @@ class _Child:
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
         )
         self.pid = self._process.pid
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        _widen(self._input)
+        _widen(self._output)
 
     def exchange(self, line: bytes, seconds: float) -> bytes:
         """A line for a line; empty when the process ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         alarm = threading.Timer(seconds, self._end_late)
         alarm.daemon = True
         alarm.start()
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            self._input.write(line)
+            self._input.flush()
+            answer = self._output.readline()
         except (OSError, ValueError):  # ended, or its pipes were closed
             return b""
         finally:
@@ -92,10 +94,9 @@ class _Child:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # unwritten data has no reader any more
-                    pipe.close()
+        for pipe in (self._input, self._output):
+            with suppress(OSError):  # unwritten data has no reader any more
+                pipe.close()
 
     def _end_late(self) -> None:
         self.late = True
@@ -187,6 +188,14 @@ class WorkerProcess:
         if child.late:
             raise OutOfTime
         raise _EndedFromOutside if code in FROM_OUTSIDE else Crashed
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Only where the system and the user's limits allow it."""
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BUFFER)
 
 
 def to_line(value: Any) -> bytes:
