@@ -11,7 +11,8 @@ SlipstreamError
 ├── DownloadError        a model that could not be fetched, or whose digest is wrong
 ├── RequestError         a request that can never run: empty, not text
 │   ├── PromptTooLong    its prompt does not fit the context
-│   └── GrammarError     a schema, pattern or grammar that cannot be used: says where
+│   ├── GrammarError     a schema, pattern or grammar that cannot be used: says where
+│   └── TemplateLimit    its chat takes the model's template too long, or too much memory
 ├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others go on
 ├── GrammarsUnavailable  the process that tries grammars cannot be asked: no grammar is at fault
 ├── TemplatesUnavailable the process that renders chat templates cannot be asked: no request is at fault
@@ -81,6 +82,10 @@ class PromptTooLong(RequestError):
 
 class GrammarError(RequestError):
     """A schema, pattern or grammar that cannot be used; says where."""
+
+
+class TemplateLimit(RequestError):
+    """The chat template is over its limits of time, memory or length."""
 
 
 class ConstraintFault(SlipstreamError):

@@ -11,8 +11,11 @@ import httpx
 import pytest
 from fake_server import TEMPLATE, WAIT, FakeServer, make_tokenizer, until
 
+from slipstream.errors import TemplateLimit
 from slipstream.load.tokenizer import chat_template
 from slipstream.server.service.settings import ServerConfig
+from slipstream.server.text.markup.chat_format import ChatFormat
+from slipstream.server.text.tools import NO_TOOLS
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 HANGS = f"{{% if messages[0].content == 'hang' %}}{LOOPS}{{% endif %}}{TEMPLATE}"
@@ -69,6 +72,19 @@ def test_a_chat_that_hangs_is_ended_and_the_next_is_answered(server: FakeServer,
         assert answer.json()["error"]["message"] == "The model's chat template did not finish within 1 seconds."
     monkeypatch.undo()
     assert server.post(CHAT, **body("hi")).status_code == 200
+
+
+def test_a_chat_over_its_limits_is_not_rendered_again(monkeypatch: Any) -> None:
+    """With its system messages joined, as one that was refused is."""
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    tokenizer = make_tokenizer(LOOPS)
+    rendered: list[Any] = []
+    real = tokenizer.render_chat
+    monkeypatch.setattr(tokenizer, "render_chat", lambda *given, **more: rendered.append(given) or real(*given, **more))
+    messages = [{"role": role, "content": "x"} for role in ("user", "system")]
+    with pytest.raises(TemplateLimit):
+        ChatFormat(tokenizer).render(messages, NO_TOOLS, {})
+    assert len(rendered) == 1
 
 
 @pytest.mark.usefixtures("for_ever")

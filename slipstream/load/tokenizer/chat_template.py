@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.errors import RequestError, TemplatesUnavailable
+from slipstream.errors import RequestError, TemplateLimit, TemplatesUnavailable
 from slipstream.workers.pool import WorkerPool
 from slipstream.workers.process import Crashed, OutOfTime, Unavailable
 
@@ -48,7 +48,7 @@ class ChatTemplate:
             return answer["text"]
         if answer["kind"] == "broken":
             self._fault = answer["error"]
-        raise (_OverLimit if answer["kind"] == "limit" else RequestError)(answer["error"])
+        raise (TemplateLimit if answer["kind"] == "limit" else RequestError)(answer["error"])
 
     def check(self) -> str:
         """Renders one short question: empty, or why that fails. Blocks for as long as a request may.
@@ -58,7 +58,7 @@ class ChatTemplate:
         self._workers.start()
         try:
             self.render(QUESTION)
-        except _OverLimit as error:
+        except TemplateLimit as error:
             self._fault = str(error)
             return self._fault
         except (RequestError, TemplatesUnavailable) as error:
@@ -73,15 +73,11 @@ class ChatTemplate:
         try:
             answer: dict[str, str] = self._workers.ask(given, SECONDS)
         except OutOfTime:
-            raise _OverLimit(f"The model's chat template did not finish within {SECONDS:g} seconds.") from None
+            raise TemplateLimit(f"The model's chat template did not finish within {SECONDS:g} seconds.") from None
         except Crashed:
-            raise _OverLimit("The model's chat template crashed the process that renders it.") from None
+            raise TemplateLimit("The model's chat template crashed the process that renders it.") from None
         except Unavailable as error:
             raise TemplatesUnavailable(f"the process that renders chat templates is not available: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"The messages are not JSON: {error}.") from error
         return answer
-
-
-class _OverLimit(RequestError):
-    """Of time, memory or length."""
