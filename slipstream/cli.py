@@ -15,7 +15,7 @@ from slipstream.bench.arguments import bench_parsers, run_bench
 from slipstream.commands.arguments import draft_setting, num_bytes
 from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES, RUNNERS
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, printable
 from slipstream.sampling import MAX_DEPTH, SamplingParams
 from slipstream.server.service.settings import ServerConfig
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except SlipstreamError as error:
-        print(f"slipstream: {error}", file=sys.stderr)
+        print(f"slipstream: {printable(str(error))}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of our output has left: what is still buffered must not fail once more at exit.

@@ -11,11 +11,29 @@ SlipstreamError
 ├── DownloadError        a model that could not be fetched, or whose digest is wrong
 ├── RequestError         a request that can never run: empty, not text
 │   ├── PromptTooLong    its prompt does not fit the context
-│   └── GrammarError     a schema, pattern or grammar that cannot be used: says where
+│   ├── GrammarError     a schema, pattern or grammar that cannot be used: says where
+│   └── TemplateLimit    its chat takes the model's template too long, or too much memory
 ├── ConstraintFault      a stream whose constraint cannot be followed any further: it ends, the others go on
-├── GrammarsUnavailable  the process that tries grammars does not start here: no grammar is at fault
+├── GrammarsUnavailable  the process that tries grammars cannot be asked: no grammar is at fault
+├── TemplatesUnavailable the process that renders chat templates cannot be asked: no request is at fault
 └── EngineDead           the engine thread ended; carries what ended it
 """
+
+import unicodedata
+
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, invisible marks, surrogates, line separators
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Without what a terminal acts on or does not show: `\\x1b` for an escape. Model files can hold any character."""
+    if text.isprintable():
+        return text
+    return "".join(each if each in keep else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    hidden = unicodedata.category(character) in UNPRINTABLE
+    return character.encode("unicode_escape").decode("ascii") if hidden else character
 
 
 class SlipstreamError(Exception):
@@ -66,12 +84,20 @@ class GrammarError(RequestError):
     """A schema, pattern or grammar that cannot be used; says where."""
 
 
+class TemplateLimit(RequestError):
+    """The chat template is over its limits of time, memory or length."""
+
+
 class ConstraintFault(SlipstreamError):
     """A stream's constraint cannot be followed any further."""
 
 
 class GrammarsUnavailable(SlipstreamError):
-    """The process that tries grammars does not start here."""
+    """The process that tries grammars cannot be asked."""
+
+
+class TemplatesUnavailable(SlipstreamError):
+    """The process that renders chat templates cannot be asked."""
 
 
 class EngineDead(SlipstreamError):

@@ -164,6 +164,7 @@ class LLM:
     def close(self) -> None:
         self.engine.close()
         self._grammars.close()
+        self.tokenizer.close()
 
     def __enter__(self) -> LLM:
         return self

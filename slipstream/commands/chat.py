@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 
 from slipstream.commands.options import ModelOptions, load_llm
-from slipstream.commands.text import dim, summary
-from slipstream.errors import RequestError
+from slipstream.commands.text import dim, show, summary
+from slipstream.errors import RequestError, printable
 from slipstream.llm import LLM, TextEvent
 from slipstream.sampling import SamplingParams
 
@@ -23,7 +23,7 @@ def chat(options: ModelOptions, params: SamplingParams, system: str | None) -> i
         import readline  # noqa: F401 - gives input() history and editing
 
     with load_llm(replace(options, max_streams=1)) as llm:
-        print(f"{llm.model.name} on {llm.engine.info.note}")
+        show(f"{llm.model.name} on {llm.engine.info.note}")
         print(dim(f"speculation: {llm.speculation}\n{HELP}", sys.stdout))
         Conversation(llm, params, system).run()
     return 0
@@ -54,7 +54,7 @@ class Conversation:
         try:
             answer = self._answer(messages)
         except RequestError as error:
-            print(f"not sent: {error}; /new starts over", file=sys.stderr)
+            print(f"not sent: {printable(str(error))}; /new starts over", file=sys.stderr)
             return
         self._messages = [*messages, {"role": "assistant", "content": answer}]
 

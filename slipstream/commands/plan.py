@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from slipstream.commands.options import ModelOptions
-from slipstream.commands.text import size
+from slipstream.commands.text import show, size
 from slipstream.load import OpenedModel
 from slipstream.runners.backend import MemoryPlan
 from slipstream.runners.choose import choose_backend
@@ -17,14 +17,13 @@ LENGTHS = (512, 2048, 8192, 32768, 131072)
 def plan(options: ModelOptions, *, as_json: bool, free: int | None = None) -> int:
     """``free``: plan for a device with that many free bytes, which need not be in this machine."""
     model = options.open(to_load=False)
-    # Opened here, so that its memory counts as it does in a run.
-    assert model.tokenizer is not None
+    chat_fault = model.tokenizer.check_chat()  # and the tokenizer's memory counts, as it does in a run
     backend = choose_backend(options.runner_config, present=free is None)
     memory = backend.plan_memory(model, options.engine_config, free)
     if as_json:
-        print(json.dumps(_as_dict(model, memory)))
+        print(json.dumps({**_as_dict(model, memory), "chat_fault": chat_fault}))
     else:
-        _print(model, memory, backend.describe(model))
+        _print(model, memory, backend.describe(model), chat_fault)
     return 0
 
 
@@ -39,9 +38,14 @@ def _streams(memory: MemoryPlan) -> dict[int, int]:
     return {length: memory.streams_of(length) for length in lengths}
 
 
-def _print(model: OpenedModel, memory: MemoryPlan, note: str) -> None:
+def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -> None:
     head = "with its MTP head" if model.head is not None else f"without drafting: {model.head_reason}"
-    print(f"{model.name} ({model.spec.architecture}), {head}\n{note}\n")
+    show(f"{model.name} ({model.spec.architecture}), {head}")
+    show(note)
+    print()
+    if chat_fault:
+        show(f"chat: a plain question fails: {chat_fault}")
+        print()
     for label, num_bytes in _lines(memory):
         print(f"  {label:<34}{size(num_bytes):>10}")
     print(f"\nfits at once, of {memory.num_slots} streams and {memory.pool_tokens} tokens in all:")

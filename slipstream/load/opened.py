@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from slipstream.errors import CorruptFile, RequestError
 from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.gguf.header import read_header
 from slipstream.load.gguf.vocab import tokenizer_from_gguf
 from slipstream.load.hf.tokenizer import tokenizer_from_folder
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
+from slipstream.load.tokenizer.library_faults import library_faults
 from slipstream.load.tokenizer.tokenizer import Tokenizer
+
+SAMPLE = "Hello, naïve 世界 🙂\n\t 12"
 
 
 @dataclass(frozen=True)
@@ -43,13 +49,23 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        if isinstance(self.checkpoint, GgufCheckpoint):  # its header is large: not read twice
-            return tokenizer_from_gguf(self.checkpoint.metadata, str(self.path), self.spec.eos_token_ids)
-        return open_tokenizer(self.path, self.spec.eos_token_ids)
+        metadata = self.checkpoint.metadata if isinstance(self.checkpoint, GgufCheckpoint) else None
+        return open_tokenizer(self.path, self.spec.eos_token_ids, metadata)
 
 
-def open_tokenizer(path: Path, eos_token_ids: tuple[int, ...] = ()) -> Tokenizer:
-    """`path`: a folder or a .gguf file. `eos_token_ids`: those of the model's configuration."""
-    if path.is_dir():
-        return tokenizer_from_folder(path, eos_token_ids)
-    return tokenizer_from_gguf(read_header(path).metadata, str(path), eos_token_ids)
+def open_tokenizer(
+    path: Path, eos_token_ids: tuple[int, ...] = (), metadata: Mapping[str, Any] | None = None
+) -> Tokenizer:
+    """`path`: a folder or a .gguf file. `eos_token_ids`: those of the model's configuration. `metadata`: of the .gguf
+    file where it was read already, since it is large. Encodes a text: some faults show only then."""
+    where = path / "tokenizer.json" if path.is_dir() else path
+    with library_faults(CorruptFile, f"{where} cannot be used as a tokenizer"):
+        if path.is_dir():
+            tokenizer = tokenizer_from_folder(path, eos_token_ids)
+        else:
+            tokenizer = tokenizer_from_gguf(metadata or read_header(path).metadata, str(path), eos_token_ids)
+    try:
+        tokenizer.encode(SAMPLE)
+    except RequestError as error:
+        raise CorruptFile(f"{where} cannot be used as a tokenizer: {error}") from error
+    return tokenizer

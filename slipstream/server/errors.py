@@ -15,6 +15,8 @@ from slipstream.errors import (
     PromptTooLong,
     RequestError,
     SlipstreamError,
+    TemplatesUnavailable,
+    printable,
 )
 
 # status -> the error's type in OpenAI's and in Anthropic's protocol
@@ -50,7 +52,7 @@ class ApiError(SlipstreamError):
         super().__init__(message)
         assert status in TYPES
         self.status = status
-        self.message = message
+        self.message = printable(message, keep="\n\t")  # it may quote a model file, and clients print it
         self.param = param
         self.code = code
         self.retry_after = retry_after
@@ -78,6 +80,8 @@ def to_api_error(error: SlipstreamError) -> ApiError:
             return ApiError(400, str(error), param=None if " " in where else where, code="invalid_grammar")
         case GrammarsUnavailable():
             return ApiError(500, f"no grammar can be used now: {error}", code="grammars_unavailable")
+        case TemplatesUnavailable():
+            return ApiError(500, f"no chat can be answered now: {error}", code="templates_unavailable")
         case RequestError() | ConfigError():
             return ApiError(400, str(error))
         case EngineDead():

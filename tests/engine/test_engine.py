@@ -51,13 +51,13 @@ class GatedRunner(FakeRunner):
 
     def __init__(self, **info: object) -> None:
         super().__init__(make_info(**info))
-        self.fuel: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
+        self.fuel: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
         self.free = False
 
     def collect(self) -> StepResult:
         if not self.free:
             token = self.fuel.get(timeout=WAIT)
-            if isinstance(token, Exception):
+            if isinstance(token, BaseException):
                 raise token
             self.free = token is None
         return super().collect()
@@ -183,7 +183,12 @@ def test_the_runner_lives_in_one_thread() -> None:
     assert threading.get_ident() not in seen
 
 
-def test_death_reaches_everybody() -> None:
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize(("cause", "reported"), [(ValueError, ValueError), (Panic, EngineDead)])
+def test_death_reaches_everybody(cause: type[BaseException], reported: type[Exception]) -> None:
     deaths: list[Exception] = []
     runner = GatedRunner(num_slots=1)
     engine = make_engine(runner, on_death=deaths.append)
@@ -191,13 +196,13 @@ def test_death_reaches_everybody() -> None:
     clients = [Client() for _ in range(3)]  # one runs, the others wait
     for client in clients:
         engine.submit([1], SamplingParams(), client)
-    runner.fuel.put(ValueError("the device is gone"))
+    runner.fuel.put(cause("the device is gone"))
     for client in clients:
         final = client.wait()
         assert final.finish_reason == "error"
         assert "the device is gone" in final.error
     engine.close()
-    assert isinstance(engine.failed, ValueError)
+    assert isinstance(engine.failed, reported)
     assert deaths == [engine.failed]
     assert runner.closed
     assert not engine.alive

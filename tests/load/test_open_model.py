@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -91,6 +92,7 @@ def test_hub_id(tmp_path, build, monkeypatch):
         (ConnectionError("no route"), "no route"),
         (huggingface_hub.errors.HfHubHTTPError.__bases__[0]("peer closed"), "peer closed"),
         (OSError(), "OSError"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot be stored in the hub's cache: No space left"),
     ],
 )
 def test_hub_failures(monkeypatch, error, says):

@@ -9,15 +9,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import openai
 import pytest
-from fake_server import until
+from fake_server import ENGINE, until
 from real_server import RealServer
 
 from slipstream.cli import main
+from slipstream.server.http.lifecycle import Server
+from slipstream.server.service.settings import ServerConfig
 
 SCRIPT = str(Path(__file__).parent / "faulty.py")
 FAULTY = [sys.executable, "-c", f"import runpy; runpy.run_path({SCRIPT!r}, run_name='__main__')"]
@@ -155,6 +157,22 @@ def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_model_that_cannot_be_loaded_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "/no/such/model.gguf"]) == 1
     assert "/no/such/model.gguf" in capsys.readouterr().err
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def test_a_panic_while_loading_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    def load(on_death: object) -> NoReturn:
+        raise Panic("in Rust")
+
+    server = Server(ServerConfig(port=0), ENGINE, load)
+    running = threading.Thread(target=server.run, daemon=True)
+    running.start()
+    running.join(300)
+    assert not running.is_alive(), "it loads for ever"
+    assert str(server.error) == "The model cannot be loaded: Panic: in Rust"
 
 
 def text_of(reader: Reader) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.dequantize import dequantize
 from slipstream.load.hf.config import spec_from_config
-from slipstream.load.hf.safetensors import Entry, TensorStore, open_folder
+from slipstream.load.hf.safetensors import Entry, TensorStore, check_type, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
 from slipstream.load.shapes import check_model
 from slipstream.load.spec import ModelSpec
@@ -50,12 +50,12 @@ class HfCheckpoint:
         return name in self._on_disk
 
     def get(self, name: str) -> RawTensor:
-        self._check_scale(name)
+        self._check_stored(name)
         raw = replace(self._store.get(self._find(name)), name=name)
         return raw if raw.dtype != FP8 else replace(raw, scale=self._row_scales(name, raw.shape))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        self._check_scale(name)
+        self._check_stored(name)
         return self._entry(name).shape
 
     def dtype(self, name: str) -> str:
@@ -76,9 +76,10 @@ class HfCheckpoint:
     def _entry(self, name: str) -> Entry:
         return self._store.entry(self._find(name))
 
-    def _check_scale(self, name: str) -> None:
+    def _check_stored(self, name: str) -> None:
         """From the headers alone: a folder that cannot be used is refused when it is opened."""
         entry, scale = self._entry(name), self._scales.get(name)
+        check_type(self.path, name, entry)
         if entry.dtype != FP8:
             if scale is not None:
                 raise CorruptFile(f"{self.path}: {name} is stored as {entry.dtype}, but has FP8 scales beside it.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
 from slipstream.errors import DownloadError
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -32,5 +34,7 @@ def fetch_folder(hub_id: str) -> Path:
     except errors.LocalEntryNotFoundError as error:
         raise DownloadError(f"{hub_id} is not in the local cache and the hub cannot be reached.") from error
     except (errors.EntryNotFoundError, transport_error, OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise DownloadError(f"{hub_id} cannot be stored in the hub's cache: {error.strerror}.") from error
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise DownloadError(f"{hub_id} could not be fetched from the hub: {first_line}") from error

@@ -36,6 +36,12 @@ class Entry:
         return self.stop - self.start
 
 
+def check_type(where: Path | str, name: str, entry: Entry) -> None:
+    if entry.dtype not in NUMPY_TYPES:
+        known = ", ".join(NUMPY_TYPES)
+        raise UnknownModel(f"{where}: tensor {name!r} is stored as {entry.dtype}, only {known} can be read.")
+
+
 class TensorStore(Protocol):
     """Tensors under the names a file gives them."""
 
@@ -72,9 +78,7 @@ class SafetensorsFile:
 
     def get(self, name: str) -> RawTensor:
         entry = self.entry(name)
-        if entry.dtype not in NUMPY_TYPES:
-            known = ", ".join(NUMPY_TYPES)
-            raise UnknownModel(f"{self.path}: tensor {name!r} is stored as {entry.dtype}, only {known} can be read.")
+        check_type(self.path, name, entry)
         dtype = NUMPY_TYPES[entry.dtype]
         # [bytes of the tensor]
         raw = self._bytes[entry.start : entry.stop]

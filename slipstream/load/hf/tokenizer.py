@@ -23,7 +23,7 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...] = ()) -> 
         raise LoadError(f"{folder} has no tokenizer.json, the only tokenizer format we read from a folder.")
     description = read_json(path)
     decoders = _decoders(description, path)
-    backend = _build(path)
+    backend = tokenizers.Tokenizer.from_file(str(path))
     config = {**read_json_if_there(folder / "special_tokens_map.json")}
     config |= read_json_if_there(folder / "tokenizer_config.json")
     special = _special_tokens(config)
@@ -37,16 +37,6 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...] = ()) -> 
         bos_token_id=backend.token_to_id(special["bos_token"]) if "bos_token" in special else None,
         leading=b" " if any(_strips_space(decoder) for decoder in decoders) else b"",
     )
-
-
-def _build(path: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:
-        # The library raises the bare class for every fault of the file; anything else is not ours to explain.
-        if type(error) is not Exception:
-            raise
-        raise CorruptFile(f"{path} cannot be used as a tokenizer: {error}.") from error
 
 
 def _decoders(description: dict[str, Any], path: Path) -> list[dict[str, Any]]:

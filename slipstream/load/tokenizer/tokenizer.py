@@ -13,6 +13,7 @@ import tokenizers
 
 from slipstream.errors import RequestError
 from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.load.tokenizer.library_faults import library_faults
 from slipstream.load.tokenizer.token_bytes import Alphabet, bytes_of
 
 
@@ -58,8 +59,9 @@ class Tokenizer:
         """`add_special`: with BOS, where the model wants it. `allow_special`: read <|x|> as a token."""
         _check_text(text)
         backend = self._backend if allow_special else self._literal
-        # As a batch of one: the library then lets other threads run, and leaves out offsets nobody asked for.
-        [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special)
+        with library_faults(RequestError, "The model's tokenizer failed on this text"):
+            # As a batch of one: the library then lets other threads run, and leaves out offsets nobody asked for.
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special)
         return list(encoding.ids)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -92,6 +94,14 @@ class Tokenizer:
         **template_kwargs: Any,
     ) -> str:
         return self._template.render(messages, tools, add_generation_prompt, **template_kwargs)
+
+    def check_chat(self) -> str:
+        """Why a plain question cannot be put into the chat template; empty if it can, or if there is no template."""
+        return self._template.check() if self.has_chat_template else ""
+
+    def close(self) -> None:
+        """Ends the processes of the chat template; they start again when they are needed."""
+        self._template.close()
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> list[int]:
         """The template writes BOS itself where the model wants it."""

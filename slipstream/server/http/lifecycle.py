@@ -18,7 +18,7 @@ from types import FrameType
 import uvicorn
 
 from slipstream.config import EngineConfig
-from slipstream.errors import ConfigError
+from slipstream.errors import ConfigError, LoadError, SlipstreamError
 from slipstream.server.http.app import make_app
 from slipstream.server.http.connection import BoundedConnection
 from slipstream.server.service.service import LoadedModel, Service
@@ -64,6 +64,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def _as_load_error(error: BaseException) -> SlipstreamError:
+    if isinstance(error, SlipstreamError):
+        return error
+    log.error("loading failed", exc_info=error)
+    return LoadError(f"The model cannot be loaded: {type(error).__name__}: {error}")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -141,8 +148,8 @@ class Server:
             loaded = self._load(self._engine_died)
             asyncio.run_coroutine_threadsafe(self._attach(loaded), self._loop).result()
             loaded.engine.start()
-        except Exception as error:  # any exception must end the process, not only this thread
-            self._call(self._end, error)
+        except BaseException as error:  # a library's panic included: it must end the process, not only this thread
+            self._call(self._end, _as_load_error(error))
             return
         self._call(self._loaded, loaded)
 

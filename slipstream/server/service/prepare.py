@@ -57,15 +57,20 @@ class Preparation:
 
     def close(self) -> None:
         self._grammars.close()
+        self._tokenizer.close()
 
-    def prepare(self, request: GenerationRequest) -> Prepared:
-        """Everything but the constraint, which `constrain` adds."""
+    def render(self, request: GenerationRequest, prompt: ChatPrompt) -> str:
+        """The text of a chat. Waits for the process that renders it."""
+        return self.chat_format.render(prompt.messages, request.tools, prompt.variables)
+
+    def prepare(self, request: GenerationRequest, rendered: str | None = None) -> Prepared:
+        """Everything but the constraint, which `constrain` adds. ``rendered``: the text of a chat, if it is there."""
         params, prompt = request.params, request.prompt
         if request.bad_words:
             params = replace(params, bad_words=self._bad_words(request.bad_words))
         match prompt:
             case ChatPrompt():
-                return self._prepare_chat(request, prompt, params)
+                return self._prepare_chat(request, prompt, rendered, params)
             case TextPrompt(text, add_special):
                 tokens = self._tokenizer.encode(text, add_special=add_special)
                 echo = self._echo(tokens, text) if request.echo else ()
@@ -74,9 +79,11 @@ class Preparation:
                 echo = self._echo(given, None) if request.echo else ()
                 return Prepared(given, params, request.stops, request.response_format, echo=echo)
 
-    def _prepare_chat(self, request: GenerationRequest, prompt: ChatPrompt, params: SamplingParams) -> Prepared:
+    def _prepare_chat(
+        self, request: GenerationRequest, prompt: ChatPrompt, rendered: str | None, params: SamplingParams
+    ) -> Prepared:
         chat_format = self.chat_format
-        text = chat_format.render(prompt.messages, request.tools, prompt.variables)
+        text = self.render(request, prompt) if rendered is None else rendered
         response_format = chat_format.enforced_format(request.tools, request.response_format)
         if prompt.prefill is not None:
             text, state = chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)

@@ -26,10 +26,12 @@ from slipstream.server.service.generation import Generation
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.metrics import Metrics
 from slipstream.server.service.prepare import Preparation, Prepared
+from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts, StatusMonitor
 
 PREPARE_THREADS = 2
+TEMPLATE_THREADS = 2
 GRAMMAR_THREADS = 2
 SMALL_BODY = 8 << 10  # bytes; up to this size bodies are parsed on the event loop: a thread would cost more
 FINAL_ERROR_SECONDS = 2.0  # for clients to receive their last error
@@ -54,6 +56,7 @@ class Service:
         self.created = int(time.time())
         self._limit = engine_config.max_streams + config.queue_limit
         self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
+        self._template_threads = ThreadPoolExecutor(TEMPLATE_THREADS, "slipstream-template")
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar", lower_priority)
         self._loaded: LoadedModel | None = None
         self._preparation: Preparation | None = None
@@ -142,9 +145,13 @@ class Service:
     # Work that would block the event loop.
 
     async def prepare(self, request: GenerationRequest) -> Prepared:
-        """Everything but the constraint."""
+        """Everything but the constraint. Chats are rendered in a separate thread pool: a template may take long."""
         assert self._preparation is not None
-        return await self.in_thread(partial(self._preparation.prepare, request))
+        rendered = None
+        if isinstance(request.prompt, ChatPrompt):
+            render = partial(self._preparation.render, request, request.prompt)
+            rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
+        return await self.in_thread(partial(self._preparation.prepare, request, rendered))
 
     async def _constrain(self, prepared: Prepared) -> Prepared:
         """In a separate thread pool, so that complex grammars do not delay prompts."""
@@ -182,7 +189,7 @@ class Service:
         return True
 
     async def close(self) -> None:
-        for pool in (self._threads, self._grammar_threads):
+        for pool in (self._threads, self._template_threads, self._grammar_threads):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._preparation is not None:
             self._preparation.close()

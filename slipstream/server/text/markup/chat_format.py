@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from slipstream.errors import RequestError
+from slipstream.errors import RequestError, TemplateLimit
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
 from slipstream.server.text.markup import thinking
@@ -45,6 +45,8 @@ class ChatFormat:
         """If the template refuses several system messages, or one in the middle, they become one at the beginning."""
         try:
             return self._render(messages, tools, variables)
+        except TemplateLimit:
+            raise
         except RequestError:
             joined = one_system_message(messages)
             if joined == messages:

@@ -1,0 +1,73 @@
+"""The worker's own end: a line of JSON in, a line of JSON out. It may be killed at any moment.
+
+Ends by itself when its parent does. Imports nothing of ours: a worker is to start fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+BUFFER = 1 << 20  # bytes
+Answer = Callable[[Any], Any]
+
+
+def serve(start: Callable[[Any], Answer], *, memory: int, niceness: int = 0) -> None:
+    """`start` takes the first line and returns what answers the others. `memory`: bytes they may take beyond that."""
+    _give_way(niceness)
+    lines = open(sys.stdin.fileno(), "rb", BUFFER, closefd=False)  # noqa: SIM115 - as long as the process runs
+    answer = start(json.loads(lines.readline()))
+    _limit_memory(memory)
+    _write({"ready": True})
+    for line in lines:
+        asked = json.loads(line)
+        _exit_after(asked["seconds"])
+        began = time.process_time()
+        reply = answer(asked["request"])
+        _write({"answer": reply, "took": time.process_time() - began})
+        _exit_after(0)
+
+
+def _write(reply: Any) -> None:
+    line = json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _exit_after(seconds: float) -> None:
+    """The parent kills us in time; this is for a parent that was killed itself. 0: never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
+
+
+def _give_way(niceness: int) -> None:
+    """When memory is short, the system is to end us and not the server."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if not niceness:
+        return
+    if hasattr(os, "nice"):
+        os.nice(niceness)
+    # Linux may weigh whole sessions against each other, and this process has one of its own: that has to give way too.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(niceness))
+
+
+def _limit_memory(allowed: int) -> None:
+    """Where the system tells how much we have already."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    limit = pages * resource.getpagesize() + allowed
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
