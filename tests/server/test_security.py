@@ -18,7 +18,7 @@ PATHS = ["/", "/page/index.html", "/v1/models", "/v1/status", "/metrics", "/read
 
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[FakeServer]:
-    with FakeServer(config=ServerConfig(port=0, api_key=KEY, allowed_hosts=("model.example",))) as server:
+    with FakeServer(config=ServerConfig(port=0, api_keys=(KEY,), allowed_hosts=("model.example",))) as server:
         yield server
 
 
@@ -32,17 +32,17 @@ def client(keyed: FakeServer) -> Iterator[httpx.Client]:
 def test_other_addresses_need_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match="API key"):
         ServerConfig(host=host)
-    assert ServerConfig(host=host, api_key=KEY).host == host
+    assert ServerConfig(host=host, api_keys=(KEY,)).host == host
 
 
 def test_own_addresses_do_not() -> None:
-    assert {ServerConfig(host=host).api_key for host in ("127.0.0.1", "::1", "localhost")} == {None}
+    assert {ServerConfig(host=host).api_keys for host in ("127.0.0.1", "::1", "localhost")} == {()}
 
 
 @pytest.mark.parametrize("key", ["", "näh", "a\nb"])
 def test_a_key_that_cannot_be_sent(key: str) -> None:
     with pytest.raises(ConfigError, match="API key"):
-        ServerConfig(api_key=key)
+        ServerConfig(api_keys=(key,))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -97,10 +97,6 @@ def test_browsers_get_no_help(fake: FakeServer) -> None:
     assert asked.status_code == 405
     answers = [page, asked, fake.get("/v1/status", origin="https://evil.example")]
     assert not any(name.startswith("access-control") for each in answers for name in each.headers)
-    plain = httpx.post(
-        fake.url + "/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"}, timeout=300
-    )
-    assert plain.status_code == 415
 
 
 @pytest.mark.parametrize("path", ["/page/../settings.py", "/page/%2e%2e/settings.py", "/page//etc/passwd"])
