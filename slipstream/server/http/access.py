@@ -15,7 +15,7 @@ from slipstream.server.http.wire import Message, Receive, Scope, Send, header
 from slipstream.server.service.caller import Caller, enter
 from slipstream.server.service.metrics import Metrics
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 class AccessMiddleware:

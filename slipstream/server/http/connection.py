@@ -102,7 +102,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._in_body, self._num_head = True, 0
-        named = urlsplit(self.url).netloc
+        named = b"" if self.url.startswith(b"/") else urlsplit(self.url).netloc
         if named and (b"host", named) not in self.headers:
             self.headers.append((b"host", named))  # an absolute URI names a host, too: security.py takes only one
         super().on_headers_complete()
@@ -167,11 +167,10 @@ class BoundedConnection(HttpToolsProtocol):
 
     def check(self) -> None:
         """Ends a connection whose client is gone, or has not read for too long."""
-        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
-            return
-        if self._half_closed:
+        if self._half_closed and self in self.connections:
             self._check_reset()
-        self._check_reading()
+        if self in self.connections:
+            self._check_reading()
 
     def _check_reset(self) -> None:
         own = self.transport.get_extra_info("socket")

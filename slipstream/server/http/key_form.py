@@ -52,11 +52,11 @@ def key_form(was_wrong: bool) -> bytes:
 
 def wants_form(scope: Scope) -> bool:
     """A browser that opens the page, as opposed to a script of it or a client."""
-    return scope["method"] == "GET" and scope["path"] == "/" and "text/html" in (header(scope, b"accept") or "")
+    return (scope["method"], scope["path"]) == ("GET", "/") and "text/html" in (header(scope, b"accept") or "")
 
 
 def is_form(scope: Scope) -> bool:
-    return scope["method"] == "POST" and scope["path"] == "/"
+    return (scope["method"], scope["path"]) == ("POST", "/")
 
 
 async def read_key(scope: Scope, receive: Receive) -> str:
