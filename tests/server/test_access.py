@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fake_server import FakeServer, until
 from test_behaviour_under_load import CHAT, HELLO, LONG
+from test_engine import GatedRunner
 
 import slipstream
 from slipstream.errors import ConfigError
@@ -17,7 +18,9 @@ from slipstream.server.http.logs import JsonFormatter, Seldom, log_request, prin
 from slipstream.server.http.paths import canonical
 from slipstream.server.service.settings import ServerConfig
 
-FACTS: dict[str, Any] = {"client": "c", "method": "GET", "path": "/x", "status": 200, "ms": 1, "request_id": "r"}
+FACTS: dict[str, Any] = {
+    "client": "c", "method": "GET", "path": "/x", "status": 200, "complete": True, "ms": 1, "request_id": "r"
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -86,6 +89,15 @@ def test_a_refusal_says_why(fake: FakeServer, log: pytest.LogCaptureFixture) -> 
         assert why in record.getMessage()
 
 
+def test_who_left_is_noted(log: pytest.LogCaptureFixture) -> None:
+    with FakeServer(GatedRunner(), ServerConfig(port=0, keep_alive_seconds=0.05)) as server:
+        server.runner.fuel.put(1)
+        headers = {"x-request-id": "left"}
+        with httpx.stream("POST", server.url + CHAT, json=LONG, headers=headers, timeout=300) as answer:
+            assert answer.status_code == 200
+        assert "200, client left, in" in line_of(log, "left").getMessage()
+
+
 def test_polling_is_quiet(fake: FakeServer, log: pytest.LogCaptureFixture) -> None:
     for path in ("/health", "/ready", "/metrics", "/v1/status"):
         fake.get(path, **{"x-request-id": path})
@@ -102,7 +114,7 @@ def test_a_clients_text_stays_on_its_line(log: pytest.LogCaptureFixture) -> None
 
 def test_json_lines(log: pytest.LogCaptureFixture) -> None:
     log_request(FACTS | {"status": 400, "error": "bad"})
-    log_request(FACTS | {"status": None})
+    log_request(FACTS | {"status": None, "complete": False})
     first, second = (json.loads(JsonFormatter().format(record)) for record in log.records)
     assert (first["level"], first["status"], first["error"], first["request_id"]) == ("warning", 400, "bad", "r")
     assert "client left" in second["message"]

@@ -27,13 +27,14 @@ class AccessMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began, status = time.monotonic(), None
+        began, status, is_complete = time.monotonic(), None, False
         scope["path"] = path = canonical(scope["path"], self._paths)
         caller = Caller(client=_address(scope), request_id=_request_id(scope))
         enter(caller)
 
         async def observed(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_complete
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._metrics.http.labels(path if path in self._paths else "other", str(status)).inc()
@@ -43,7 +44,7 @@ class AccessMiddleware:
         try:
             await self._app(scope, receive, observed)
         finally:
-            log_request(_facts(scope, caller, status, time.monotonic() - began))
+            log_request(_facts(scope, caller, status, time.monotonic() - began) | {"complete": is_complete})
 
 
 def new_request_id() -> str:

@@ -13,6 +13,7 @@ FORM_SECONDS = 30.0
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { display: grid; place-content: center; min-height: 90vh; margin: 0 1rem; }
+main { width: min(20rem, 100%); }
 form { display: flex; flex-wrap: wrap; gap: .5rem; }
 label { flex-basis: 100%; }
 input, button { font: inherit; padding: .4rem .7rem; }

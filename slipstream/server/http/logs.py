@@ -43,9 +43,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_request(facts: dict[str, Any]) -> None:
-    """``facts``: method, path, status (None: the client left before a response), ms, client, request_id; error, tokens.
+    """A refusal or failure is a warning that says why.
 
-    A refusal or failure is a warning that says why.
+    ``facts``: client, method, path, status (None: there was no response), complete (False: the client left), ms,
+    request_id; where they are known, error and tokens.
     """
     status, error = facts["status"], facts.get("error", "")
     level = logging.WARNING if error or (status or 0) >= 400 else logging.INFO
@@ -58,7 +59,7 @@ def log_request(facts: dict[str, Any]) -> None:
 
 
 def _line(facts: dict[str, Any]) -> str:
-    status = "client left" if facts["status"] is None else facts["status"]
+    status = str(facts["status"] or "no response") + ("" if facts["complete"] else ", client left,")
     tokens = f", {facts['prompt_tokens']} + {facts['output_tokens']} tokens" if "output_tokens" in facts else ""
     why = f": {facts['error']}" if facts.get("error") else ""
     head = f"{facts['client']} {facts['method']} {facts['path']} {status} in {facts['ms']} ms"
