@@ -17,7 +17,7 @@ from slipstream.commands.options import SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES, RUNNERS
 from slipstream.errors import SlipstreamError, printable
 from slipstream.sampling import MAX_DEPTH, SamplingParams
-from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.settings import LOG_FORMATS, LOG_LEVELS, ServerConfig
 
 KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 
@@ -128,29 +128,43 @@ def _server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="an address other than loopback needs --api-key")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     parser.add_argument(
-        "--api-key", help=f"required on every path but /health; or in the environment as {KEY_VARIABLE}"
+        "--api-key",
+        action="append",
+        help=f"required on every path but /health; or in the environment as {KEY_VARIABLE}; may be repeated",
     )
     parser.add_argument("--allowed-host", action="append", default=[], help="a name clients may call this server by")
+    parser.add_argument("--cors-origin", action="append", default=[], help="whose pages may call this server; *: all")
     parser.add_argument("--served-name", action="append", default=[], help="a name clients must use; default: any")
     parser.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     parser.add_argument("--queue-limit", type=int, default=256, help="requests that may wait; more get 429")
     parser.add_argument("--max-body", type=num_bytes, default=4 << 20, help="of a request, e.g. 4M")
     parser.add_argument("--keep-alive", type=float, default=10.0, help="seconds of silence before a sign of life")
     parser.add_argument("--drain", type=float, default=30.0, help="seconds that running requests get after SIGTERM")
+    parser.add_argument("--max-connections", type=int, default=1024, help="at once; more get 503")
+    parser.add_argument(
+        "--write-timeout", type=float, default=60.0, help="seconds; who reads nothing so long is closed"
+    )
+    parser.add_argument("--log-level", default="info", choices=LOG_LEVELS, help="info: a line a request")
+    parser.add_argument("--log-format", default="text", choices=LOG_FORMATS)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     return ServerConfig(
         host=args.host,
         port=args.port,
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_keys=tuple(args.api_key or filter(None, [os.environ.get(KEY_VARIABLE)])),
         allowed_hosts=tuple(args.allowed_host),
+        cors_origins=tuple(args.cors_origin),
         names=tuple(args.served_name),
         strict=args.strict,
         queue_limit=args.queue_limit,
         max_body=args.max_body,
         keep_alive_seconds=args.keep_alive,
         drain_seconds=args.drain,
+        max_connections=args.max_connections,
+        write_seconds=args.write_timeout,
+        log_level=args.log_level,
+        log_format=args.log_format,
     )
 
 

@@ -249,7 +249,7 @@ def test_serve_needs_a_key_for_other_addresses(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="API key"):
         server_config(arguments)
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "from the environment")
-    assert server_config(arguments).api_key == "from the environment"
+    assert server_config(arguments).api_keys == ("from the environment",)
 
 
 @pytest.mark.parametrize(

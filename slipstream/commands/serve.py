@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,13 +13,14 @@ from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
 from slipstream.runners.backend import MemoryPlan
 from slipstream.server.http.lifecycle import Server
+from slipstream.server.http.logs import set_up_logging
 from slipstream.server.service.service import LoadedModel
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts
 
 
 def serve(options: ModelOptions, config: ServerConfig) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(config.log_level, config.log_format)
     loading = Loading(options)
     server = Server(config, options.engine_config, loading, lambda loaded: _announce(loading, loaded, server.address))
     print(f"listening on {server.address}, loading {options.model or 'the default model'}", flush=True)

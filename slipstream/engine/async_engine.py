@@ -130,10 +130,12 @@ class AsyncEngine:
         """Raises RequestError or EngineDead at once."""
         return self.submit_many(prompt_tokens, params, 1)[0]
 
-    def submit_many(self, prompt_tokens: Iterable[int], params: SamplingParams, n: int) -> list[TokenStream]:
+    def submit_many(
+        self, prompt_tokens: Iterable[int], params: SamplingParams, n: int, client: str = ""
+    ) -> list[TokenStream]:
         """``n`` answers to one prompt, which is computed once. Leaving one of them does not touch the others."""
         streams = [TokenStream(self.engine) for _ in range(n)]
-        ids = self.engine.submit_many(prompt_tokens, params, [partial(self._put, stream) for stream in streams])
+        ids = self.engine.submit_many(prompt_tokens, params, [partial(self._put, stream) for stream in streams], client)
         for stream, request_id in zip(streams, ids, strict=True):
             stream.id = request_id
         return streams

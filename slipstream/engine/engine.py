@@ -100,14 +100,16 @@ class Engine:
         """The request's id. Raises RequestError for a request that can never run, EngineDead after the engine's end."""
         return self.submit_many(prompt_tokens, params, [sink])[0]
 
-    def submit_many(self, prompt_tokens: Iterable[int], params: SamplingParams, sinks: Sequence[Sink]) -> list[str]:
+    def submit_many(
+        self, prompt_tokens: Iterable[int], params: SamplingParams, sinks: Sequence[Sink], client: str = ""
+    ) -> list[str]:
         """As many answers to one prompt as there are sinks, the prompt computed once; their ids.
 
-        Answer i is that of a single request with seed + i.
+        Answer i is that of a single request with seed + i. Waiting requests are taken in turn by ``client``.
         """
         self._check_alive()
         self._check_count(len(sinks))
-        requests = self._requests(prompt_tokens, params, len(sinks))
+        requests = self._requests(prompt_tokens, params, len(sinks), client)
         check_request(requests[0], self.info)
         self._send(_Submit(requests, tuple(sinks)))
         return [request.id for request in requests]
@@ -145,7 +147,9 @@ class Engine:
                 f"{count} answers to one prompt: at most {max_count} streams run at once, at least one must"
             )
 
-    def _requests(self, prompt_tokens: Iterable[int], params: SamplingParams, count: int) -> tuple[Request, ...]:
+    def _requests(
+        self, prompt_tokens: Iterable[int], params: SamplingParams, count: int, client: str
+    ) -> tuple[Request, ...]:
         try:
             prompt = tuple(map(operator.index, prompt_tokens))
         except TypeError as error:
@@ -155,7 +159,7 @@ class Engine:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_token_ids)
         now = time.monotonic()
         return tuple(
-            Request(f"r{next(self._ids)}", prompt, params, (seed + i) & _SEED_MASK, p_min, ends, now)
+            Request(f"r{next(self._ids)}", prompt, params, (seed + i) & _SEED_MASK, p_min, ends, now, client)
             for i in range(count)
         )
 

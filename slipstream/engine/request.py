@@ -28,6 +28,7 @@ class Request:
     p_min: float = 0.0  # resolved
     end_token_ids: frozenset[int] = frozenset()
     arrival: float = field(default_factory=time.monotonic)
+    client: str = ""  # clients take turns
 
 
 @dataclass(frozen=True, slots=True)

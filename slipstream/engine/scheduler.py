@@ -15,7 +15,7 @@ from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
-from slipstream.engine.parallel_samples import at_rest, bind, first_group, unbind, unbind_children
+from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.request import (
     FinishReason,
     Request,
@@ -27,13 +27,14 @@ from slipstream.engine.request import (
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
 from slipstream.engine.step_builder import InFlight, ScheduledRow, StepBuilder
+from slipstream.engine.waiting import WaitingLine
 from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
 
 
 class Scheduler:
-    """All running sequences are older than all waiting ones, so the youngest is always the last of ``_running``."""
+    """Preempted sequences come back before others are admitted, so the youngest is always the last of ``_running``."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Scheduler:
         self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
         self._num_slots = len(self._free_slots)
         self._hard_limit = hard_limit(info)
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingLine()
         self._running: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
         self._leaves: list[int] = []  # slots the runner still has to empty
@@ -85,7 +86,7 @@ class Scheduler:
             assert request.prompt_tokens == requests[0].prompt_tokens
             sequence = Sequence(request, length_limit(request, self.info), group)
             self._live[request.id] = sequence
-            self._waiting.append(sequence)
+            self._waiting.add(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> TokenEvent | None:
         """The final event, or None if the request is unknown or already finished."""
@@ -158,12 +159,13 @@ class Scheduler:
 
     def _admit(self, step: StepBuilder) -> None:
         while self._waiting and step.chunk and not step.starved:
-            group = self._fitting(first_group(self._waiting))
+            group = self._fitting(self._waiting.first_group())
             if not group:
                 return
+            self._waiting.take(group)
             bind(group[0], group[1:])
             for sequence in group:
-                self._running.append(self._waiting.popleft())
+                self._running.append(sequence)
                 sequence.counters.join(self._clock())
                 sequence.slot = self._free_slots.pop()
                 self._cache.admit(self._demand(sequence, sequence.parent is not None))
@@ -243,7 +245,7 @@ class Scheduler:
         assert not victim.in_flight
         assert not victim.children, "they are younger"
         self._vacate(victim)
-        self._waiting.appendleft(victim)
+        self._waiting.put_back(victim)
         victim.counters.num_preemptions += 1
         self.counters.num_preemptions += 1
 

@@ -93,7 +93,7 @@ class FakeServer:
 
     def _ready(self) -> bool:
         try:
-            key = {"x-api-key": self.config.api_key} if self.config.api_key else {}
+            key = {"x-api-key": self.config.api_keys[0]} if self.config.api_keys else {}
             return httpx.get(f"{self.url}/ready", headers=key, timeout=WAIT).status_code == 200
         except httpx.ConnectError:
             return False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -18,7 +21,7 @@ PATHS = ["/", "/page/index.html", "/v1/models", "/v1/status", "/metrics", "/read
 
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[FakeServer]:
-    with FakeServer(config=ServerConfig(port=0, api_key=KEY, allowed_hosts=("model.example",))) as server:
+    with FakeServer(config=ServerConfig(port=0, api_keys=(KEY,), allowed_hosts=("model.example",))) as server:
         yield server
 
 
@@ -32,17 +35,17 @@ def client(keyed: FakeServer) -> Iterator[httpx.Client]:
 def test_other_addresses_need_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match="API key"):
         ServerConfig(host=host)
-    assert ServerConfig(host=host, api_key=KEY).host == host
+    assert ServerConfig(host=host, api_keys=(KEY,)).host == host
 
 
 def test_own_addresses_do_not() -> None:
-    assert {ServerConfig(host=host).api_key for host in ("127.0.0.1", "::1", "localhost")} == {None}
+    assert {ServerConfig(host=host).api_keys for host in ("127.0.0.1", "::1", "localhost")} == {()}
 
 
 @pytest.mark.parametrize("key", ["", "näh", "a\nb"])
 def test_a_key_that_cannot_be_sent(key: str) -> None:
     with pytest.raises(ConfigError, match="API key"):
-        ServerConfig(api_key=key)
+        ServerConfig(api_keys=(key,))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -77,6 +80,47 @@ def test_a_page_opened_with_the_key_may_ask_on(client: httpx.Client) -> None:
     assert client.get("/").status_code == 401
 
 
+def test_a_browser_without_the_key_is_asked_for_it(client: httpx.Client) -> None:
+    html = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    asked = client.get("/", headers=html)
+    assert asked.status_code == 401
+    assert asked.headers["content-type"] == "text/html; charset=utf-8"
+    assert '<form method="post" action="/">' in asked.text
+    policy = asked.headers["content-security-policy"]
+    style = re.search("<style>(.*)</style>", asked.text, re.DOTALL)
+    assert style is not None
+    assert base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode() in policy, "the only style it allows"
+    assert "default-src 'none'" in policy
+    assert "form-action 'self'" in policy
+    assert client.get("/", headers={"accept": "*/*"}).json()["error"]["code"] == "invalid_api_key"
+    assert client.get("/v1/status", headers=html).json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_form_for_the_key(client: httpx.Client) -> None:
+    wrong = client.post("/", data={"key": "wrong"})
+    assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+    assert "not a key of this server" in wrong.text
+    assert client.post("/", data={"key": "x" * 5000}).status_code == 413
+    right = client.post("/", data={"key": KEY})
+    assert (right.status_code, right.headers["location"]) == (303, "/")
+    assert KEY not in right.headers["set-cookie"]
+    assert client.get("/").status_code == 200
+    assert client.get("/v1/status").status_code == 200
+
+
+def test_without_a_key_there_is_no_form(fake: FakeServer) -> None:
+    assert httpx.post(fake.url + "/", data={"key": KEY}, timeout=300).status_code == 405
+
+
+def test_any_of_several_keys() -> None:
+    with FakeServer(config=ServerConfig(port=0, api_keys=("one", "two"))) as server:
+        codes = [server.get("/v1/models", **{"x-api-key": key}).status_code for key in ("one", "two", "three")]
+        assert codes == [200, 200, 401]
+        with httpx.Client(base_url=server.url, timeout=300) as client:
+            assert client.post("/", data={"key": "two"}).status_code == 303
+            assert client.get("/v1/models").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("host", "code"),
     [
@@ -97,10 +141,6 @@ def test_browsers_get_no_help(fake: FakeServer) -> None:
     assert asked.status_code == 405
     answers = [page, asked, fake.get("/v1/status", origin="https://evil.example")]
     assert not any(name.startswith("access-control") for each in answers for name in each.headers)
-    plain = httpx.post(
-        fake.url + "/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"}, timeout=300
-    )
-    assert plain.status_code == 415
 
 
 @pytest.mark.parametrize("path", ["/page/../settings.py", "/page/%2e%2e/settings.py", "/page//etc/passwd"])

@@ -16,11 +16,12 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from slipstream import __version__
 from slipstream.server.errors import TYPES, ApiError, error_body
+from slipstream.server.http.access import AccessMiddleware
 from slipstream.server.http.endpoint import GenerateEndpoint, JsonEndpoint, PostEndpoint, unknown_model
 from slipstream.server.http.openapi import openapi_document
 from slipstream.server.http.security import SecurityMiddleware
-from slipstream.server.http.wire import Receive, Scope, Send
 from slipstream.server.protocols.anthropic import CountTokensRequest
 from slipstream.server.protocols.registry import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from slipstream.server.protocols.tokenization import (
@@ -30,6 +31,7 @@ from slipstream.server.protocols.tokenization import (
     detokenize,
     tokenize,
 )
+from slipstream.server.service.caller import caller
 from slipstream.server.service.service import Service
 
 PAGE = Path(__file__).parent.parent / "page"
@@ -72,26 +74,7 @@ def document(posts: list[PostRoute]) -> dict[str, Any]:
     return openapi_document([(each.path, each.summary, each.request_model, each.streams) for each in posts])
 
 
-class CountingMiddleware:
-    """Counts responses by path and status. Unknown paths share one label."""
-
-    def __init__(self, app: Starlette, service: Service, paths: set[str]) -> None:
-        self._app, self._metrics, self._paths = app, service.metrics, paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-
-        async def counted(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.http.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        await self._app(scope, receive, counted)
-
-
-def make_app(service: Service, page: Path = PAGE) -> CountingMiddleware:
+def make_app(service: Service, page: Path = PAGE) -> AccessMiddleware:
     posts = post_routes(service)
     views = Views(service, page, document(posts))
     routes = [
@@ -102,6 +85,7 @@ def make_app(service: Service, page: Path = PAGE) -> CountingMiddleware:
         Route("/metrics", views.metrics),
         Route("/health", views.health),
         Route("/ready", views.ready),
+        Route("/version", views.version),
         Route("/openapi.json", views.openapi),
         Route("/", views.index),
         Mount("/page", StaticFiles(directory=page, check_dir=False)),
@@ -110,7 +94,7 @@ def make_app(service: Service, page: Path = PAGE) -> CountingMiddleware:
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.add_middleware(SecurityMiddleware, config=service.config)
-    return CountingMiddleware(app, service, {route.path for route in routes if isinstance(route, Route)})
+    return AccessMiddleware(app, service.metrics, {route.path for route in routes if isinstance(route, Route)})
 
 
 class Views:
@@ -124,6 +108,9 @@ class Views:
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self._schema)
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
 
     async def health(self, request: Request) -> Response:
         """Alive: 200 while the engine is loading, running or draining, 503 once it has failed."""
@@ -168,6 +155,7 @@ class Views:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
+    caller().error = error.message
     headers = {key.decode(): value.decode() for key, value in error.headers}
     return JSONResponse(error_body(error, request.url.path), error.status, headers)
 
@@ -175,11 +163,13 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     status = error.status_code if error.status_code in TYPES else 400
     messages = {404: "there is nothing at this path", 405: "this path does not take that method"}
-    found = JSONResponse(error_body(ApiError(status, messages.get(status, error.detail)), request.url.path), status)
+    caller().error = message = messages.get(status, error.detail)
+    found = JSONResponse(error_body(ApiError(status, message), request.url.path), status)
     found.headers.update(error.headers or {})
     return found
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     """The traceback goes to the log, not to the client."""
+    caller().error = "internal error"
     return JSONResponse(error_body(ApiError(500, "internal error"), request.url.path), 500)

@@ -11,12 +11,13 @@ from pydantic import BaseModel
 
 from slipstream.errors import SlipstreamError
 from slipstream.server.errors import ApiError, ClientDisconnected, to_api_error
+from slipstream.server.http.cors import check_content_type
 from slipstream.server.http.wire import (
     EventStream,
     Receive,
     Scope,
     Send,
-    read_json,
+    read_body,
     send_error,
     send_json,
     while_connected,
@@ -24,6 +25,7 @@ from slipstream.server.http.wire import (
 from slipstream.server.protocols.api_protocol import ApiProtocol, ApiWriter, with_warnings
 from slipstream.server.protocols.body import UNKNOWN, JsonLimits, parse
 from slipstream.server.protocols.fields import SamplingFields
+from slipstream.server.service.caller import caller
 from slipstream.server.service.choice import ChoiceDelta
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.service import SMALL_BODY, Service
@@ -42,8 +44,10 @@ class PostEndpoint(ABC, Generic[B]):
         self.request_model = request_model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        config = self.service.config
         try:
-            body = await read_json(scope, receive, self.service.config)
+            check_content_type(scope, config.cors_origins)
+            body = await read_body(scope, receive, config.max_body, config.body_seconds)
             await while_connected(receive, self._run(body, send))
         except ClientDisconnected:
             return
@@ -107,6 +111,7 @@ class GenerateEndpoint(PostEndpoint[R]):
         except SlipstreamError as error:
             if not events.started:
                 raise
+            caller().error = to_api_error(error).message
             await events.write(writer.failure(to_api_error(error)))
         await events.end()
 

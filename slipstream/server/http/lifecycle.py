@@ -19,8 +19,9 @@ import uvicorn
 
 from slipstream.config import EngineConfig
 from slipstream.errors import ConfigError, LoadError, SlipstreamError
+from slipstream.host import allow_open_files
 from slipstream.server.http.app import make_app
-from slipstream.server.http.connection import BoundedConnection
+from slipstream.server.http.connection import BoundedConnection, connection_class
 from slipstream.server.service.service import LoadedModel, Service
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import SAMPLE_SECONDS
@@ -107,6 +108,7 @@ class Server:
     def run(self) -> None:
         """Blocks until the server has shut down. In any thread, but signals are handled in the main thread only."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        allow_open_files(2 * self._config.max_connections)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self.serve())
 
@@ -130,7 +132,7 @@ class Server:
     def _uvicorn_config(self) -> uvicorn.Config:
         return uvicorn.Config(
             make_app(self._service),
-            http=BoundedConnection,
+            http=connection_class(self._config),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -212,4 +214,7 @@ class Server:
     async def _sample(self) -> None:
         while True:
             self._service.monitor.sample()
+            for connection in list(self._uvicorn.server_state.connections):
+                assert isinstance(connection, BoundedConnection)
+                connection.check()
             await asyncio.sleep(SAMPLE_SECONDS)

@@ -31,6 +31,7 @@ GET_PATHS = {
     "/v1/status": ("State, load, speculation and memory", JSON, ()),
     "/metrics": ("Prometheus", TEXT, ()),
     "/health": ("Alive", JSON, ("503",)),
+    "/version": ("Version of the server", JSON, ()),
     "/ready": ("Loaded and taking work", JSON, ("503",)),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 from slipstream.server.errors import ApiError, ClientDisconnected, error_body
-from slipstream.server.service.settings import ServerConfig
+from slipstream.server.service.caller import caller
 from slipstream.server.text.json_text import compact
 
 Scope = MutableMapping[str, Any]
@@ -23,17 +23,13 @@ def header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
-async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
-    """The unparsed body of a JSON request within the size and time limits."""
-    kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        # Also protects from foreign web pages: browsers send this type across origins only after a preflight.
-        raise ApiError(415, "the content type must be application/json", close=True)
+async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
+    """The unparsed body of a request within the size and time limits."""
     try:
-        async with asyncio.timeout(config.body_seconds):
-            return await _read_body(scope, receive, config.max_body)
+        async with asyncio.timeout(seconds):
+            return await _read_body(scope, receive, limit)
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {config.body_seconds:g} s", close=True) from None
+        raise ApiError(408, f"the body did not arrive within {seconds:g} s", close=True) from None
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -86,7 +82,14 @@ async def send_bytes(send: Send, body: bytes, kind: bytes, status: int = 200, he
     await send({"type": "http.response.body", "body": body})
 
 
+async def send_empty(send: Send, status: int, headers: Headers) -> None:
+    length = [] if status == 204 else [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": status, "headers": [*length, *headers]})
+    await send({"type": "http.response.body", "body": b""})
+
+
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
+    caller().error = error.message
     await send_json(send, error_body(error, scope["path"]), error.status, error.headers)
 
 

@@ -16,6 +16,8 @@ from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, Prompt, TextPrompt
 from slipstream.server.service.service import Service
 
+MAX_TOKENIZED = 1 << 20  # tokens in an answer
+
 
 class TokenizeRequest(Body):
     """Exactly one of `prompt`, `content` (a synonym of it) and `messages`."""
@@ -42,11 +44,15 @@ class DetokenizeRequest(Body):
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
     tokens = (await service.prepare(GenerationRequest(request.as_prompt(), SamplingParams()))).tokens
+    if len(tokens) > MAX_TOKENIZED:
+        raise ApiError(400, f"the text has {len(tokens)} tokens; at most {MAX_TOKENIZED} are listed", param="prompt")
     return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:
-    tokenizer = service.loaded().tokenizer
+    tokenizer, max_context = service.loaded().tokenizer, service.loaded().engine.info.max_context
+    if len(request.tokens) > max_context:
+        raise ApiError(400, f"tokens: {len(request.tokens)} are more than the context of {max_context}", param="tokens")
     text = await service.in_thread(lambda: tokenizer.decode(request.tokens, skip_special=False))
     return {"prompt": text, "content": text}
 

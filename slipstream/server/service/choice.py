@@ -11,7 +11,7 @@ from slipstream.engine.async_engine import TokenStream
 from slipstream.engine.contract import TokenLogprobs
 from slipstream.engine.request import TokenEvent
 from slipstream.load import Tokenizer
-from slipstream.server.errors import engine_failed, shutting_down
+from slipstream.server.errors import ApiError, engine_failed, shutting_down
 from slipstream.server.service.metrics import Latencies
 from slipstream.server.service.prepare import Prepared
 from slipstream.server.service.timings import Finish
@@ -86,11 +86,22 @@ class ChoiceStream:
         self._tokens: list[int] = []  # since the last delta
         self._began = self._last_at = time.monotonic()
         self._first_at: float | None = None
+        self._taken = False  # it has had an event
+        self._aborted: ApiError | None = None
+
+    @property
+    def has_started(self) -> bool:
+        return self._taken or self.stream.has_events
+
+    def abort(self, error: ApiError) -> None:
+        self._aborted = error
+        self.stream.end("abort")
 
     def take(self) -> ChoiceDelta | None:
         """The next delta. None if all new text is held back: half a character, a possible stop string or marker."""
         parts: list[Part] = []
         for event in self.stream.take():
+            self._taken = True
             self._latencies.observe(event)
             self._last_at = event.at
             self._first_at = self._first_at or event.at
@@ -153,7 +164,7 @@ class ChoiceStream:
 
     def _finish(self, event: TokenEvent) -> Finish:
         if event.stats is None or (event.finish_reason == "abort" and not self._complete):
-            raise engine_failed() if event.finish_reason == "error" else shutting_down()
+            raise engine_failed() if event.finish_reason == "error" else self._aborted or shutting_down()
         reason: Literal["stop", "length", "tool_calls", "error"] = "tool_calls" if self._called else "stop"
         if event.finish_reason in ("length", "error") and not self._complete:
             reason = event.finish_reason

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from slipstream.engine.async_engine import first_ready
+from slipstream.server.errors import ApiError
 from slipstream.server.service.choice import ChoiceDelta, ChoiceStream, FinishedChoice
 from slipstream.server.service.timings import Finish, total
 from slipstream.server.text.parts import Part, joined
@@ -62,7 +63,11 @@ class Generation:
         for choice in self._open:
             choice.stream.nudge()
 
-    def abort(self) -> None:
-        """The reader of this generation then gets the error `shutting_down`."""
+    def has_started(self, running: Collection[str]) -> bool:
+        """Whether one of its streams is among the running ones or has had an event."""
+        return any(choice.has_started or choice.stream.id in running for choice in self._choices)
+
+    def abort(self, error: ApiError) -> None:
+        """The reader of this generation then gets that error."""
         for choice in self._open:
-            choice.stream.end("abort")
+            choice.abort(error)

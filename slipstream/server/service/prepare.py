@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slipstream.errors import PromptTooLong
 from slipstream.grammar import GrammarCompiler
 from slipstream.load import StreamingDetokenizer, Tokenizer
 from slipstream.sampling import SamplingParams
@@ -23,6 +24,7 @@ from slipstream.server.text.response_format import ResponseFormat
 from slipstream.server.text.tools import NO_TOOLS, ToolUse
 
 DOES_NOT_THINK = "thinking has no effect: this model does not think"
+LONG_TOKEN = 16  # characters; texts have fewer to a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,34 @@ class Preparation:
         """The text of a chat. Waits for the process that renders it."""
         return self.chat_format.render(prompt.messages, request.tools, prompt.variables)
 
-    def prepare(self, request: GenerationRequest, rendered: str | None = None) -> Prepared:
-        """Everything but the constraint, which `constrain` adds. ``rendered``: the text of a chat, if it is there."""
+    def prepare(
+        self, request: GenerationRequest, rendered: str | None = None, max_tokens: int | None = None
+    ) -> Prepared:
+        """Everything but the constraint, which `constrain` adds. ``rendered``: the text of a chat, if it is there.
+        A prompt of more than ``max_tokens`` is refused."""
         params, prompt = request.params, request.prompt
         if request.bad_words:
             params = replace(params, bad_words=self._bad_words(request.bad_words))
         match prompt:
             case ChatPrompt():
-                return self._prepare_chat(request, prompt, rendered, params)
+                return self._prepare_chat(request, prompt, rendered, params, max_tokens)
             case TextPrompt(text, add_special):
+                self._check_length(text, max_tokens)
                 tokens = self._tokenizer.encode(text, add_special=add_special)
                 echo = self._echo(tokens, text) if request.echo else ()
                 return Prepared(tokens, params, request.stops, request.response_format, echo=echo)
             case TokenPrompt(given):
+                _check_count(len(given), max_tokens)
                 echo = self._echo(given, None) if request.echo else ()
                 return Prepared(given, params, request.stops, request.response_format, echo=echo)
 
     def _prepare_chat(
-        self, request: GenerationRequest, prompt: ChatPrompt, rendered: str | None, params: SamplingParams
+        self,
+        request: GenerationRequest,
+        prompt: ChatPrompt,
+        rendered: str | None,
+        params: SamplingParams,
+        max_tokens: int | None,
     ) -> Prepared:
         chat_format = self.chat_format
         text = self.render(request, prompt) if rendered is None else rendered
@@ -91,6 +103,7 @@ class Preparation:
             if response_format is not None or request.thinking_budget is not None:
                 text = chat_format.start_thinking(text)
             state = chat_format.thinking_state(text)
+        self._check_length(text, max_tokens)
         return Prepared(
             self._tokenizer.encode(text),
             params,
@@ -102,6 +115,18 @@ class Preparation:
             request.tools,
             warnings=(DOES_NOT_THINK,) if request.must_think and not chat_format.thinks else (),
         )
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        """Tokenises the beginning of a text that is long, then more of it: megabytes would take seconds.
+
+        A beginning may have a few tokens more than the same text has inside the whole, hence the margin.
+        """
+        if max_tokens is None:
+            return
+        size = max_tokens * LONG_TOKEN
+        while size < len(text):
+            _check_count(len(self._tokenizer.encode(text[:size])) * 7 // 8, max_tokens)
+            size *= 2
 
     def constrain(self, prepared: Prepared) -> Prepared:
         """Adds the constraint. May take long, and may raise GrammarError."""
@@ -134,3 +159,10 @@ class Preparation:
         if given is not None and not given.startswith(texts[0]):
             texts[0] = ""  # a special token that the tokenizer added, such as BOS
         return [Piece(text, 0) for text in texts]
+
+
+def _check_count(num_tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise PromptTooLong(
+            f"the prompt has more than {num_tokens - 1} tokens; with one to generate, at most {max_tokens} fit"
+        )

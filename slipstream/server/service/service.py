@@ -9,7 +9,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,12 @@ from typing import TypeVar
 from slipstream.config import EngineConfig
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
+from slipstream.engine.request import hard_limit
 from slipstream.host import lower_priority
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
+from slipstream.server.service.admission import FairThreads, Places
+from slipstream.server.service.caller import caller
 from slipstream.server.service.choice import ChoiceStream
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.generation_request import GenerationRequest
@@ -54,10 +56,13 @@ class Service:
         self.monitor = StatusMonitor(config.queue_limit)
         self.metrics = Metrics(self.monitor)
         self.created = int(time.time())
-        self._limit = engine_config.max_streams + config.queue_limit
-        self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
-        self._template_threads = ThreadPoolExecutor(TEMPLATE_THREADS, "slipstream-template")
-        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar", lower_priority)
+        limit = engine_config.max_streams + config.queue_limit
+        self._places = Places(limit, self._queue_full, self._running)
+        self._threads = FairThreads(PREPARE_THREADS, "slipstream-prepare", limit, self._queue_full)
+        self._template_threads = FairThreads(TEMPLATE_THREADS, "slipstream-template", limit, self._queue_full)
+        self._grammar_threads = FairThreads(
+            GRAMMAR_THREADS, "slipstream-grammar", limit, self._queue_full, lower_priority
+        )
         self._loaded: LoadedModel | None = None
         self._preparation: Preparation | None = None
         self._engine: AsyncEngine | None = None
@@ -95,74 +100,83 @@ class Service:
     # Admission.
 
     @asynccontextmanager
-    async def admitted(self, num_choices: int = 1) -> AsyncIterator[LoadedModel]:
-        """Counts the choices against the queue limit, from before the prompt is prepared until all are finished."""
+    async def admitted(self) -> AsyncIterator[LoadedModel]:
+        """A request that draining waits for. Those that generate take a place in the engine once they are prepared."""
         loaded = self.loaded()
         if self.monitor.state == "draining":
             raise shutting_down()
-        if self._num_admitted + num_choices > self._limit:
-            raise ApiError(429, "too many requests are waiting", code="queue_full", retry_after=self._retry_after())
-        self._num_admitted += num_choices
+        self._num_admitted += 1
         self._empty.clear()
         try:
             yield loaded
         finally:
-            self._num_admitted -= num_choices
+            self._num_admitted -= 1
             if not self._num_admitted:
                 self._empty.set()
+
+    def _queue_full(self) -> ApiError:
+        return ApiError(429, "too many requests are waiting", code="queue_full", retry_after=self._retry_after())
 
     def _retry_after(self) -> int:
         """Seconds until the queue is likely to have room: it moves as fast as requests finish."""
         rounds = 1 + self.config.queue_limit / self.engine_config.max_streams
         return min(60, max(1, math.ceil(self._request_seconds * rounds / 2)))
 
+    def _running(self) -> list[str]:
+        assert self._engine is not None
+        return [stream.id for stream in self._engine.engine.streams()]
+
     @asynccontextmanager
     async def generation(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         """Runs one request. Leaving the context early, for any reason, aborts it."""
         requests = request.by_prompt()
-        num_choices = len(requests) * request.num_choices
+        client, num_choices = caller().client, len(requests) * request.num_choices
         latencies = [self.metrics.latencies() for _ in range(num_choices)]
-        async with self.admitted(num_choices) as loaded:
-            prepared = [await self._constrain(await self.prepare(each)) for each in requests]
+        async with self.admitted() as loaded:
+            self._places.check(client, num_choices)
+            limit = hard_limit(loaded.engine.info)
+            prepared = [await self._constrain(await self.prepare(each, limit)) for each in requests]
             began = time.monotonic()
             assert self._engine is not None
-            async with AsyncExitStack() as open_streams:
+            async with AsyncExitStack() as held:
+                place = held.enter_context(self._places.taken(client, num_choices))
                 choices: list[ChoiceStream] = []
                 for each in prepared:
-                    for stream in self._engine.submit_many(each.tokens, each.params, request.num_choices):
-                        await open_streams.enter_async_context(stream)
+                    for stream in self._engine.submit_many(each.tokens, each.params, request.num_choices, client):
+                        await held.enter_async_context(stream)
                         index = len(choices)
                         choices.append(ChoiceStream(index, stream, loaded.tokenizer, each, latencies[index]))
                 warnings = (*request.warnings, *prepared[0].warnings)
-                generation = Generation(choices, [each.tokens for each in prepared], warnings)
+                place.generation = generation = Generation(choices, [each.tokens for each in prepared], warnings)
                 self._live.add(generation)
                 try:
                     yield generation
                 finally:
                     self._live.discard(generation)
                     self._request_seconds += 0.1 * (time.monotonic() - began - self._request_seconds)
+                    _note_tokens(generation)
 
     # Work that would block the event loop.
 
-    async def prepare(self, request: GenerationRequest) -> Prepared:
-        """Everything but the constraint. Chats are rendered in a separate thread pool: a template may take long."""
+    async def prepare(self, request: GenerationRequest, max_tokens: int | None = None) -> Prepared:
+        """Everything but the constraint. Chats are rendered in threads of their own: a template may take long.
+        ``max_tokens``: a longer prompt may be refused before all of it is read."""
         assert self._preparation is not None
         rendered = None
         if isinstance(request.prompt, ChatPrompt):
             render = partial(self._preparation.render, request, request.prompt)
-            rendered = await asyncio.get_running_loop().run_in_executor(self._template_threads, render)
-        return await self.in_thread(partial(self._preparation.prepare, request, rendered))
+            rendered = await self._template_threads.run(caller().client, render)
+        return await self.in_thread(partial(self._preparation.prepare, request, rendered, max_tokens))
 
     async def _constrain(self, prepared: Prepared) -> Prepared:
-        """In a separate thread pool, so that complex grammars do not delay prompts."""
+        """In threads of their own, so that complex grammars do not delay prompts."""
         assert self._preparation is not None
         if not prepared.needs_constraint:
             return prepared
-        work = partial(self._preparation.constrain, prepared)
-        return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, work)
+        return await self._grammar_threads.run(caller().client, partial(self._preparation.constrain, prepared))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._threads.run(caller().client, work)
 
     # Shutdown.
 
@@ -172,7 +186,7 @@ class Service:
             self.monitor.state = "draining"
         if not await self._wait_empty(self.config.drain_seconds):
             for generation in list(self._live):
-                generation.abort()
+                generation.abort(shutting_down())
             await self._wait_empty(FINAL_ERROR_SECONDS)
 
     async def fail(self) -> None:
@@ -189,9 +203,17 @@ class Service:
         return True
 
     async def close(self) -> None:
-        for pool in (self._threads, self._template_threads, self._grammar_threads):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._template_threads, self._grammar_threads):
+            threads.close()
         if self._preparation is not None:
             self._preparation.close()
         if self._engine is not None and self._engine.engine.alive:
             await self._engine.close()
+
+
+def _note_tokens(generation: Generation) -> None:
+    """For the access log."""
+    noted = caller()
+    noted.num_prompt = generation.num_prompt
+    if (total := generation.total) is not None:
+        noted.num_output = total.num_output
