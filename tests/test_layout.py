@@ -28,7 +28,7 @@ ROOMS = {
     "contract": {"sampling"},
     "cache": VOCABULARY,
     "speculate": VOCABULARY,
-    "load": {"errors"},
+    "load": {"errors", "sampling"},
     "grammar": {"errors", "sampling", "load", "host"},
     "runners": VOCABULARY | {"load"},
     "engine": VOCABULARY | {"cache", "speculate"},

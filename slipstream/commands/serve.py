@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.assemble import make_engine
 from slipstream.commands.options import LoadingBar, ModelOptions
@@ -45,8 +45,9 @@ class Loading:
     memory: MemoryPlan | None = None
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
-        backend, engine_config = self.options.backend, self.options.engine_config
+        backend = self.options.backend
         self.model = model = self.options.open()
+        engine_config = replace(self.options.engine_config, sampling_defaults=self.options.sampling_of(model))
         tokenizer = model.tokenizer  # before the plan: its memory counts
         self.memory = memory = backend.plan_memory(model, engine_config)
         engine = make_engine(model, engine_config, backend, memory, self.bar, on_death)
@@ -84,9 +85,10 @@ def _announce(loading: Loading, loaded: LoadedModel, address: str) -> None:
         f"{size(memory.weights)} weights, {size(memory.head)} head, "
         f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
     )
-    streams = f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
+    streams = f"{engine.config.max_streams} streams of up to {engine.info.max_model_len} tokens"
     print(f"memory  {taken}; {streams}")
     print(f"drafts  {_policy(loaded)}")
+    print(f"sampling {engine.config.sampling_defaults}")
     print(f"page    {address}", flush=True)
 
 

@@ -42,7 +42,7 @@ class DetokenizeRequest(Body):
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
     tokens = (await service.prepare(GenerationRequest(request.as_prompt(), SamplingParams()))).tokens
-    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
+    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_model_len}
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Service:
         self._engine = AsyncEngine(loaded.engine)
         self._engine.attach()
         self._loaded = loaded
+        self.engine_config = loaded.engine.config  # with the model's sampling defaults
         self._preparation = Preparation(loaded.tokenizer)
 
     def ready(self) -> None:
@@ -118,7 +119,9 @@ class Service:
         """Runs one request. Leaving the context early, for any reason, aborts it."""
         requests = request.by_prompt()
         num_choices = len(requests) * request.num_choices
-        latencies = [self.metrics.latencies() for _ in range(num_choices)]
+        latencies = [
+            each for _ in requests for each in self.metrics.latencies(request.num_choices, request.params.max_tokens)
+        ]
         async with self.admitted(num_choices) as loaded:
             prepared = [await self._constrain(await self.prepare(each)) for each in requests]
             began = time.monotonic()
