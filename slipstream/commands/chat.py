@@ -29,7 +29,7 @@ def chat(options: ModelOptions, sampling: Mapping[str, Any], system: str | None)
         defaults = options.sampling_of(llm.model)
         params = SamplingParams(**defaults.merged(sampling))
         print(f"{llm.model.name} on {llm.engine.info.note}")
-        print(dim(f"sampling: {defaults}\nspeculation: {llm.speculation}\n{HELP}", sys.stdout))
+        print(dim(f"sampling defaults: {defaults}\nspeculation: {llm.speculation}\n{HELP}", sys.stdout))
         Conversation(llm, params, system).run()
     return 0
 
