@@ -9,11 +9,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from slipstream import __version__
 from slipstream.bench.arguments import bench_parsers, run_bench
 from slipstream.commands.arguments import draft_setting, num_bytes
-from slipstream.commands.options import SHAPE_NAMES, ModelOptions
+from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES, ModelOptions
 from slipstream.config import DTYPES, RUNNERS
 from slipstream.errors import SlipstreamError, printable
 from slipstream.sampling import MAX_DEPTH, SamplingParams
@@ -91,6 +92,14 @@ def build_parser() -> argparse.ArgumentParser:
         _model_arguments(command)
     for command in (generate, chat):
         _sampling_arguments(command)
+    for command in (serve, generate, chat):
+        command.add_argument(
+            "--sampling-defaults",
+            default="model",
+            choices=SAMPLING_DEFAULTS,
+            help="where a request or a flag leaves sampling open: what the model's files recommend, or nothing: "
+            "temperature 1 and no more; default: model",
+        )
     return parser
 
 
@@ -121,7 +130,8 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-memory", type=num_bytes, help="for KV and recurrent states, e.g. 2G or 500M")
     parser.add_argument("--max-context", type=int)
     parser.add_argument("--draft-vocab", type=int, help="draft among the first N tokens only; 0: all")
-    parser.set_defaults(simulate_acceptance=())  # offered by benchmarks only
+    # The first is offered by benchmarks only, the second by commands that sample as the model recommends.
+    parser.set_defaults(simulate_acceptance=(), sampling_defaults="model")
 
 
 def _server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,12 +179,13 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
+    own = "default: the model's own, see --sampling-defaults"
+    parser.add_argument("--temperature", type=float, help=f"0: always the likeliest token; {own}")
+    parser.add_argument("--top-k", type=int, help=own)
+    parser.add_argument("--top-p", type=float, help=own)
+    parser.add_argument("--min-p", type=float, help=own)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--repetition-penalty", type=float, help=own)
     parser.add_argument("--presence-penalty", type=float, default=0.0)
     parser.add_argument("--frequency-penalty", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=512)
@@ -184,12 +195,15 @@ def model_options(args: argparse.Namespace) -> ModelOptions:
     return ModelOptions(**{name: getattr(args, name) for name in ModelOptions.__slots__})
 
 
-def sampling(args: argparse.Namespace) -> SamplingParams:
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were given. Raises ParamsError."""
     names = (
         "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty",
         "frequency_penalty", "max_tokens",
     )  # fmt: skip
-    return SamplingParams(**{name: getattr(args, name) for name in names})
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    SamplingParams(**given)
+    return given
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.errors import ConfigError
+from slipstream.sampling.defaults import NEUTRAL, SamplingDefaults
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting, check_draft
 
 
@@ -23,6 +24,7 @@ class EngineConfig:
     max_depth: int = 4
     p_min: float = 0.0
     block_size: int = 16
+    sampling_defaults: SamplingDefaults = NEUTRAL  # of requests that leave fields out; the server applies them
 
     def __post_init__(self) -> None:
         self._check_int("max_streams", 1, 1 << 16)

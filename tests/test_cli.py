@@ -48,7 +48,8 @@ def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", *ONE, "--prompt", PARIS, "--max-tokens", "24"]) == 0
     out, err = capsys.readouterr()
     assert out == ANSWER + "\n"
-    assert re.search(r"8 tokens, \d+\.\d tok/s, \d+ of \d+ drafts accepted", err)
+    assert re.search(r"8 tokens, \d+\.\d tok/s, (drafted in|not drafted: a plain step was faster)", err)
+    assert re.search(r"(tokens a step.*; \d+ of \d+ drafts accepted|not drafted)", err)
 
 
 def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +63,16 @@ def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -
     for each in report:
         assert each["stats"]["output_tokens"] == len(each["token_ids"])
         assert each["stats"]["prompt_tokens"] == len(each["prompt_token_ids"])
-        assert each["speculation"].startswith("adaptive:")
+        assert each["speculation"].startswith(("drafted in ", "not drafted: "))
+
+
+def test_generate_samples_as_the_model_recommends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Right with every seed; without the model's defaults hardly with any."""
+    asked = ["generate", *SMALL, "--max-tokens", "24", *["--prompt", PARIS] * 5]
+    assert main([*asked, "--seed", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [ANSWER] * 5
+    assert main([*asked, "--seed", "3", "--sampling-defaults", "neutral"]) == 0
+    assert ANSWER not in capsys.readouterr().out
 
 
 def test_generate_raw_continues_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +134,10 @@ def test_chat_through_a_pipe_is_answers_only() -> None:
     assert "\x1b" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("SmolLM2-135M-Instruct on cpu")
-    assert lines[1].startswith("speculation: ")
-    assert lines[3:6] == [ANSWER, "a new conversation", f"/what is no command: {lines[2]}"]
-    assert lines[6:] == [ANSWER]
+    assert lines[1].startswith("sampling defaults: temperature ")
+    assert lines[2].startswith("speculation: ")
+    assert lines[4:7] == [ANSWER, "a new conversation", f"/what is no command: {lines[3]}"]
+    assert lines[7:] == [ANSWER]
     assert len(done.stderr.splitlines()) == 2
 
 

@@ -30,7 +30,7 @@ ROOMS = {
     "speculate": VOCABULARY,
     "workers": set(),
     "template": {"workers"},
-    "load": {"errors", "workers"},
+    "load": {"errors", "sampling", "workers"},
     "grammar": {"errors", "sampling", "load", "host", "workers"},
     "runners": VOCABULARY | {"load"},
     "engine": VOCABULARY | {"cache", "speculate"},

@@ -207,11 +207,11 @@ def test_a_head_of_another_model_is_named_and_the_model_runs_without(tmp_path: P
     head = tmp_path / "head.safetensors"
     save_file(tiny.head_tensors(tiny.build("llama-gqa-tied")), head)
     with LLM(mtp=str(head), max_streams=1) as llm:
-        assert llm.speculation.startswith("off:")
+        assert llm.speculation.startswith("not drafting: ")
         assert "mtp.fc" in llm.speculation
         [output] = llm.generate([ask(llm, QUESTIONS[0])], GREEDY)
         assert output.text == "The capital of France is Paris."
-        assert "mtp.fc" in output.stats.why_no_draft
+        assert "mtp.fc" in output.stats.speculation
 
 
 def test_quick_exit_without_close() -> None:

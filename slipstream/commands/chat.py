@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import dim, show, summary
@@ -18,13 +20,16 @@ from slipstream.sampling import SamplingParams
 HELP = "/new starts over, /quit leaves, Ctrl-C stops an answer"
 
 
-def chat(options: ModelOptions, params: SamplingParams, system: str | None) -> int:
+def chat(options: ModelOptions, sampling: Mapping[str, Any], system: str | None) -> int:
+    """``sampling``: the parameters that were given; the others are the model's defaults."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() history and editing
 
     with load_llm(replace(options, max_streams=1)) as llm:
+        defaults = options.sampling_of(llm.model)
+        params = SamplingParams(**defaults.merged(sampling))
         show(f"{llm.model.name} on {llm.engine.info.note}")
-        print(dim(f"speculation: {llm.speculation}\n{HELP}", sys.stdout))
+        print(dim(f"sampling defaults: {defaults}\nspeculation: {llm.speculation}\n{HELP}", sys.stdout))
         Conversation(llm, params, system).run()
     return 0
 
@@ -72,7 +77,7 @@ class Conversation:
 
     def _report(self, last: TextEvent | None) -> None:
         if last is not None and last.stats is not None:
-            print(dim(summary(last.stats, self._llm.snapshot()), sys.stderr), file=sys.stderr)
+            print(dim(summary(last.stats), sys.stderr), file=sys.stderr)
 
 
 def _ask() -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import summary
@@ -13,15 +14,19 @@ from slipstream.llm import LLM, Output
 from slipstream.sampling import SamplingParams
 
 
-def generate(options: ModelOptions, prompts: Sequence[str], params: SamplingParams, *, raw: bool, as_json: bool) -> int:
+def generate(
+    options: ModelOptions, prompts: Sequence[str], sampling: Mapping[str, Any], *, raw: bool, as_json: bool
+) -> int:
+    """``sampling``: the parameters that were given; the others are the model's defaults."""
     with load_llm(replace(options, max_streams=min(options.max_streams, len(prompts)))) as llm:
         chat = not raw and llm.tokenizer.has_chat_template
+        params = SamplingParams(**options.sampling_of(llm.model).merged(sampling))
         encoded = [_encode(llm, prompt, chat) for prompt in prompts]
         outputs = llm.generate(encoded, params)
         for prompt, output in zip(prompts, outputs, strict=True):
             print(_as_json(llm, prompt, output) if as_json else output.text, flush=True)
             if not as_json:
-                print(summary(output.stats, llm.snapshot()), file=sys.stderr)
+                print(summary(output.stats), file=sys.stderr)
     return 0
 
 
@@ -38,6 +43,6 @@ def _as_json(llm: LLM, prompt: str, output: Output) -> str:
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
         "stats": asdict(output.stats),
-        "speculation": llm.speculation,
+        "speculation": output.stats.speculation,
     }
     return json.dumps(report, ensure_ascii=False)

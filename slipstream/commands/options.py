@@ -14,9 +14,10 @@ from slipstream.load import OpenedModel, open_model
 from slipstream.load.random_model import RANDOM_SHAPES, open_random
 from slipstream.runners.backend import Backend
 from slipstream.runners.choose import choose_backend
-from slipstream.sampling import DraftSetting
+from slipstream.sampling import NEUTRAL, DraftSetting, SamplingDefaults
 
 SHAPE_NAMES = tuple(RANDOM_SHAPES)
+SAMPLING_DEFAULTS = ("model", "neutral")
 DEFAULTS = EngineConfig()
 
 
@@ -39,6 +40,7 @@ class ModelOptions:
     max_context: int | None = None
     draft_vocab: int | None = None
     simulate_acceptance: tuple[float, ...] = ()
+    sampling_defaults: str = "model"  # see SAMPLING_DEFAULTS
 
     @property
     def engine_config(self) -> EngineConfig:
@@ -88,6 +90,9 @@ class ModelOptions:
         if not backend.random_shapes:
             raise ConfigError("a --shape runs on the torch runner only: say --runner torch")
         return open_random(self.shape, self.vocab)
+
+    def sampling_of(self, model: OpenedModel) -> SamplingDefaults:
+        return NEUTRAL if self.sampling_defaults == "neutral" else model.sampling_defaults
 
     def arguments(self) -> list[str]:
         """The command-line arguments that these options came from."""

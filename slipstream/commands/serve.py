@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.assemble import make_engine
 from slipstream.commands.options import LoadingBar, ModelOptions
@@ -46,8 +46,9 @@ class Loading:
     chat_fault: str = ""  # why its chat template cannot be used
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
-        backend, engine_config = self.options.backend, self.options.engine_config
+        backend = self.options.backend
         self.model = model = self.options.open()
+        engine_config = replace(self.options.engine_config, sampling_defaults=self.options.sampling_of(model))
         tokenizer = model.tokenizer  # before the plan: its memory counts
         self.chat_fault = tokenizer.check_chat()
         self.memory = memory = backend.plan_memory(model, engine_config)
@@ -88,9 +89,10 @@ def _announce(loading: Loading, loaded: LoadedModel, address: str) -> None:
         f"{size(memory.weights)} weights, {size(memory.head)} head, "
         f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
     )
-    streams = f"{engine.config.max_streams} streams of up to {engine.info.max_context} tokens"
+    streams = f"{engine.config.max_streams} streams of up to {engine.info.max_model_len} tokens"
     show(f"memory  {taken}; {streams}")
     show(f"drafts  {_policy(loaded)}")
+    show(f"sampling {engine.config.sampling_defaults}")
     show(f"page    {address}")
 
 

@@ -152,7 +152,7 @@ class RunnerInfo:
     num_slots: int
     num_blocks: int
     block_size: int
-    max_context: int  # tokens a stream may have in all
+    max_context: int  # tokens a stream may have in all, where the blocks suffice
     vocab_size: int
     max_depth: int  # 0: this model does not draft
     why_no_draft: str = ""  # one sentence, when max_depth is 0
@@ -160,6 +160,11 @@ class RunnerInfo:
     prompt_tokens: int = 0  # prefill budget of a step in which no stream decodes, if above the engine's
     stops_early: bool = False  # a row whose drafts have ended costs nothing in the step's later draft passes
     note: str = ""  # device and precision, one line for people
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens, prompt included, that one request can have: the context, or all blocks where they hold less."""
+        return min(self.max_context, self.num_blocks * self.block_size)
 
 
 class Runner(Protocol):

@@ -15,6 +15,7 @@ from slipstream.engine.contract import RowJoin, RowResult, RowStep, RunnerInfo, 
 from slipstream.engine.stats import RequestStats, RowCounters, StreamSnapshot
 from slipstream.errors import PromptTooLong, RequestError
 from slipstream.sampling.params import DraftSetting, SamplingParams
+from slipstream.speculate.policy import PREEMPTED, UNSURE
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -60,6 +61,7 @@ class Commit:
     num_accepted: int
     finish_reason: FinishReason | None
     confidences: tuple[float, ...] = ()  # of the drafts verified, where they are known
+    why_plain: str = ""  # why it had no drafts to verify; "": it had some, or it was the row's first sample
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # all of them, with the first tokens
 
@@ -69,7 +71,7 @@ def check_request(request: Request, info: RunnerInfo) -> None:
     prompt = request.prompt_tokens
     if not prompt:
         raise RequestError("the prompt is empty")
-    room = hard_limit(info)
+    room = info.max_model_len
     if len(prompt) + 1 > room:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens; with one to generate, at most {room} fit")
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
@@ -80,15 +82,10 @@ def check_request(request: Request, info: RunnerInfo) -> None:
         raise RequestError(f"bad_words has token ids outside the vocabulary of {info.vocab_size}")
 
 
-def hard_limit(info: RunnerInfo) -> int:
-    """Tokens a stream can have, whatever its max_tokens."""
-    return min(info.max_context, info.num_blocks * info.block_size)
-
-
 def length_limit(request: Request, info: RunnerInfo) -> int:
     """Tokens, prompt included, at which the request is finished."""
     asked = request.params.max_tokens
-    room = hard_limit(info)
+    room = info.max_model_len
     return room if asked is None else min(room, len(request.prompt_tokens) + asked)
 
 
@@ -108,6 +105,8 @@ class Sequence:
         self.slot: int | None = None
         self.joined = False  # a plan with its RowJoin went out
         self.in_flight: deque[RowStep] = deque()
+        self._whys_in_flight: deque[str] = deque()  # for each of them: why it proposes no drafts
+        self._why_plain = ""  # why it holds no drafts
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # so far; none once they are reported
         self.finish_reason: FinishReason | None = None
         self.counters = RowCounters()
@@ -133,10 +132,15 @@ class Sequence:
         now = Bounds(len(self.tokens), len(self.tokens), self.num_uncomputed, len(self.drafts))
         return fold(now, self.in_flight)
 
+    def launch(self, row: RowStep, why_plain: str) -> None:
+        self.in_flight.append(row)
+        self._whys_in_flight.append(why_plain)
+
     def join(self, start: Start, may_draft: bool) -> RowJoin:
         assert self.slot is not None
         assert not self.joined
         self.joined, self.num_computed = True, start.num_computed
+        self._why_plain = PREEMPTED if self.num_output else ""
         request = self.request
         return RowJoin(
             slot=self.slot,
@@ -157,7 +161,7 @@ class Sequence:
 
     def commit(self, result: RowResult) -> Commit | None:
         """Apply the result of the oldest step in flight; None if the row did not sample."""
-        row = self.in_flight.popleft()
+        row, why_plain = self.in_flight.popleft(), self._whys_in_flight.popleft()
         num_uncomputed = self.num_uncomputed
         assert result.slot == self.slot == row.slot
         assert result.num_fed == min(row.feed, num_uncomputed + len(self.drafts))
@@ -166,7 +170,9 @@ class Sequence:
             assert not result.tokens
             self.num_computed += result.num_fed
             return None
-        return self._commit_sample(result, result.num_fed - num_uncomputed)
+        commit = self._commit_sample(result, result.num_fed - num_uncomputed)
+        self._why_plain = "" if self.drafts else why_plain or UNSURE
+        return commit
 
     def _commit_sample(self, result: RowResult, num_drafted: int) -> Commit:
         num_accepted = len(result.tokens) - 1
@@ -176,13 +182,15 @@ class Sequence:
         kept, reason = self._until_end(result.tokens)
         self.num_computed = len(self.tokens) + num_accepted
         self.tokens += kept
+        why_plain = "" if num_drafted else self._why_plain
         num_drafted = min(num_drafted, len(kept)) if reason else num_drafted
         confidences = self.confidences[:num_drafted]
         self.drafts, self.confidences = result.drafts, result.confidences[: len(result.drafts)]
         self.finish_reason = reason
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, ()
         logprobs = result.logprobs[: len(kept)]
-        return Commit(kept, num_drafted, min(num_accepted, len(kept)), reason, confidences, logprobs, prompt_logprobs)
+        num_accepted = min(num_accepted, len(kept))
+        return Commit(kept, num_drafted, num_accepted, reason, confidences, why_plain, logprobs, prompt_logprobs)
 
     def _until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         room = self.limit - len(self.tokens)
@@ -194,6 +202,6 @@ class Sequence:
     def snapshot(self) -> StreamSnapshot:
         return self.counters.snapshot(self.id, len(self.request.prompt_tokens), self.num_output)
 
-    def stats(self, now: float, depth_reason: str) -> RequestStats:
+    def stats(self, now: float, max_depth: int) -> RequestStats:
         num_prompt, arrival = len(self.request.prompt_tokens), self.request.arrival
-        return self.counters.freeze(num_prompt, self.num_output, arrival, now, depth_reason)
+        return self.counters.freeze(num_prompt, self.num_output, arrival, now, self._why_plain, max_depth)

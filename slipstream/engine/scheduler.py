@@ -14,21 +14,21 @@ from dataclasses import replace
 from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.request import (
+    Commit,
     FinishReason,
     Request,
     Sequence,
     TokenEvent,
     check_request,
-    hard_limit,
     length_limit,
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
 from slipstream.engine.step_builder import InFlight, ScheduledRow, StepBuilder
 from slipstream.engine.waiting import WaitingLine
-from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow
+from slipstream.speculate.policy import NO_ROOM, DepthPolicy, Load, SamplingRow
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
 
@@ -51,7 +51,6 @@ class Scheduler:
         self._cache = CacheManager(info.num_blocks, info.block_size)
         self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
         self._num_slots = len(self._free_slots)
-        self._hard_limit = hard_limit(info)
         self._waiting = WaitingLine()
         self._running: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
@@ -123,7 +122,7 @@ class Scheduler:
         """False for a row that waits for its parent or its children, that the steps in flight are sure to finish, or
         that they could bring to the end of the context."""
         waits = sequence.parent is not None or (sequence.children and bounds.num_uncomputed == 1)
-        return not waits and bounds.min_tokens < sequence.limit and bounds.max_tokens < self._hard_limit
+        return not waits and bounds.min_tokens < sequence.limit and bounds.max_tokens < self.info.max_model_len
 
     def _schedule_decoding(self, step: StepBuilder, rows: Rows, num_starting: int) -> None:
         """Rows with one known token to feed, and their drafts: they never wait for a prompt."""
@@ -200,8 +199,15 @@ class Scheduler:
             depth = self._cache.reserve_drafts(row.key, num_tokens, min(request.depth, room))
             scheduled.draft = replace(request, depth=depth)
             scheduled.sequence.counters.last_depth = depth
+            scheduled.why_plain = "" if depth else self._why_plain(row, request)
             room -= depth
         self._last_depth = Counter(row.draft.depth for row in sampling).most_common(1)[0][0]
+
+    def _why_plain(self, row: SamplingRow, request: DraftRequest) -> str:
+        """``request``: what the policy wanted."""
+        if self.policy.may_draft(row.setting) and (request.depth or not row.max_depth):
+            return NO_ROOM
+        return self.policy.why_plain(row.setting)
 
     def _max_depth(self, row: ScheduledRow) -> int:
         """No draft passes the length limit, even if everything in flight is accepted."""
@@ -268,7 +274,8 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.plan.step == result.step
         assert len(step.sequences) == len(result.rows)
-        self.counters.num_steps += bool(result.rows)
+        if result.rows:
+            self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
         if result.rows and not step.has_prompts:
             self.policy.observe_step(step.timing(result, now - self._applied_at, self.info.stops_early))
@@ -287,7 +294,7 @@ class Scheduler:
         if commit is None:
             return None
         self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
-        self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
+        self._count(sequence, commit, now)
         return TokenEvent(
             request_id=sequence.id,
             tokens=commit.tokens,
@@ -305,10 +312,12 @@ class Scheduler:
         stats = self._finish(sequence, reason)
         return TokenEvent(sequence.id, finish_reason=reason, stats=stats, error=error, at=now)
 
-    def _count(self, sequence: Sequence, num_drafted: int, num_accepted: int, num_tokens: int, now: float) -> None:
-        sequence.counters.count(num_drafted, num_accepted)
-        self.counters.count(num_drafted, num_accepted)
-        self.counters.num_output_tokens += num_tokens
+    def _count(self, sequence: Sequence, commit: Commit, now: float) -> None:
+        sequence.counters.count(commit.num_drafted, commit.num_accepted)
+        self.counters.count(commit.num_drafted, commit.num_accepted)
+        self.counters.num_output_tokens += len(commit.tokens)
+        if commit.why_plain:
+            sequence.counters.why_plain[commit.why_plain] += 1
         if sequence.counters.first_token_at is None:
             sequence.counters.first_token_at = now
             self.counters.num_prompt_tokens += len(sequence.request.prompt_tokens)
@@ -320,9 +329,8 @@ class Scheduler:
         else:
             self._vacate(sequence)
         self.counters.finished[reason] += 1
-        depth_reason = self.policy.reason_for(sequence.draft_setting)
         self.policy.forget(sequence.id)
-        return sequence.stats(self._clock(), depth_reason)
+        return sequence.stats(self._clock(), self.max_depth)
 
     # State for others.
 

@@ -6,10 +6,14 @@ row's own sample) is never an accepted draft. Knows no metrics format.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
+
+STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens that a step feeds
 
 
 def acceptance_rate(num_accepted: int, num_draft_tokens: int) -> float:
@@ -17,8 +21,18 @@ def acceptance_rate(num_accepted: int, num_draft_tokens: int) -> float:
 
 
 def mean_accepted_length(num_accepted: int, num_drafts: int) -> float:
-    """Tokens a step of a drafting row yields, its own sample included."""
+    """Tokens a step of a drafting row yields, its own sample included. Steps without drafts do not count."""
     return 1.0 + num_accepted / num_drafts if num_drafts else 1.0
+
+
+def tokens_per_step(num_tokens: int, num_drafts: int, num_plain: int) -> float:
+    """Over all steps of a row in which it sampled, with drafts and without."""
+    return num_tokens / (num_drafts + num_plain) if num_drafts + num_plain else 0.0
+
+
+def draft_share(num_drafts: int, num_plain: int) -> float:
+    """Of the steps in which a row sampled, those with drafts."""
+    return num_drafts / (num_drafts + num_plain) if num_drafts else 0.0
 
 
 class DraftCounters:
@@ -64,8 +78,8 @@ class RequestStats:
     first_token_seconds: float | None  # from arrival; None: it never got a token
     total_seconds: float
     queue_seconds: float | None  # from arrival to its first step; None: it never had one
-    why_no_draft: str = ""  # set when it never drafted
-    depth_reason: str = ""  # the last decision of its policy, and why
+    why_plain: str = ""  # the most frequent reason for steps without drafts; "": only its first step had none
+    max_depth: int = 0  # the most drafts that the engine gives a row
 
     @property
     def acceptance_rate(self) -> float:
@@ -74,6 +88,31 @@ class RequestStats:
     @property
     def mean_accepted_length(self) -> float:
         return mean_accepted_length(self.accepted_tokens, self.drafts)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return tokens_per_step(self.output_tokens, self.drafts, self.plain_steps)
+
+    @property
+    def draft_share(self) -> float:
+        return draft_share(self.drafts, self.plain_steps)
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """[max_depth + 1]: how many steps with drafts accepted exactly 0, 1, ... of them."""
+        missing = self.max_depth - len(self.accepted_per_position)
+        at_least = (self.drafts, *self.accepted_per_position, *(0,) * missing, 0)
+        return tuple(count - more for count, more in pairwise(at_least))
+
+    @property
+    def speculation(self) -> str:
+        """What drafting did over the whole answer, for people to read."""
+        if not self.drafts:
+            return f"not drafted: {self.why_plain or 'the answer ended before its first draft was verified'}"
+        yielded = f"{self.tokens_per_step:.1f} tokens a step"
+        if not self.why_plain:
+            return f"drafted in every step, {yielded}"
+        return f"drafted in {100 * self.draft_share:.0f} % of steps, {yielded}; off where {self.why_plain}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +134,7 @@ class RowCounters(DraftCounters):
     def __init__(self) -> None:
         super().__init__()
         self.num_preemptions = 0
+        self.why_plain: Counter[str] = Counter()  # reasons for steps without drafts
         self.last_depth = 0  # drafts requested when it sampled last
         self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
@@ -102,7 +142,12 @@ class RowCounters(DraftCounters):
     def join(self, now: float) -> None:
         self.joined_at = now if self.joined_at is None else self.joined_at
 
-    def freeze(self, num_prompt: int, num_output: int, arrival: float, now: float, depth_reason: str) -> RequestStats:
+    def freeze(
+        self, num_prompt: int, num_output: int, arrival: float, now: float, last_why: str, max_depth: int
+    ) -> RequestStats:
+        """``last_why``: why it held no drafts at its end."""
+        if not self.num_drafts and not self.why_plain:
+            self.why_plain[last_why] += 1
         return RequestStats(
             prompt_tokens=num_prompt,
             output_tokens=num_output,
@@ -117,8 +162,8 @@ class RowCounters(DraftCounters):
             first_token_seconds=None if self.first_token_at is None else self.first_token_at - arrival,
             total_seconds=now - arrival,
             queue_seconds=None if self.joined_at is None else self.joined_at - arrival,
-            why_no_draft="" if self.num_drafts else depth_reason,
-            depth_reason=depth_reason,
+            why_plain=max(self.why_plain, key=self.why_plain.__getitem__, default=""),
+            max_depth=max_depth,
         )
 
     def snapshot(self, key: str, num_prompt: int, num_output: int) -> StreamSnapshot:
@@ -142,6 +187,8 @@ class StatsSnapshot:
     num_free_blocks: int = 0
     num_used_blocks: int = 0
     num_steps: int = 0
+    step_sizes: tuple[int, ...] = ()  # steps by tokens fed: up to each of STEP_SIZES, and more
+    num_fed: int = 0  # tokens of all steps
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
@@ -163,6 +210,14 @@ class StatsSnapshot:
     def mean_accepted_length(self) -> float:
         return mean_accepted_length(self.num_accepted_tokens, self.num_drafts)
 
+    @property
+    def tokens_per_step(self) -> float:
+        return tokens_per_step(self.num_output_tokens, self.num_drafts, self.num_plain_steps)
+
+    @property
+    def draft_share(self) -> float:
+        return draft_share(self.num_drafts, self.num_plain_steps)
+
 
 class EngineCounters(DraftCounters):
     """The counters of the engine since it started."""
@@ -170,10 +225,17 @@ class EngineCounters(DraftCounters):
     def __init__(self) -> None:
         super().__init__()
         self.num_steps = 0
+        self.step_sizes = [0] * (len(STEP_SIZES) + 1)
+        self.num_fed = 0
         self.num_prompt_tokens = 0  # of requests that got their first token
         self.num_output_tokens = 0
         self.num_preemptions = 0
         self.finished: Counter[str] = Counter()
+
+    def count_step(self, num_fed: int) -> None:
+        self.num_steps += 1
+        self.num_fed += num_fed
+        self.step_sizes[bisect_left(STEP_SIZES, num_fed)] += 1
 
     def freeze(
         self,
@@ -191,6 +253,8 @@ class EngineCounters(DraftCounters):
             num_free_blocks=num_free_blocks,
             num_used_blocks=num_used_blocks,
             num_steps=self.num_steps,
+            step_sizes=tuple(self.step_sizes),
+            num_fed=self.num_fed,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             num_preemptions=self.num_preemptions,

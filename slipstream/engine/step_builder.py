@@ -18,6 +18,7 @@ class ScheduledRow:
     bounds: Bounds  # before this step
     feed: int
     draft: DraftRequest = NO_DRAFTS
+    why_plain: str = ""  # why it proposes no drafts, if it samples
 
     @property
     def samples(self) -> bool:
@@ -60,7 +61,7 @@ class StepBuilder:
 
     def launch(self, plan: StepPlan) -> InFlight:
         for scheduled, row in zip(self.rows, plan.rows):
-            scheduled.sequence.in_flight.append(row)
+            scheduled.sequence.launch(row, scheduled.why_plain)
         has_prompts = any(row.bounds.num_uncomputed > 1 for row in self.rows)
         return InFlight(plan, tuple(row.sequence for row in self.rows), has_prompts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.errors import LoadError
-from slipstream.load.default_model import default_head_path, default_model_path
+from slipstream.load.default_model import SMOLLM2_SAMPLING, default_head_path, default_model_path
 from slipstream.load.dequantize import dequantize
 from slipstream.load.gguf.file import open_gguf
 from slipstream.load.head import find_any_head, find_head, open_head
@@ -53,7 +53,7 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
         return OpenedModel(name, path, folder, *find_any_head(folder, _head_path(model, mtp)))
     checkpoint = open_hf(path, name) if path.is_dir() else open_gguf(path)
     head, reason = find_head(checkpoint, _head_path(model, mtp))
-    return OpenedModel(name, path, checkpoint, head, reason)
+    return OpenedModel(name, path, checkpoint, head, reason, SMOLLM2_SAMPLING if model is None else None)
 
 
 def _resolve(model: str | None) -> tuple[str, Path]:

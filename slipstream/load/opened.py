@@ -13,10 +13,12 @@ from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.gguf.header import read_header
 from slipstream.load.gguf.vocab import tokenizer_from_gguf
 from slipstream.load.hf.tokenizer import tokenizer_from_folder
+from slipstream.load.sampling import sampling_from_folder, sampling_from_gguf
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.load.tokenizer.library_faults import library_faults
 from slipstream.load.tokenizer.tokenizer import Tokenizer
+from slipstream.sampling.defaults import SamplingDefaults
 
 SAMPLE = "Hello, naïve 世界 🙂\n\t 12"
 
@@ -28,6 +30,7 @@ class OpenedModel:
     checkpoint: Checkpoint
     head: Checkpoint | None
     head_reason: str  # why there is no head, one sentence; "" when there is one
+    own_sampling: SamplingDefaults | None = None  # instead of what its files recommend
 
     @property
     def spec(self) -> ModelSpec:
@@ -46,6 +49,14 @@ class OpenedModel:
     def num_kv_layers(self) -> int:
         """Layers that keep keys and values, those of the head included where there is one."""
         return self.spec.num_attention_layers + (self.spec.head.num_kv_layers if self.head is not None else 0)
+
+    @cached_property
+    def sampling_defaults(self) -> SamplingDefaults:
+        if self.own_sampling is not None:
+            return self.own_sampling
+        if isinstance(self.checkpoint, GgufCheckpoint):
+            return sampling_from_gguf(self.checkpoint.metadata, str(self.path))
+        return sampling_from_folder(self.path)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

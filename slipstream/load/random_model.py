@@ -24,6 +24,7 @@ from slipstream.load.spec import GdnSpec, HeadSpec, LayerKind, ModelSpec, MoeSpe
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import BYTE_OF
 from slipstream.load.tokenizer.tokenizer import Tokenizer
+from slipstream.sampling.defaults import NEUTRAL
 
 ITEM_BYTES = 2  # everything is bfloat16
 INTERVAL = 4  # every fourth layer is full attention
@@ -178,7 +179,7 @@ def open_random(shape: str, vocab: int | None = None) -> OpenedModel:
 
 def random_model(spec: ModelSpec) -> OpenedModel:
     checkpoint = RandomCheckpoint(spec)
-    return RandomModel(spec.name, Path(), checkpoint, checkpoint, "")
+    return RandomModel(spec.name, Path(), checkpoint, checkpoint, "", own_sampling=NEUTRAL)
 
 
 def byte_tokenizer() -> Tokenizer:

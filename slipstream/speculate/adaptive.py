@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.engine.contract import NO_DRAFTS, DraftRequest, StepCosts
+from slipstream.sampling.params import DraftSetting
 from slipstream.speculate.acceptance import Acceptance
 from slipstream.speculate.confidence import ConfidenceCalibration, Thresholds
 from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow, StepTiming, ahead
 from slipstream.speculate.search import Candidate, Choice, Costs, Offset, by_chance, search
 from slipstream.speculate.tuning import TUNING, Tuning
 
-PROBING = ", probing"  # at the end of a reason
+PROBING = " (this step tries another depth)"  # at the end of a reason
+PLAIN_IS_FASTER = "a plain step was faster"
 NO_THRESHOLDS = Thresholds(0.0, 0.0)
 
 
@@ -37,7 +39,8 @@ class Adaptive(DepthPolicy):
         self._calibration = ConfidenceCalibration(max_depth, tuning.confidence)
         self._gain = 1.0  # of the last choice over no drafts, as a factor
         self._drafts_per_row = 1.0  # verified, by the last choice
-        self._reason = "adaptive: no step yet"
+        self._reason = f"drafting as far ahead as pays off, at most {max_depth} token{'' if max_depth == 1 else 's'}"
+        self._why_plain = PLAIN_IS_FASTER
         self._num_steps = 0  # since the last probe
         self._seconds = 0.0  # since the last probe
         self._num_probes = 0
@@ -48,6 +51,9 @@ class Adaptive(DepthPolicy):
     @property
     def reason(self) -> str:
         return self._reason
+
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        return self._why_plain
 
     def observe_row(self, key: str, num_drafted: int, num_accepted: int, confidences: Sequence[float] = ()) -> None:
         if confidences:
@@ -83,6 +89,7 @@ class Adaptive(DepthPolicy):
         if not self._verify.known or not self._draft.known:
             return self._untimed(rows)
         self._num_steps += 1
+        self._why_plain = PLAIN_IS_FASTER
         num_sampling = len(rows) + load.num_plain
         if self._is_idle(num_sampling, load):
             self._seconds += self._verify.at(num_sampling)
@@ -93,6 +100,7 @@ class Adaptive(DepthPolicy):
         self._reason = _explain(choice, thresholds if self._calibration.known else [], load.num_plain)
         if load.num_plain and not self._can_afford(choice):
             self._seconds += choice.plain_seconds
+            self._why_plain = "streams that want no drafts kept their pace"
             return [NO_DRAFTS] * len(rows)
         self._seconds += choice.seconds
         requests = [_request(depth, *each) for depth, each in zip(choice.depths, thresholds)]
@@ -117,7 +125,7 @@ class Adaptive(DepthPolicy):
 
     def _untimed(self, rows: Sequence[SamplingRow]) -> list[DraftRequest]:
         depth = min(self._tuning.untimed_depth, self._max_depth)
-        self._reason = f"adaptive: depth {depth} until steps have been timed"
+        self._reason = f"drafting {ahead(depth)} until steps have been timed"
         return [DraftRequest(min(depth, row.max_depth), report_confidence=True) for row in rows]
 
     def _thresholds(self, rows: Sequence[SamplingRow], load: Load) -> list[Thresholds]:
@@ -213,7 +221,10 @@ class Adaptive(DepthPolicy):
 
     def _probe_plain(self, choice: Choice) -> list[DraftRequest] | None:
         due = self._num_probes % self._tuning.plain_probes == 0
-        return [NO_DRAFTS] * len(choice.depths) if due and any(choice.depths) else None
+        if not due or not any(choice.depths):
+            return None
+        self._why_plain = "a plain step was timed for comparison"
+        return [NO_DRAFTS] * len(choice.depths)
 
     def _probe_deeper(
         self, rows: Sequence[SamplingRow], load: Load, choice: Choice, requests: list[DraftRequest]
@@ -261,14 +272,19 @@ def _request(depth: int, draft: float | None, go_on: float | None) -> DraftReque
 def _explain(choice: Choice, thresholds: Sequence[Thresholds], num_plain: int) -> str:
     """``thresholds``: none where the runner reports no confidences."""
     low, high = min(choice.depths), max(choice.depths)
-    depth = f"depth {low}" if low == high else f"depths {low} to {high}"
-    if high and thresholds:
+    num_rows, plain = len(choice.depths) + num_plain, _ms(choice.plain_seconds)
+    pace = f"; {num_plain} that want no drafts keep their pace" if num_plain else ""
+    if high == 0:
+        streams = f" of {num_rows} streams" if num_rows > 1 else ""
+        return f"not drafting now: a plain step{streams} ({plain}) is faster than any draft{pace}"
+    sure = ""
+    if thresholds:
         lowest = min(limits.draft or 0.0 for depth, limits in zip(choice.depths, thresholds) if depth)
         percent = round(100 * lowest)
-        depth += f" while {percent} % sure" if percent else ""
-    plain = f"{len(choice.depths) + num_plain} in {1000 * choice.plain_seconds:.1f} ms"
-    if num_plain:
-        plain += f", and {num_plain} that want no drafts keep their pace"
-    if high == 0:
-        return f"adaptive: {depth} — no draft beats {plain}"
-    return f"adaptive: {depth} — {choice.tokens:.1f} tokens in {1000 * choice.seconds:.1f} ms beat {plain}"
+        sure = f" while at least {percent} % sure" if percent else ""
+    expected = f"about {choice.tokens:.1f} tokens in {_ms(choice.seconds)}"
+    return f"drafting {ahead(low, high)}{sure}: {expected} instead of {num_rows} in {plain}{pace}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"

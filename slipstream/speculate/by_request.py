@@ -15,25 +15,25 @@ def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: 
     if info.max_depth == 0:
         return Off(info.why_no_draft or "the model has no MTP head")
     if max_depth == 0:
-        return Off("the configuration allows no depth above 0")
+        return Off("the largest depth allowed is 0")
     return PerRequest(setting, Adaptive(min(max_depth, info.max_depth), costs, info.stops_early))
 
 
 class PerRequest(DepthPolicy):
     def __init__(self, setting: DraftSetting, adaptive: DepthPolicy) -> None:
-        off = Off("asked for by the request")
+        off = Off("the request turned drafting off")
         self._adaptive = adaptive
         self._by_setting: dict[DraftSetting, DepthPolicy] = {"off": off, "solo": Solo(adaptive), "adaptive": adaptive}
         self._by_setting |= {depth: Fixed(depth) if depth else off for depth in range(MAX_DEPTH + 1)}
         is_off = setting in ("off", 0)
-        self._default = Off("asked for by the configuration") if is_off else self._by_setting[setting]
+        self._default = Off("the server's settings turn drafting off") if is_off else self._by_setting[setting]
 
     @property
     def reason(self) -> str:
         return self._default.reason
 
-    def reason_for(self, setting: DraftSetting | None) -> str:
-        return self._policy(setting).reason
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        return self._policy(setting).why_plain(setting)
 
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return self._policy(setting).may_draft(setting)

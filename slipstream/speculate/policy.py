@@ -13,6 +13,18 @@ from dataclasses import dataclass
 from slipstream.engine.contract import NO_DRAFTS, DraftRequest
 from slipstream.sampling.params import DraftSetting
 
+# Reasons for steps without drafts, after "off where".
+NO_ROOM = "there was no room for a draft"
+UNSURE = "the head was not sure enough"
+PREEMPTED = "it had given up its memory and read its text again"
+
+
+def ahead(low: int, high: int | None = None) -> str:
+    """A depth, or a range of depths, in words."""
+    if high is None or high == low:
+        return f"{low} token{'' if low == 1 else 's'} ahead"
+    return f"{low} to {high} tokens ahead"
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
@@ -49,14 +61,15 @@ class DepthPolicy(ABC):
     @property
     @abstractmethod
     def reason(self) -> str:
-        """Why the last decision was as it was, for people to read."""
+        """The last decision and why, for people to read."""
+
+    @abstractmethod
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        """Why the last decision gave no drafts to rows with this setting; after "off where", for people to read."""
 
     @abstractmethod
     def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         """For each row, no depth above its ``max_depth``."""
-
-    def reason_for(self, setting: DraftSetting | None) -> str:
-        return self.reason
 
     def may_draft(self, setting: DraftSetting | None) -> bool:
         """Whether a request with this setting can ever be given a depth above 0."""
@@ -79,11 +92,14 @@ class DepthPolicy(ABC):
 
 class Off(DepthPolicy):
     def __init__(self, why: str) -> None:
-        self._reason = f"off: {why}"
+        self._why = why
 
     @property
     def reason(self) -> str:
-        return self._reason
+        return f"not drafting: {self._why}"
+
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        return self._why
 
     def may_draft(self, setting: DraftSetting | None) -> bool:
         return False
@@ -98,7 +114,10 @@ class Fixed(DepthPolicy):
 
     @property
     def reason(self) -> str:
-        return f"fixed: depth {self._depth}"
+        return f"drafting {ahead(self._depth)}, as set"
+
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        return NO_ROOM
 
     def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         return [DraftRequest(min(self._depth, row.max_depth)) for row in rows]
@@ -114,8 +133,11 @@ class Solo(DepthPolicy):
     @property
     def reason(self) -> str:
         if self._num_running > 1:
-            return f"solo: {self._num_running} streams are running"
-        return f"solo: {self._alone.reason}"
+            return f"not drafting now: {self._num_running} streams are running, and drafts are set for one alone"
+        return self._alone.reason
+
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        return "other streams were running" if self._num_running > 1 else self._alone.why_plain(setting)
 
     def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         self._num_running = load.num_running

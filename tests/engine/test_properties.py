@@ -145,6 +145,10 @@ def check_end(harness: Harness) -> None:
     stats = [final.stats for final in harness.finals.values() if final.stats]
     assert snapshot.num_draft_tokens == sum(one.draft_tokens for one in stats)
     assert snapshot.num_accepted_tokens == sum(one.accepted_tokens for one in stats)
+    assert snapshot.num_drafts + snapshot.num_plain_steps == sum(one.steps for one in stats)
+    for one in stats:
+        assert sum(one.acceptance_histogram) == one.drafts
+        assert sum(j * count for j, count in enumerate(one.acceptance_histogram)) == one.accepted_tokens
     assert not harness.runner.rows
     harness.scheduler.check_integrity()
 

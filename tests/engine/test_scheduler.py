@@ -277,7 +277,7 @@ def test_stats_of_a_request() -> None:
     stats = harness.finals["a"].stats
     assert stats is not None
     assert (stats.prompt_tokens, stats.output_tokens, stats.steps, stats.plain_steps) == (3, 3, 3, 3)
-    assert stats.why_no_draft == "off: the model has no MTP head"
+    assert stats.speculation == "not drafted: the model has no MTP head"
     assert (stats.first_token_seconds, stats.total_seconds) == (5.0, 5.0)
     assert (stats.acceptance_rate, stats.mean_accepted_length) == (0.0, 1.0)
 
@@ -293,7 +293,10 @@ def test_counters_of_the_engine() -> None:
     assert (snapshot.num_prompt_tokens, snapshot.num_output_tokens) == (3, 9)
     assert (snapshot.acceptance_rate, snapshot.mean_accepted_length) == (1.0, 4.0)
     assert snapshot.finished == {"length": 1}
-    assert snapshot.depth_reason == "fixed: depth 3"
+    assert snapshot.tokens_per_step == 9 / 3
+    assert snapshot.draft_share == 2 / 3
+    assert snapshot.depth_reason == "drafting 3 tokens ahead, as set"
+    assert (sum(snapshot.step_sizes), snapshot.num_fed) == (3, 3 + 4 + 4)
 
 
 @pytest.mark.parametrize("lag", [0, 1])

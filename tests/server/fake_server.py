@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from slipstream.engine.contract import Runner
 from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
 from slipstream.load.tokenizer.chat_template import ChatTemplate
+from slipstream.sampling import NEUTRAL, SamplingDefaults
 from slipstream.server.http.lifecycle import Server
 from slipstream.server.service.service import LoadedModel
 from slipstream.server.service.settings import ServerConfig
@@ -63,18 +65,22 @@ def asked(text: str) -> str:
 
 class FakeServer:
     def __init__(
-        self, runner: Runner | None = None, config: ServerConfig | None = None, tokenizer: Tokenizer = TOKENIZER
+        self,
+        runner: Runner | None = None,
+        config: ServerConfig | None = None,
+        tokenizer: Tokenizer = TOKENIZER,
+        sampling_defaults: SamplingDefaults = NEUTRAL,
     ) -> None:
         self.tokenizer = tokenizer
         self.runner = runner or FakeRunner(make_info(), hit=0.7)
         self.config = config or ServerConfig(port=0)
-        self.engine_config = ENGINE
+        self.engine_config = replace(ENGINE, sampling_defaults=sampling_defaults)
         self.server = Server(self.config, ENGINE, self._load)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.engine: Engine | None = None
 
     def _load(self, on_death: Callable[[Exception], None]) -> LoadedModel:
-        self.engine = Engine(lambda: self.runner, ENGINE, (END,), on_death)
+        self.engine = Engine(lambda: self.runner, self.engine_config, (END,), on_death)
         return LoadedModel(self.engine, self.tokenizer, FACTS)
 
     @property

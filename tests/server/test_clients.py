@@ -293,11 +293,15 @@ def test_the_clients_own_models(chatgpt: openai.OpenAI, claude: anthropic.Anthro
     )
     assert isinstance(chat.choices[0].message.parsed, Weather)
     response = chatgpt.responses.parse(
-        model=MODEL, input=WEATHER, text_format=Weather, max_output_tokens=200, extra_body={"seed": 5}
+        model=MODEL,
+        input=WEATHER,
+        text_format=Weather,
+        max_output_tokens=200,
+        extra_body={"seed": 5, "temperature": 1.0},
     )
     assert isinstance(response.output_parsed, Weather)
     message = claude.messages.parse(
-        model=MODEL, messages=WEATHER, output_format=Weather, max_tokens=200, extra_body={"seed": 5}
+        model=MODEL, messages=WEATHER, output_format=Weather, max_tokens=200, extra_body={"seed": 5, "temperature": 1.0}
     )
     assert isinstance(message.parsed_output, Weather)
 

@@ -35,7 +35,7 @@ def test_drafting_and_plain_rows_in_the_same_steps(real: RealServer) -> None:
     assert drafting["timings"]["draft_n"] > 0
     assert drafting["timings"]["draft_n_accepted"] > 0
     assert plain["timings"]["draft_n"] == 0
-    assert plain["timings"]["speculation"] == "off: asked for by the request"
+    assert plain["timings"]["speculation"] == "not drafted: the request turned drafting off"
     grown = {key: after[key] - before[key] for key in before}
     # The plain row drew 120 times; every verification of the other's drafts that shared a step made one step less.
     assert grown["drafts"] > 0

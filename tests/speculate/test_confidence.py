@@ -217,7 +217,7 @@ def test_the_reason_names_the_threshold() -> None:
     simulation.run(300)
     assert simulation.ask is not None
     assert 0.3 <= simulation.ask.threshold <= 0.9
-    assert f" while {100 * simulation.ask.threshold:.0f} % sure — " in simulation.policy.reason
+    assert f" while at least {100 * simulation.ask.threshold:.0f} % sure: " in simulation.policy.reason
 
 
 @pytest.mark.parametrize("lag", [0, 1])

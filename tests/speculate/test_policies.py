@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -200,9 +201,9 @@ def test_probes_are_rare_and_say_so() -> None:
     for _ in range(1000):
         simulation.step()
         reasons.append(simulation.policy.reason)
-    probes = [reason for reason in reasons if "probing" in reason]
+    probes = [reason for reason in reasons if "tries another depth" in reason]
     assert 2 <= len(probes) <= 1000 // 64
-    assert reasons[0].startswith("adaptive: depth 0 — no draft beats 1 in ")
+    assert re.fullmatch(r"not drafting now: a plain step \([\d.]+ ms\) is faster than any draft", reasons[0])
 
 
 def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> None:
@@ -219,8 +220,9 @@ def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> No
 def test_reason_names_gain_and_cost() -> None:
     policy = Adaptive(MAX_DEPTH, StepCosts(((1, 0.010), (8, 0.011)), ((1, 0.0005),)))
     policy.decide([SamplingRow("a", 2)], Load(1))
-    assert policy.reason.startswith("adaptive: depth 2 — 2.")
-    assert policy.reason.endswith("ms beat 1 in 10.0 ms")
+    assert re.fullmatch(
+        r"drafting 2 tokens ahead: about 2\.\d tokens in 1\d ms instead of 1 in 10 ms", policy.reason
+    ), policy.reason
 
 
 def test_simple_policies() -> None:
@@ -229,17 +231,17 @@ def test_simple_policies() -> None:
     assert depths(Fixed(3).decide(rows, Load(2))) == [3, 1]
     solo = Solo(Fixed(3))
     assert depths(solo.decide(rows[:1], Load(1))) == [3]
-    assert solo.reason == "solo: fixed: depth 3"
+    assert solo.reason == "drafting 3 tokens ahead, as set"
     assert depths(solo.decide(rows, Load(2))) == [0, 0]
-    assert solo.reason == "solo: 2 streams are running"
+    assert solo.reason == "not drafting now: 2 streams are running, and drafts are set for one alone"
 
 
 def test_a_model_without_head_says_why() -> None:
     info = make_info(max_depth=0, why_no_draft="the checkpoint has no mtp tensors")
     policy = make_policy("adaptive", info, 4, StepCosts())
-    assert policy.reason == "off: the checkpoint has no mtp tensors"
+    assert policy.reason == "not drafting: the checkpoint has no mtp tensors"
     assert depths(policy.decide([SamplingRow("a", 0, 3)], Load(1))) == [0]
-    assert make_policy(2, make_info(), 0, StepCosts()).reason.startswith("off: ")
+    assert make_policy(2, make_info(), 0, StepCosts()).reason == "not drafting: the largest depth allowed is 0"
 
 
 def test_requests_override_the_engine() -> None:
@@ -247,9 +249,9 @@ def test_requests_override_the_engine() -> None:
     rows = [SamplingRow("a", 3), SamplingRow("b", 3, 2), SamplingRow("c", 3, "off"), SamplingRow("d", 3, "adaptive")]
     rows += [SamplingRow("e", 3, "solo"), SamplingRow("f", 3, 0)]
     assert depths(policy.decide(rows, Load(6))) == [0, 2, 0, 3, 0, 0]
-    assert policy.reason == "off: asked for by the configuration"
-    assert policy.reason_for("off") == "off: asked for by the request"
-    assert policy.reason_for("solo") == "solo: 6 streams are running"
+    assert policy.reason == "not drafting: the server's settings turn drafting off"
+    assert policy.why_plain("off") == "the request turned drafting off"
+    assert policy.why_plain("solo") == "other streams were running"
     assert depths(policy.decide([SamplingRow("e", 3, "solo")], Load(1))) == [3]
 
 

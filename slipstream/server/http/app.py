@@ -150,7 +150,7 @@ class Views:
             "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "display_name": name,
             "owned_by": "slipstream",
-            "max_model_len": self._service.loaded().engine.info.max_context,
+            "max_model_len": self._service.loaded().engine.info.max_model_len,
         }
 
 

@@ -22,6 +22,7 @@ from slipstream.server.text.json_text import compact
 from slipstream.server.text.pieces import Piece
 
 R = TypeVar("R", bound=SamplingFields)
+DONE = "data: [DONE]\n\n"
 
 
 class ApiWriter(ABC):

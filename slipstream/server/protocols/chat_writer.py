@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.server.protocols.api_protocol import (
+    DONE,
     ApiWriter,
     data,
     error_field,
@@ -85,7 +86,10 @@ class ChatWriter(ApiWriter):
         if total is None:
             return data(last)
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": openai_usage(total)}
-        return data(last | self.report(total)) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
+        last |= self.report(total)
+        if not self._usage:
+            return data(last | total.metrics()) + DONE
+        return data(last) + data(usage | total.metrics()) + DONE
 
     def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
@@ -95,6 +99,7 @@ class ChatWriter(ApiWriter):
             **({"prompt_token_ids": list(self.prompts[0])} if self._live.token_ids else {}),
             "usage": openai_usage(total),
             **self.report(total),
+            **total.metrics(),
         }
 
     def _choice(self, index: int, choice: FinishedChoice) -> dict[str, Any]:

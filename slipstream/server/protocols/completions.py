@@ -10,6 +10,7 @@ from pydantic import Field
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.api_protocol import (
+    DONE,
     ApiWriter,
     data,
     error_field,
@@ -92,7 +93,10 @@ class CompletionWriter(ApiWriter):
         if total is None:
             return data(last)
         usage = {**self._head, "choices": [], "usage": openai_usage(total)}
-        return data(last | self.report(total)) + (data(usage) if self._usage else "") + "data: [DONE]\n\n"
+        last |= self.report(total)
+        if not self._usage:
+            return data(last | total.metrics()) + DONE
+        return data(last) + data(usage | total.metrics()) + DONE
 
     def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         return {
@@ -100,6 +104,7 @@ class CompletionWriter(ApiWriter):
             "choices": [self._finished(i, choice) for i, choice in enumerate(choices)],
             "usage": openai_usage(total),
             **self.report(total),
+            **total.metrics(),
         }
 
 

@@ -99,7 +99,7 @@ class SamplingFields(Body):
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 draft=spec.setting(engine),
                 p_min=spec.p_min,
-                **{name: value for name, value in given.items() if value is not None},
+                **engine.sampling_defaults.merged(given),
             )
         except ParamsError as error:
             raise ApiError(400, str(error), param=str(error).split()[0]) from error

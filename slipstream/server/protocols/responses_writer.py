@@ -178,12 +178,12 @@ class ResponsesWriter(ApiWriter):
             "metadata": given.get("metadata", {}),
             "parallel_tool_calls": given.get("parallel_tool_calls", True),
             "reasoning": given.get("reasoning"),
-            "temperature": given.get("temperature", 1.0),
+            "temperature": given.get("temperature"),
             "text": {"format": {"type": "text"}} | given.get("text", {}),
             "tool_choice": given.get("tool_choice", "auto"),
             "tools": given.get("tools", []),
             "top_logprobs": given.get("top_logprobs", 0),
-            "top_p": given.get("top_p", 1.0),
+            "top_p": given.get("top_p"),
         }
 
 

@@ -46,7 +46,7 @@ async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]
     tokens = (await service.prepare(GenerationRequest(request.as_prompt(), SamplingParams()))).tokens
     if len(tokens) > MAX_TOKENIZED:
         raise ApiError(400, f"the text has {len(tokens)} tokens; at most {MAX_TOKENIZED} are listed", param="prompt")
-    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_context}
+    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_model_len}
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from slipstream.engine.contract import TokenLogprobs
 from slipstream.engine.request import TokenEvent
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
-from slipstream.server.service.metrics import Latencies
+from slipstream.server.service.histograms import Latencies
 from slipstream.server.service.prepare import Prepared
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.markup.reader import Reader

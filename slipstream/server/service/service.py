@@ -17,7 +17,6 @@ from typing import TypeVar
 from slipstream.config import EngineConfig
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
-from slipstream.engine.request import hard_limit
 from slipstream.host import lower_priority
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
@@ -79,6 +78,7 @@ class Service:
         self._engine = AsyncEngine(loaded.engine)
         self._engine.attach()
         self._loaded = loaded
+        self.engine_config = loaded.engine.config  # with the model's sampling defaults
         self._preparation = Preparation(loaded.tokenizer)
 
     def ready(self) -> None:
@@ -131,10 +131,12 @@ class Service:
         """Runs one request. Leaving the context early, for any reason, aborts it."""
         requests = request.by_prompt()
         client, num_choices = caller().client, len(requests) * request.num_choices
-        latencies = [self.metrics.latencies() for _ in range(num_choices)]
+        latencies = [
+            each for _ in requests for each in self.metrics.latencies(request.num_choices, request.params.max_tokens)
+        ]
         async with self.admitted() as loaded:
             self._places.check(client, num_choices)
-            limit = hard_limit(loaded.engine.info)
+            limit = loaded.engine.info.max_model_len
             prepared = [await self._constrain(await self.prepare(each, limit)) for each in requests]
             began = time.monotonic()
             assert self._engine is not None

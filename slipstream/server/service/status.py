@@ -48,6 +48,11 @@ class StatusMonitor:
     def loaded(self, engine: Engine, facts: ModelFacts) -> None:
         self._engine, self._facts = engine, facts
 
+    @property
+    def labels(self) -> dict[str, str] | None:
+        """vLLM's labels of what is counted for the model. None while it is being loaded."""
+        return None if self._facts is None else {"model_name": self._facts.name, "engine": "0"}
+
     def snapshot(self) -> StatsSnapshot:
         return StatsSnapshot() if self._engine is None else self._engine.snapshot()
 
@@ -64,6 +69,7 @@ class StatusMonitor:
         if self._engine is not None and self._facts is not None:
             seen, info = self._engine.snapshot(), self._engine.info
             report["model"] = _model(self._facts, info)
+            report["sampling_defaults"] = self._engine.config.sampling_defaults.report()
             report["device"] = {"runner": self._facts.runner, "note": info.note}
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)
@@ -110,7 +116,7 @@ def _model(facts: ModelFacts, info: RunnerInfo) -> dict[str, Any]:
         "id": facts.name,
         "architecture": facts.architecture,
         "format": facts.format,
-        "context": info.max_context,
+        "context": info.max_model_len,
         "vocab": info.vocab_size,
     }
 
@@ -119,7 +125,7 @@ def _speculation(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) ->
     max_depth = min(info.max_depth, config.max_depth)
     return {
         "available": max_depth > 0,
-        "why_not": None if max_depth else info.why_no_draft or "the configuration allows no depth above 0",
+        "why_not": None if max_depth else info.why_no_draft or "the largest depth allowed is 0",
         "policy": str(config.draft),
         "depth": seen.last_depth,
         "reason": seen.depth_reason,
@@ -130,6 +136,8 @@ def _speculation(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) ->
         "accepted_per_position": _padded(seen.accepted_per_position, max_depth),
         "drafted_per_position": _padded(seen.drafted_per_position, max_depth),
         "mean_accepted_length": round(seen.mean_accepted_length, 3),
+        "tokens_per_step": round(seen.tokens_per_step, 3),
+        "draft_share": round(seen.draft_share, 3),
         "plain_row_steps": seen.num_plain_steps,
     }
 

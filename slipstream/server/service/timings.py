@@ -19,6 +19,7 @@ class Finish:
     stats: RequestStats
     num_thinking: int = 0  # tokens, included in num_output
     error: str = ""  # for reason "error"
+    num_choices: int = 1  # that this is the sum of
 
     def timings(self) -> dict[str, Any]:
         """With the field names of llama.cpp's server. ``predicted_ms`` begins at the first token."""
@@ -38,8 +39,25 @@ class Finish:
             "draft_n_accepted": stats.accepted_tokens,
             "drafted_per_position": list(stats.drafted_per_position),
             "accepted_per_position": list(stats.accepted_per_position),
-            "speculation": stats.why_no_draft or stats.depth_reason,
+            "tokens_per_step": round(stats.tokens_per_step, 3),
+            "speculation": stats.speculation,
         }
+
+    def metrics(self) -> dict[str, Any]:
+        """The field `metrics` in vLLM's shape; like there, only of a single choice and where the model drafts."""
+        stats = self.stats
+        if self.num_choices > 1 or not stats.max_depth:
+            return {}
+        spec = {
+            "mean_acceptance_length": stats.mean_accepted_length,
+            "draft_acceptance_rate": stats.acceptance_rate,
+            "acceptance_histogram": list(stats.acceptance_histogram),
+            "num_spec_steps": stats.drafts,
+            "num_accepted_draft_tokens": stats.accepted_tokens,
+            "num_draft_tokens": stats.draft_tokens,
+            "num_spec_tokens": stats.max_depth,
+        }
+        return {"metrics": {"speculative_decoding": spec}}
 
 
 def total(finishes: Sequence[Finish]) -> Finish:
@@ -50,6 +68,10 @@ def total(finishes: Sequence[Finish]) -> Finish:
     merged = replace(
         stats[0],
         output_tokens=sum(each.output_tokens for each in stats),
+        drafts=sum(each.drafts for each in stats),
+        steps=sum(each.steps for each in stats),
+        plain_steps=sum(each.plain_steps for each in stats),
+        why_plain=max(stats, key=lambda each: each.plain_steps).why_plain,
         draft_tokens=sum(each.draft_tokens for each in stats),
         accepted_tokens=sum(each.accepted_tokens for each in stats),
         drafted_per_position=_added(each.drafted_per_position for each in stats),
@@ -61,7 +83,7 @@ def total(finishes: Sequence[Finish]) -> Finish:
         total_seconds=max(each.total_seconds for each in stats),
     )
     num_output, num_thinking = sum(f.num_output for f in finishes), sum(f.num_thinking for f in finishes)
-    return replace(first, num_output=num_output, num_thinking=num_thinking, stats=merged)
+    return replace(first, num_output=num_output, num_thinking=num_thinking, stats=merged, num_choices=len(finishes))
 
 
 def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
