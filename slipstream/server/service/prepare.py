@@ -14,7 +14,7 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
 from slipstream.server.service.generation_request import GenerationRequest
-from slipstream.server.service.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from slipstream.server.service.prompts import ChatPrompt, MixedPrompt, TextPrompt, TokenPrompt
 from slipstream.server.text.markup import thinking
 from slipstream.server.text.markup.chat_format import ChatFormat, ThinkingState
 from slipstream.server.text.markup.reader import PlainReader, Reader
@@ -62,28 +62,31 @@ class Preparation:
         """Everything but the constraint, which `constrain` adds."""
         params, prompt = request.params, request.prompt
         if request.bad_words:
-            params = replace(params, bad_words=self._bad_words(request.bad_words))
+            params = replace(params, bad_words=(*params.bad_words, *self._bad_words(request.bad_words)))
         match prompt:
             case ChatPrompt():
                 return self._prepare_chat(request, prompt, params)
-            case TextPrompt(text, add_special):
-                tokens = self._tokenizer.encode(text, add_special=add_special)
+            case TextPrompt(text, add_special, allow_special):
+                tokens = self._tokenizer.encode(text, add_special, allow_special)
                 echo = self._echo(tokens, text) if request.echo else ()
                 return Prepared(tokens, params, request.stops, request.response_format, echo=echo)
-            case TokenPrompt(given):
+            case TokenPrompt() | MixedPrompt():
+                given = prompt.tokens if isinstance(prompt, TokenPrompt) else self._mixed(prompt)
                 echo = self._echo(given, None) if request.echo else ()
                 return Prepared(given, params, request.stops, request.response_format, echo=echo)
 
+    def _mixed(self, prompt: MixedPrompt) -> list[int]:
+        tokens: list[int] = []
+        for i, part in enumerate(prompt.parts):
+            first = prompt.add_special and i == 0
+            tokens += [part] if isinstance(part, int) else self._tokenizer.encode(part, first, prompt.allow_special)
+        return tokens
+
     def _prepare_chat(self, request: GenerationRequest, prompt: ChatPrompt, params: SamplingParams) -> Prepared:
         chat_format = self.chat_format
-        text = chat_format.render(prompt.messages, request.tools, prompt.variables)
         response_format = chat_format.enforced_format(request.tools, request.response_format)
-        if prompt.prefill is not None:
-            text, state = chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)
-        else:
-            if response_format is not None or request.thinking_budget is not None:
-                text = chat_format.start_thinking(text)
-            state = chat_format.thinking_state(text)
+        ends_thinking = response_format is not None or request.thinking_budget is not None
+        text, state = self.render(prompt, request.tools, ends_thinking)
         return Prepared(
             self._tokenizer.encode(text),
             params,
@@ -95,6 +98,15 @@ class Preparation:
             request.tools,
             warnings=(DOES_NOT_THINK,) if request.must_think and not chat_format.thinks else (),
         )
+
+    def render(self, prompt: ChatPrompt, tools: ToolUse, ends_thinking: bool = False) -> tuple[str, ThinkingState]:
+        """The prompt's text. ``ends_thinking``: a constraint must see the end of the thinking."""
+        chat_format = self.chat_format
+        text = chat_format.render(prompt.messages, tools, prompt.variables)
+        if prompt.prefill is not None:
+            return chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)
+        text = chat_format.start_thinking(text) if ends_thinking else text
+        return text, chat_format.thinking_state(text)
 
     def constrain(self, prepared: Prepared) -> Prepared:
         """Adds the constraint. May take long, and may raise GrammarError."""

@@ -26,8 +26,11 @@ from slipstream.server.service.generation import Generation
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.metrics import Metrics
 from slipstream.server.service.prepare import Preparation, Prepared
+from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts, StatusMonitor
+from slipstream.server.text.markup.chat_format import ChatFormat
+from slipstream.server.text.tools import ToolUse
 
 PREPARE_THREADS = 2
 GRAMMAR_THREADS = 2
@@ -89,6 +92,12 @@ class Service:
         assert self._loaded is not None
         return self._loaded
 
+    @property
+    def chat_format(self) -> ChatFormat:
+        self.loaded()
+        assert self._preparation is not None
+        return self._preparation.chat_format
+
     # Admission.
 
     @asynccontextmanager
@@ -145,6 +154,12 @@ class Service:
         """Everything but the constraint."""
         assert self._preparation is not None
         return await self.in_thread(partial(self._preparation.prepare, request))
+
+    async def render(self, prompt: ChatPrompt, tools: ToolUse) -> str:
+        """The text of a chat prompt."""
+        assert self._preparation is not None
+        text, _ = await self.in_thread(partial(self._preparation.render, prompt, tools))
+        return text
 
     async def _constrain(self, prepared: Prepared) -> Prepared:
         """In a separate thread pool, so that complex grammars do not delay prompts."""
