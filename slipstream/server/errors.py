@@ -98,7 +98,8 @@ def shutting_down() -> ApiError:
 
 
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
-    return anthropic_error(error) if path.startswith(ANTHROPIC_PATHS) else openai_error(error)
+    shape = next((shape for start, shape in SHAPES.items() if path.startswith(start)), openai_error)
+    return shape(error)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -107,5 +108,16 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    where = f"{error.param}: " if error.param and error.param not in error.message else ""
-    return {"type": "error", "error": {"type": TYPES[error.status][1], "message": where + error.message}}
+    return {"type": "error", "error": {"type": TYPES[error.status][1], "message": _with_place(error)}}
+
+
+def ollama_error(error: ApiError) -> dict[str, Any]:
+    return {"error": _with_place(error)}
+
+
+def _with_place(error: ApiError) -> str:
+    """For shapes that have no field for it: the message names the parameter."""
+    return f"{error.param}: {error.message}" if error.param and error.param not in error.message else error.message
+
+
+SHAPES = {ANTHROPIC_PATHS: anthropic_error, "/api/": ollama_error}  # by the start of the path; others are OpenAI's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,19 @@ from slipstream.server.http.endpoint import GenerateEndpoint, JsonEndpoint, Post
 from slipstream.server.http.openapi import openapi_document
 from slipstream.server.http.security import SecurityMiddleware
 from slipstream.server.protocols.anthropic import CountTokensRequest
-from slipstream.server.protocols.registry import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from slipstream.server.protocols.chat import ChatRequest
+from slipstream.server.protocols.llamacpp.properties import apply_template, lora_adapters, props, slots
+from slipstream.server.protocols.not_served import NOT_SERVED
+from slipstream.server.protocols.ollama.models import OllamaShowRequest, running, show, tags, version
+from slipstream.server.protocols.registry import (
+    CHAT,
+    COMPLETIONS,
+    LLAMA_COMPLETION,
+    MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    RESPONSES,
+)
 from slipstream.server.protocols.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -35,6 +48,13 @@ from slipstream.server.service.caller import caller
 from slipstream.server.service.service import Service
 
 PAGE = Path(__file__).parent.parent / "page"
+REPORTS: dict[str, Callable[[Service], Any]] = {
+    "/props": props,
+    "/lora-adapters": lora_adapters,
+    "/api/tags": tags,
+    "/api/ps": running,
+    "/api/version": version,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +64,6 @@ class PostRoute:
     path: str
     summary: str
     endpoint: PostEndpoint[Any]
-    streams: bool = False
 
     @property
     def request_model(self) -> type[BaseModel]:
@@ -53,12 +72,10 @@ class PostRoute:
 
 def post_routes(service: Service) -> list[PostRoute]:
     return [
-        PostRoute("/v1/chat/completions", "Answer a conversation", GenerateEndpoint(service, CHAT), streams=True),
-        PostRoute("/v1/completions", "Continue a text", GenerateEndpoint(service, COMPLETIONS), streams=True),
-        PostRoute("/v1/responses", "Answer, without memory", GenerateEndpoint(service, RESPONSES), streams=True),
-        PostRoute(
-            "/v1/messages", "Answer a conversation (Anthropic)", GenerateEndpoint(service, MESSAGES), streams=True
-        ),
+        PostRoute("/v1/chat/completions", "Answer a conversation", GenerateEndpoint(service, CHAT)),
+        PostRoute("/v1/completions", "Continue a text", GenerateEndpoint(service, COMPLETIONS)),
+        PostRoute("/v1/responses", "Answer, without memory", GenerateEndpoint(service, RESPONSES)),
+        PostRoute("/v1/messages", "Answer a conversation (Anthropic)", GenerateEndpoint(service, MESSAGES)),
         PostRoute(
             "/v1/messages/count_tokens",
             "Count a prompt's tokens",
@@ -66,12 +83,21 @@ def post_routes(service: Service) -> list[PostRoute]:
         ),
         PostRoute("/tokenize", "Text to token ids", JsonEndpoint(service, TokenizeRequest, tokenize)),
         PostRoute("/detokenize", "Token ids to text", JsonEndpoint(service, DetokenizeRequest, detokenize)),
+        PostRoute("/completion", "Continue a text (llama.cpp)", GenerateEndpoint(service, LLAMA_COMPLETION)),
+        PostRoute(
+            "/apply-template", "Messages to a prompt (llama.cpp)", JsonEndpoint(service, ChatRequest, apply_template)
+        ),
+        PostRoute("/api/chat", "Answer a conversation (Ollama)", GenerateEndpoint(service, OLLAMA_CHAT)),
+        PostRoute("/api/generate", "Answer a prompt (Ollama)", GenerateEndpoint(service, OLLAMA_GENERATE)),
+        PostRoute("/api/show", "About the model (Ollama)", JsonEndpoint(service, OllamaShowRequest, show)),
     ]
 
 
 def document(posts: list[PostRoute]) -> dict[str, Any]:
     """The content of /openapi.json."""
-    return openapi_document([(each.path, each.summary, each.request_model, each.streams) for each in posts])
+    return openapi_document(
+        [(each.path, each.summary, each.request_model, each.endpoint.stream_type) for each in posts]
+    )
 
 
 def make_app(service: Service, page: Path = PAGE) -> AccessMiddleware:
@@ -87,6 +113,9 @@ def make_app(service: Service, page: Path = PAGE) -> AccessMiddleware:
         Route("/ready", views.ready),
         Route("/version", views.version),
         Route("/openapi.json", views.openapi),
+        Route("/slots", views.slots),
+        *(Route(path, views.report(work)) for path, work in REPORTS.items()),
+        *(Route(path, _not_served, methods=["POST", "DELETE"]) for path in NOT_SERVED),
         Route("/", views.index),
         Mount("/page", StaticFiles(directory=page, check_dir=False)),
     ]
@@ -127,6 +156,18 @@ class Views:
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    def report(self, work: Callable[[Service], Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def view(request: Request) -> Response:
+            return JSONResponse(work(self._service))
+
+        return view
+
+    async def slots(self, request: Request) -> Response:
+        found = slots(self._service)
+        if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in found):
+            raise ApiError(503, "every stream is busy", code="no_slot", retry_after=1)
+        return JSONResponse(found)
+
     async def models(self, request: Request) -> Response:
         """A list in a shape that OpenAI's and Anthropic's clients both read."""
         names = (self._service.loaded().facts.name, *self._service.config.names)
@@ -152,6 +193,10 @@ class Views:
             "owned_by": "slipstream",
             "max_model_len": self._service.loaded().engine.info.max_model_len,
         }
+
+
+async def _not_served(request: Request) -> Response:
+    raise ApiError(404, NOT_SERVED[request.url.path], code="not_served")
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:

@@ -39,6 +39,8 @@ B = TypeVar("B", bound=BaseModel)
 class PostEndpoint(ABC, Generic[B]):
     """A JSON body in, a response out. The work is cancelled when the client disconnects."""
 
+    stream_type: str | None = None  # the content type of its streams, if it has any
+
     def __init__(self, service: Service, request_model: type[B]) -> None:
         self.service = service
         self.request_model = request_model
@@ -90,15 +92,20 @@ class GenerateEndpoint(PostEndpoint[R]):
     def __init__(self, service: Service, protocol: ApiProtocol[R]) -> None:
         super().__init__(service, protocol.request_model)
         self._protocol = protocol
+        self.stream_type = protocol.stream_type
 
     async def answer(self, request: R, warnings: list[str], send: Send) -> None:
         model = request.model or self.service.loaded().facts.name
         writer = self._protocol.writer(request, model)
+        if (known := writer.without_generation()) is not None:
+            await send_json(send, known)
+            return
         generation_request = self._protocol.to_generation_request(request, self.service.engine_config)
         async with self.service.generation(generation_request) as generation:
-            writer.prompts, writer.warnings = generation.prompts, [*warnings, *generation.warnings]
+            writer.prompts, writer.params = generation.prompts, generation_request.params
+            writer.warnings = [*warnings, *generation.warnings]
             if request.stream:
-                await self._stream(generation, writer, EventStream(send))
+                await self._stream(generation, writer, EventStream(send, self._protocol.stream_type))
                 return
             choices = await generation.whole()
         assert generation.total is not None
@@ -157,6 +164,7 @@ class Heartbeat:
 def check_model(service: Service, name: str | None) -> None:
     """Any name will do, unless the server was given the names to insist on."""
     names = service.config.names
+    name = name.removesuffix(":latest") if name else name  # which Ollama's clients append
     if name and names and name not in (service.loaded().facts.name, *names):
         raise unknown_model(name, names[0])
 

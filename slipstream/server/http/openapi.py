@@ -10,9 +10,9 @@ from pydantic.json_schema import models_json_schema
 
 from slipstream import __version__
 
-PostPath = tuple[str, str, type[BaseModel], bool]  # path, summary, request model, whether it streams
+PostPath = tuple[str, str, type[BaseModel], str | None]  # path, summary, request model, content type of streams
 JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-EVENTS: dict[str, Any] = {"text/event-stream": {}}
+LIST: dict[str, Any] = {"application/json": {"schema": {"type": "array"}}}
 TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
 REFUSALS = {
     "400": "The request cannot be served as it is; the message says why",
@@ -33,6 +33,12 @@ GET_PATHS = {
     "/health": ("Alive", JSON, ("503",)),
     "/version": ("Version of the server", JSON, ()),
     "/ready": ("Loaded and taking work", JSON, ("503",)),
+    "/props": ("Properties of the server (llama.cpp)", JSON, ("503",)),
+    "/slots": ("Running and free streams (llama.cpp)", LIST, ("503",)),
+    "/lora-adapters": ("None (llama.cpp)", LIST, ()),
+    "/api/tags": ("Models served (Ollama)", JSON, ("503",)),
+    "/api/ps": ("Models loaded (Ollama)", JSON, ("503",)),
+    "/api/version": ("Version of Ollama's API (Ollama)", JSON, ()),
 }
 
 
@@ -50,9 +56,9 @@ def openapi_document(posts: Sequence[PostPath]) -> dict[str, Any]:
     }
 
 
-def _post(summary: str, request: type[BaseModel], streams: bool) -> dict[str, Any]:
+def _post(summary: str, request: type[BaseModel], stream_type: str | None) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{request.__name__}"}
-    content = JSON | (EVENTS if streams else {})
+    content = JSON | ({stream_type: {}} if stream_type else {})
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},

@@ -94,22 +94,21 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
 
 
 class EventStream:
-    """Server-sent events. Status and headers are sent with the first event."""
+    """Events of a content type. Status and headers are sent with the first event."""
 
-    HEAD: Headers = [  # noqa: RUF012 - never changed
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ]
-
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, content_type: str) -> None:
         self._send = send
+        self._head: Headers = [
+            (b"content-type", f"{content_type}; charset=utf-8".encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
         self.started = False
 
     async def write(self, text: str) -> None:
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self.HEAD})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._head})
         await self._send({"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": True})
 
     async def end(self) -> None:

@@ -10,7 +10,6 @@ from slipstream.server.protocols.anthropic import MessagesRequest
 from slipstream.server.protocols.api_protocol import ApiWriter, error_field, named, new_id
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
-from slipstream.server.text.json_text import strict_json
 from slipstream.server.text.parts import Call, Part, Text, Thinking, continues
 
 UNSIGNED = "unsigned"  # a signature is required by the protocol; this server checks none
@@ -73,13 +72,9 @@ def _block(part: Part, empty: bool = False) -> dict[str, Any]:
             return {"type": "text", "text": "" if empty else part.text}
         case Thinking():
             return {"type": "thinking", "thinking": "" if empty else part.text, "signature": "" if empty else UNSIGNED}
-        case Call(name, arguments):
-            return {
-                "type": "tool_use",
-                "id": new_id("toolu_"),
-                "name": name,
-                "input": {} if empty else _read(arguments),
-            }
+        case Call():
+            given = {} if empty else part.arguments_object()
+            return {"type": "tool_use", "id": new_id("toolu_"), "name": part.name, "input": given}
 
 
 def _delta(part: Part) -> dict[str, Any] | None:
@@ -90,15 +85,6 @@ def _delta(part: Part) -> dict[str, Any] | None:
             return {"type": "thinking_delta", "thinking": part.text}
         case Call(_, arguments):
             return {"type": "input_json_delta", "partial_json": arguments} if arguments else None
-
-
-def _read(arguments: str) -> dict[str, Any]:
-    """The arguments as an object, as the protocol requires; those of an unfinished call as {"unfinished": text}."""
-    try:
-        found = strict_json(arguments or "{}")
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"unfinished": arguments}
 
 
 def _stop(finish: Finish) -> dict[str, Any]:

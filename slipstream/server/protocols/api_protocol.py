@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from slipstream.config import EngineConfig
+from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError, openai_error
 from slipstream.server.protocols.fields import SamplingFields
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
@@ -23,14 +24,21 @@ from slipstream.server.text.pieces import Piece
 
 R = TypeVar("R", bound=SamplingFields)
 DONE = "data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream"
 
 
 class ApiWriter(ABC):
-    """Streamed, as server-sent events: `opening`, any number of `delta`, `ended` for each choice. Or `whole`."""
+    """Streamed: `opening`, any number of `delta`, `ended` for each choice. Or `whole`."""
 
     keep_alive = ": keep-alive\n\n"
     warnings: Sequence[str] = ()
-    prompts: Sequence[Sequence[int]] = ()  # the token ids of each; known when the request is admitted
+    # Known when the request is admitted.
+    prompts: Sequence[Sequence[int]] = ()  # the token ids of each
+    params: SamplingParams = SamplingParams()  # the model's defaults included
+
+    def without_generation(self) -> dict[str, Any] | None:
+        """The answer to a request that asks for no text, or None."""
+        return None
 
     @abstractmethod
     def opening(self, num_prompt: int) -> str:
@@ -44,7 +52,8 @@ class ApiWriter(ABC):
         """A choice has finished. ``total``: the sum over all choices, if it was the last one."""
 
     @abstractmethod
-    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]: ...
+    def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> Any:
+        """The JSON of a complete answer."""
 
     def report(self, total: Finish) -> dict[str, Any]:
         """Fields beyond the protocols, at the end of every answer."""
@@ -60,6 +69,7 @@ class ApiProtocol(Generic[R]):
     request_model: type[R]
     to_generation_request: Callable[[R, EngineConfig], GenerationRequest]
     writer: Callable[[R, str], ApiWriter]  # from the request and the model's name
+    stream_type: str = EVENT_STREAM  # the content type of a stream
 
 
 def with_warnings(warnings: Sequence[str]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ RESERVED = ("messages", "tools", "add_generation_prompt")  # template variables 
 
 
 class CalledFunction(Body):
+    ignored = CALL
+
     name: ShortText
     arguments: str | dict[str, Any] = ""
 

@@ -28,6 +28,11 @@ MESSAGE = _names("annotations audio cache_control id provider_specific_fields re
 PART = _names("annotations cache_control citations logprobs")
 CALL = _names("cache_control extra_content index provider_specific_fields")
 TOOL = _names("allowed_callers cache_control defer_loading eager_input_streaming input_examples strict")
+OLLAMA = _names("shift truncate")  # about prompts that are too long, which are refused here
+OLLAMA_OPTIONS = _names("""
+    draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu num_batch num_ctx num_gpu num_keep num_thread
+    numa penalize_newline use_mlock use_mmap vocab_only
+    """)
 STREAM_OPTIONS = frozenset({"include_obfuscation"})
 
 # Samplers and switches of vLLM, SGLang and llama.cpp that would change the text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,20 +14,23 @@ from slipstream.server.protocols.body import Body, SomeItems
 from slipstream.server.protocols.chat import ChatMessage, for_template
 from slipstream.server.protocols.fields import ShortText, TokenId
 from slipstream.server.service.generation_request import GenerationRequest
-from slipstream.server.service.prompts import ChatPrompt, Prompt, TextPrompt
+from slipstream.server.service.prompts import ChatPrompt, MixedPrompt, Prompt
 from slipstream.server.service.service import Service
 
 MAX_TOKENIZED = 1 << 20  # tokens in an answer
 
 
 class TokenizeRequest(Body):
-    """Exactly one of `prompt`, `content` (a synonym of it) and `messages`."""
+    """Exactly one of `prompt`, `content` (llama.cpp's name of it; may have token ids in between) and `messages`."""
 
     model: ShortText | None = None
     prompt: str | None = None
-    content: str | None = None
+    content: str | Annotated[list[str | TokenId], Field(fail_fast=True)] | None = None
     messages: SomeItems[ChatMessage] | None = None
     add_special_tokens: bool | None = None
+    add_special: bool | None = None  # llama.cpp's name of it
+    parse_special: bool | None = None  # false: <|x|> in the text is no token
+    with_pieces: bool | None = None
 
     def as_prompt(self) -> Prompt:
         given = [each for each in (self.prompt, self.content, self.messages) if each is not None]
@@ -34,7 +38,8 @@ class TokenizeRequest(Body):
             raise ApiError(400, "give one of prompt, content and messages", param="prompt")
         if self.messages is not None:
             return ChatPrompt(for_template(self.messages))
-        return TextPrompt(str(given[0]), bool(self.add_special_tokens))
+        parts = self.content if isinstance(self.content, list) else [str(given[0])]
+        return MixedPrompt(parts, bool(self.add_special_tokens or self.add_special), self.parse_special is not False)
 
 
 class DetokenizeRequest(Body):
@@ -46,7 +51,22 @@ async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]
     tokens = (await service.prepare(GenerationRequest(request.as_prompt(), SamplingParams()))).tokens
     if len(tokens) > MAX_TOKENIZED:
         raise ApiError(400, f"the text has {len(tokens)} tokens; at most {MAX_TOKENIZED} are listed", param="prompt")
-    return {"tokens": list(tokens), "count": len(tokens), "max_model_len": service.loaded().engine.info.max_model_len}
+    shown = _with_pieces(service, tokens) if request.with_pieces else list(tokens)
+    return {"tokens": shown, "count": len(tokens), "max_model_len": service.loaded().engine.info.max_model_len}
+
+
+def _with_pieces(service: Service, tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """A piece that is no valid text, such as half a character, as its bytes."""
+    tokenizer = service.loaded().tokenizer
+    pieces = [tokenizer.token_bytes(token, skip_special=False) for token in tokens]
+    return [{"id": token, "piece": _text_or_bytes(piece)} for token, piece in zip(tokens, pieces)]
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:

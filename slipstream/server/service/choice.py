@@ -183,6 +183,6 @@ def _score(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs | None) -> 
     """``logprobs`` None: the prompt's first token."""
     raw = tokenizer.token_bytes(token, skip_special=False)
     if logprobs is None:
-        return Score(raw, None)
+        return Score(raw, None, token=token)
     top = tuple((tokenizer.token_bytes(t, skip_special=False), max(x, MIN_LOGPROB)) for t, x in logprobs.top)
-    return Score(raw, max(logprobs.logprob, MIN_LOGPROB), top)
+    return Score(raw, max(logprobs.logprob, MIN_LOGPROB), top, token, tuple(t for t, _ in logprobs.top))

@@ -15,7 +15,7 @@ from slipstream.sampling import SamplingParams
 from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
 from slipstream.server.service.generation_request import GenerationRequest
-from slipstream.server.service.prompts import ChatPrompt, TextPrompt, TokenPrompt
+from slipstream.server.service.prompts import ChatPrompt, MixedPrompt, TextPrompt, TokenPrompt
 from slipstream.server.text.markup import thinking
 from slipstream.server.text.markup.chat_format import ChatFormat, ThinkingState
 from slipstream.server.text.markup.reader import PlainReader, Reader
@@ -49,6 +49,13 @@ class Prepared:
         return limited or self.response_format is not None
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    text: str
+    thinking_state: ThinkingState
+    response_format: ResponseFormat | None  # to be enforced by a grammar
+
+
 class Preparation:
     """Shared by all requests to one model."""
 
@@ -61,57 +68,63 @@ class Preparation:
         self._grammars.close()
         self._tokenizer.close()
 
-    def render(self, request: GenerationRequest, prompt: ChatPrompt) -> str:
+    def render(self, request: GenerationRequest, prompt: ChatPrompt) -> RenderedChat:
         """The text of a chat. Waits for the process that renders it."""
-        return self.chat_format.render(prompt.messages, request.tools, prompt.variables)
+        chat_format = self.chat_format
+        text = chat_format.render(prompt.messages, request.tools, prompt.variables)
+        response_format = chat_format.enforced_format(request.tools, request.response_format)
+        if prompt.prefill is not None:
+            text, state = chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)
+            return RenderedChat(text, state, response_format)
+        if response_format is not None or request.thinking_budget is not None:
+            text = chat_format.start_thinking(text)
+        return RenderedChat(text, chat_format.thinking_state(text), response_format)
 
     def prepare(
-        self, request: GenerationRequest, rendered: str | None = None, max_tokens: int | None = None
+        self, request: GenerationRequest, rendered: RenderedChat | None = None, max_tokens: int | None = None
     ) -> Prepared:
         """Everything but the constraint, which `constrain` adds. ``rendered``: the text of a chat, if it is there.
         A prompt of more than ``max_tokens`` is refused."""
         params, prompt = request.params, request.prompt
         if request.bad_words:
-            params = replace(params, bad_words=self._bad_words(request.bad_words))
+            params = replace(params, bad_words=(*params.bad_words, *self._bad_words(request.bad_words)))
         match prompt:
             case ChatPrompt():
-                return self._prepare_chat(request, prompt, rendered, params, max_tokens)
-            case TextPrompt(text, add_special):
+                return self._prepare_chat(request, rendered or self.render(request, prompt), params, max_tokens)
+            case TextPrompt(text, add_special, allow_special):
                 self._check_length(text, max_tokens)
-                tokens = self._tokenizer.encode(text, add_special=add_special)
+                tokens = self._tokenizer.encode(text, add_special, allow_special)
                 echo = self._echo(tokens, text) if request.echo else ()
                 return Prepared(tokens, params, request.stops, request.response_format, echo=echo)
-            case TokenPrompt(given):
+            case TokenPrompt() | MixedPrompt():
+                given = prompt.tokens if isinstance(prompt, TokenPrompt) else self._mixed(prompt, max_tokens)
                 _check_count(len(given), max_tokens)
                 echo = self._echo(given, None) if request.echo else ()
                 return Prepared(given, params, request.stops, request.response_format, echo=echo)
 
+    def _mixed(self, prompt: MixedPrompt, max_tokens: int | None) -> list[int]:
+        tokens: list[int] = []
+        for i, part in enumerate(prompt.parts):
+            if isinstance(part, int):
+                tokens.append(part)
+                continue
+            self._check_length(part, max_tokens)
+            tokens += self._tokenizer.encode(part, prompt.add_special and i == 0, prompt.allow_special)
+        return tokens
+
     def _prepare_chat(
-        self,
-        request: GenerationRequest,
-        prompt: ChatPrompt,
-        rendered: str | None,
-        params: SamplingParams,
-        max_tokens: int | None,
+        self, request: GenerationRequest, rendered: RenderedChat, params: SamplingParams, max_tokens: int | None
     ) -> Prepared:
         chat_format = self.chat_format
-        text = self.render(request, prompt) if rendered is None else rendered
-        response_format = chat_format.enforced_format(request.tools, request.response_format)
-        if prompt.prefill is not None:
-            text, state = chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)
-        else:
-            if response_format is not None or request.thinking_budget is not None:
-                text = chat_format.start_thinking(text)
-            state = chat_format.thinking_state(text)
-        self._check_length(text, max_tokens)
+        self._check_length(rendered.text, max_tokens)
         return Prepared(
-            self._tokenizer.encode(text),
+            self._tokenizer.encode(rendered.text),
             params,
             request.stops,
-            response_format,
+            rendered.response_format,
             request.thinking_budget,
             chat_format,
-            state,
+            rendered.thinking_state,
             request.tools,
             warnings=(DOES_NOT_THINK,) if request.must_think and not chat_format.thinks else (),
         )

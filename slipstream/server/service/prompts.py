@@ -26,11 +26,21 @@ class ChatPrompt:
 class TextPrompt:
     text: str
     add_special: bool = True  # add special tokens, such as BOS
+    allow_special: bool = True  # read <|x|> in the text as a token
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrompt:
+    """Texts and token ids, one after the other."""
+
+    parts: Sequence[str | int]
+    add_special: bool = True  # if the first part is a text
+    allow_special: bool = True
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], continued: bool) -> ChatPrompt:
@@ -41,4 +51,4 @@ def chat_prompt(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, A
     return ChatPrompt(messages[:-1], variables, Prefill(last["content"], last.get("reasoning_content", "")))
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt

@@ -19,6 +19,7 @@ from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
 from slipstream.host import lower_priority
 from slipstream.load import Tokenizer
+from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
 from slipstream.server.service.admission import FairThreads, Places
 from slipstream.server.service.caller import caller
@@ -26,10 +27,12 @@ from slipstream.server.service.choice import ChoiceStream
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.metrics import Metrics
-from slipstream.server.service.prepare import Preparation, Prepared
+from slipstream.server.service.prepare import Preparation, Prepared, RenderedChat
 from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts, StatusMonitor
+from slipstream.server.text.markup.chat_format import ChatFormat
+from slipstream.server.text.tools import ToolUse
 
 PREPARE_THREADS = 2
 TEMPLATE_THREADS = 2
@@ -96,6 +99,12 @@ class Service:
                 raise engine_failed()
         assert self._loaded is not None
         return self._loaded
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        self.loaded()
+        assert self._preparation is not None
+        return self._preparation.chat_format
 
     # Admission.
 
@@ -164,11 +173,16 @@ class Service:
         """Everything but the constraint. Chats are rendered in threads of their own: a template may take long.
         ``max_tokens``: a longer prompt may be refused before all of it is read."""
         assert self._preparation is not None
-        rendered = None
-        if isinstance(request.prompt, ChatPrompt):
-            render = partial(self._preparation.render, request, request.prompt)
-            rendered = await self._template_threads.run(caller().client, render)
+        rendered = await self._render(request, request.prompt) if isinstance(request.prompt, ChatPrompt) else None
         return await self.in_thread(partial(self._preparation.prepare, request, rendered, max_tokens))
+
+    async def render(self, prompt: ChatPrompt, tools: ToolUse) -> str:
+        """The text of a chat prompt."""
+        return (await self._render(GenerationRequest(prompt, SamplingParams(), tools=tools), prompt)).text
+
+    async def _render(self, request: GenerationRequest, prompt: ChatPrompt) -> RenderedChat:
+        assert self._preparation is not None
+        return await self._template_threads.run(caller().client, partial(self._preparation.render, request, prompt))
 
     async def _constrain(self, prepared: Prepared) -> Prepared:
         """In threads of their own, so that complex grammars do not delay prompts."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from slipstream.server.text.json_text import strict_json
 from slipstream.server.text.pieces import Piece, text_of
 
 
@@ -32,6 +34,14 @@ class Call:
 
     name: str | None  # None: more arguments of the call before
     arguments: str = ""  # a chunk of JSON text
+
+    def arguments_object(self) -> dict[str, Any]:
+        """For protocols that require an object; the arguments of an unfinished call as {"unfinished": text}."""
+        try:
+            found = strict_json(self.arguments or "{}")
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {"unfinished": self.arguments}
 
 
 Part = Text | Thinking | Call

@@ -13,6 +13,8 @@ class Score(NamedTuple):
     raw: bytes  # the token's text
     logprob: float | None  # None: the prompt's first token, which has no context
     top: tuple[tuple[bytes, float], ...] = ()  # the likeliest tokens at this position, best first
+    token: int = 0
+    top_tokens: tuple[int, ...] = ()  # the ids of `top`
 
 
 class Piece(NamedTuple):

@@ -39,7 +39,7 @@ class ChatFormat:
         self._knows_tools = re.search(r"\btools\b", text) is not None
         self._xml = FUNCTION in text
         hermes = BEGIN in text and re.search(r'"arguments\\?"', text) is not None
-        self._reads_calls = self._xml or hermes or not self._knows_tools
+        self.reads_calls = self._xml or hermes or not self._knows_tools
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
         """If the template refuses several system messages, or one in the middle, they become one at the beginning."""
@@ -56,7 +56,7 @@ class ChatFormat:
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
         if not tools.tools and self._knows_tools:
             return self._tokenizer.render_chat(messages, **variables)
-        if not self._reads_calls:
+        if not self.reads_calls:
             raise ApiError(400, "tools: this model writes calls in a form that this server cannot read", param="tools")
         if not self._knows_tools:
             return self._tokenizer.render_chat(with_tools(messages, tools.tools), **variables)

@@ -1,0 +1,1 @@
+"""Ollama's protocol, as its client libraries and Open WebUI use it."""
