@@ -56,10 +56,10 @@ async function refusal(response) {
 }
 
 /** Chunks of a streamed chat completion. Throws ServerError; an abort by the caller throws what fetch throws. */
-export async function* chatChunks(request, abort) {
+export async function* chatChunks(request, requestId, abort) {
   const response = await reach("/v1/chat/completions", {
     method: "POST",
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", "X-Request-Id": requestId },
     body: JSON.stringify(request),
     signal: abort,
   });

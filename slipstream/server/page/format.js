@@ -27,6 +27,9 @@ export function bytes(n) {
   return `${power === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[power]}`;
 }
 
+/** Milliseconds as seconds, with as many digits as one can feel. */
+export const seconds = (ms) => `${ms < 10_000 ? (ms / 1000).toFixed(2) : Math.round(ms / 1000)} s`;
+
 export function duration(seconds) {
   const s = Math.floor(seconds);
   if (s < 60) return `${s} s`;
