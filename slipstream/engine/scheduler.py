@@ -59,6 +59,7 @@ class Scheduler:
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
         self._last_depth = 0
+        self._step_seconds: tuple[float, float] | None = None  # of the step being applied, and of a plain one
 
     @property
     def has_work(self) -> bool:
@@ -268,8 +269,12 @@ class Scheduler:
         assert len(step.sequences) == len(result.rows)
         self.counters.num_steps += bool(result.rows)
         now = self._clock()
+        self._step_seconds = None
         if result.rows and not step.has_prompts:
-            self.policy.observe_step(step.timing(result, now - self._applied_at, self.info.stops_early))
+            timing = step.timing(result, now - self._applied_at, self.info.stops_early)
+            self.policy.observe_step(timing)
+            plain_seconds = self.policy.plain_seconds(timing.num_rows)
+            self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
         self._applied_at = now
         events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))
         return [event for event in events if event is not None]
@@ -307,6 +312,8 @@ class Scheduler:
         sequence.counters.count(num_drafted, num_accepted)
         self.counters.count(num_drafted, num_accepted)
         self.counters.num_output_tokens += num_tokens
+        if self._step_seconds is not None:
+            sequence.counters.gain.count(num_tokens, *self._step_seconds)
         if sequence.counters.first_token_at is None:
             sequence.counters.first_token_at = now
             self.counters.num_prompt_tokens += len(sequence.request.prompt_tokens)

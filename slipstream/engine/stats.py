@@ -47,6 +47,24 @@ class DraftCounters:
             self.accepted_per_position[position] += position < num_accepted
 
 
+class Gain:
+    """How much faster a row got its tokens than by steps without drafts: their time by the policy's cost curve, over
+    the time that its steps took. Steps next to prompts do not count."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._plain_seconds = 0.0
+
+    def count(self, num_tokens: int, seconds: float, plain_seconds: float) -> None:
+        """A step gave ``num_tokens``; ``plain_seconds``: a step without drafts would have taken so long."""
+        self._seconds += seconds
+        self._plain_seconds += num_tokens * plain_seconds
+
+    @property
+    def factor(self) -> float | None:
+        return self._plain_seconds / self._seconds if self._seconds else None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStats:
     """One request, at its end."""
@@ -64,6 +82,7 @@ class RequestStats:
     first_token_seconds: float | None  # from arrival; None: it never got a token
     total_seconds: float
     queue_seconds: float | None  # from arrival to its first step; None: it never had one
+    gain: float | None  # over steps without drafts, as a factor; None: no step was timed
     why_no_draft: str = ""  # set when it never drafted
     depth_reason: str = ""  # the last decision of its policy, and why
 
@@ -87,6 +106,7 @@ class StreamSnapshot:
     draft_tokens: int
     accepted_tokens: int
     first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
+    gain: float | None  # as in RequestStats
 
 
 class RowCounters(DraftCounters):
@@ -95,6 +115,7 @@ class RowCounters(DraftCounters):
     def __init__(self) -> None:
         super().__init__()
         self.num_preemptions = 0
+        self.gain = Gain()
         self.last_depth = 0  # drafts requested when it sampled last
         self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
@@ -117,6 +138,7 @@ class RowCounters(DraftCounters):
             first_token_seconds=None if self.first_token_at is None else self.first_token_at - arrival,
             total_seconds=now - arrival,
             queue_seconds=None if self.joined_at is None else self.joined_at - arrival,
+            gain=self.gain.factor,
             why_no_draft="" if self.num_drafts else depth_reason,
             depth_reason=depth_reason,
         )
@@ -130,6 +152,7 @@ class RowCounters(DraftCounters):
             draft_tokens=self.num_draft_tokens,
             accepted_tokens=self.num_accepted_tokens,
             first_token_at=self.first_token_at,
+            gain=self.gain.factor,
         )
 
 

@@ -61,9 +61,7 @@ class Adaptive(DepthPolicy):
     def observe_step(self, timing: StepTiming) -> None:
         rows = min(self._per_row * timing.num_rows, timing.verify_seconds * self._tuning.max_row_share)
         self._verify.observe(timing.num_tokens, timing.verify_seconds - rows)
-        # An engine that was idle for a while says nothing: no step has that much time outside of the runner.
-        other = min(timing.other_seconds, timing.verify_seconds)
-        self._other += self._tuning.other_rate * (other - self._other)
+        self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
         if not timing.pass_rows or timing.draft_seconds <= 0.0:
             return
         if not self._draft.known:
@@ -72,6 +70,9 @@ class Adaptive(DepthPolicy):
         error = timing.draft_seconds / sum(expected)
         for num_rows, seconds in zip(timing.pass_rows, expected):
             self._draft.observe(num_rows, seconds * error)
+
+    def plain_seconds(self, num_rows: int) -> float | None:
+        return self._verify.at(num_rows) + self._fixed_seconds(num_rows) if self._verify.known else None
 
     def forget(self, key: str) -> None:
         self._acceptance.forget(key)

@@ -182,6 +182,15 @@ def test_without_timings_it_drafts_two() -> None:
     assert "until steps have been timed" in policy.reason
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_it_knows_what_a_plain_step_takes_while_it_drafts(name: str) -> None:
+    machine = MACHINES[name]
+    policy = make_policy("adaptive", make_info(max_depth=MAX_DEPTH), MAX_DEPTH, machine.costs)
+    Simulation(machine, policy, [0.8] * 4).run(200)
+    assert policy.plain_seconds(4) == pytest.approx(machine.verify(4), rel=0.1)
+    assert make_policy("adaptive", make_info(max_depth=MAX_DEPTH), MAX_DEPTH, StepCosts()).plain_seconds(4) is None
+
+
 def test_limits_of_rows_and_room_hold() -> None:
     policy = adaptive(MACHINES["flat"])
     rows = [SamplingRow("a", 4), SamplingRow("b", 1), SamplingRow("c", 0)]

@@ -13,7 +13,8 @@ const childrenOf = (conversation, id) => conversation.messages.filter((message) 
 export function path(conversation) {
   const next = new Map(); // parent -> the child that is shown
   for (const message of conversation.messages) {
-    if (next.get(message.parent)?.id !== conversation.chosen[message.parent]) next.set(message.parent, message);
+    const chosen = conversation.chosen[message.parent];
+    if (chosen === undefined || next.get(message.parent)?.id !== chosen) next.set(message.parent, message);
   }
   const shown = [];
   for (let at = next.get(ROOT); at; at = next.get(at.id)) shown.push(at);
@@ -55,7 +56,9 @@ export function remove(conversation, message) {
   const gone = branch ? withDescendants(conversation, message) : new Set([message.id]);
   if (!branch) {
     for (const child of childrenOf(conversation, message.id)) child.parent = message.parent;
-    conversation.chosen[message.parent] = conversation.chosen[message.id];
+    const next = conversation.chosen[message.id];
+    if (next === undefined) delete conversation.chosen[message.parent];
+    else conversation.chosen[message.parent] = next;
   }
   conversation.messages = conversation.messages.filter((other) => !gone.has(other.id));
   for (const id of gone) delete conversation.chosen[id];

@@ -38,6 +38,7 @@ class Finish:
             "draft_n_accepted": stats.accepted_tokens,
             "drafted_per_position": list(stats.drafted_per_position),
             "accepted_per_position": list(stats.accepted_per_position),
+            "gain": None if stats.gain is None else round(stats.gain, 3),
             "speculation": stats.why_no_draft or stats.depth_reason,
         }
 
