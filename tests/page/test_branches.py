@@ -106,7 +106,10 @@ def test_a_cut_answer_is_continued(page: Page, fake: ScriptedServer) -> None:
     expect(done.locator(".timings")).to_contain_text("3.0 tok/s · 6 tokens")  # 3 + 3 in a second each
     assert source(page) == "Once upon a time it ended."
     request = fake.requests[-1]
-    assert request["messages"] == [{"role": "user", "content": "story"}, {"role": "assistant", "content": "Once upon a"}]
+    assert request["messages"] == [
+        {"role": "user", "content": "story"},
+        {"role": "assistant", "content": "Once upon a"},
+    ]
     assert request["continue_final_message"] is True
     assert request["add_generation_prompt"] is False
     assert "continue_final_message" not in fake.requests[0]
@@ -176,7 +179,12 @@ def put(page: Page, stored: dict[str, Any]) -> None:
 
 def test_a_conversation_of_an_older_page_is_read_as_one_path(page: Page, fake: ScriptedServer) -> None:
     done = {"role": "assistant", "text": "hi", "marks": [2, 1], "state": "done", "finish": "stop"}
-    messages = [{"role": "user", "text": "hello"}, done, {"role": "user", "text": "more"}, {**done, "state": "streaming"}]
+    messages = [
+        {"role": "user", "text": "hello"},
+        done,
+        {"role": "user", "text": "more"},
+        {**done, "state": "streaming"},
+    ]
     put(page, {"title": "Old", "system": "Be.", "settings": {"seed": 3}, "unsent": "x", "messages": messages})
     expect(page.locator("#title")).to_have_text("Old")
     expect(page.locator("article.question .said")).to_have_text(["hello", "more"])
@@ -192,7 +200,8 @@ def test_a_conversation_of_an_older_page_is_read_as_one_path(page: Page, fake: S
 
 
 @pytest.mark.parametrize(
-    "ids", [[(1, 2), (2, 1)], [(1, 0), (1, 0)], [(2, 1), (3, 2)], [(1, 0), ("x", 1)], [(5, 5), (6, 5)], [(0, 0), (1, 0)]]
+    "ids",
+    [[(1, 2), (2, 1)], [(1, 0), (1, 0)], [(2, 1), (3, 2)], [(1, 0), ("x", 1)], [(5, 5), (6, 5)], [(0, 0), (1, 0)]],
 )
 def test_a_spoilt_tree_becomes_one_path(workbench: Page, ids: list[tuple[Any, int]]) -> None:
     messages = [{"text": text, "id": i, "parent": p} for text, (i, p) in zip("ab", ids)]

@@ -149,7 +149,9 @@ def test_what_is_imported_is_data(page: Page, tmp_path: Path) -> None:
         {"role": "user", "text": hostile},
         {"role": "assistant", "text": hostile, "state": hostile, "notice": {"a": 1}, "timings": 5, "usage": [hostile]},
     ]
-    (tmp_path / "x.json").write_text(json.dumps([{"title": hostile, "messages": messages, "settings": {"seed": hostile}}]))
+    (tmp_path / "x.json").write_text(
+        json.dumps([{"title": hostile, "messages": messages, "settings": {"seed": hostile}}])
+    )
     page.set_input_files("#import-file", tmp_path / "x.json")
     expect(page.locator("#title")).to_have_text(hostile)
     expect(answer(page)).to_contain_text("<img src=x")

@@ -67,9 +67,7 @@ def test_tokens_a_step_include_plain_steps(page: Page, fake: ScriptedServer) -> 
         ("off", 1, 0, "Drafting is off by the server’s settings."),
     ],
 )
-def test_drafting_in_words(
-    workbench: Page, policy: str, running: int, depth: int, words: str
-) -> None:
+def test_drafting_in_words(workbench: Page, policy: str, running: int, depth: int, words: str) -> None:
     state = {"available": True, "policy": policy, "depth": depth, "max_depth": 4}
     said = workbench.evaluate(
         "async ([s, load]) => (await import('/page/panel.js')).draftingWords(s, load)", [state, {"running": running}]

@@ -44,7 +44,9 @@ TINTED = """async ([text, marks]) => {
 def test_nothing_is_fetched_from_elsewhere_and_no_text_becomes_markup(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(", text)
-    assert not re.search(r"\.render|highlightElement|highlightAll|\.value\b.*hljs|initHighlighting", text)  # HTML of libraries
+    assert not re.search(
+        r"\.render|highlightElement|highlightAll|\.value\b.*hljs|initHighlighting", text
+    )  # HTML of libraries
     assert not re.search(r"""(src|href|url|fetch|import)\W{1,3}(https?:)?//""", text)
     if path.suffix == ".html":
         assert not re.search(r"\son\w+=|\sstyle=|<style|<script>", text)

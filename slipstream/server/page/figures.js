@@ -32,6 +32,6 @@ export function speedLine(answer) {
 /** How long the reader waited, and how fast the prompt was read. */
 export function promptLine({ timings: t }) {
   if (!t || !Number.isFinite(t.prompt_ms)) return "";
-  const first = `first token after ${seconds((t.queue_ms ?? 0) + t.prompt_ms)}`;
+  const first = `First token after ${seconds((t.queue_ms ?? 0) + t.prompt_ms)}`;
   return `${first} · prompt of ${plural(t.prompt_n, "token")} at ${speed(t.prompt_per_second)} tok/s`;
 }

@@ -15,7 +15,7 @@ export function speed(perSecond) {
   return perSecond < 100 ? perSecond.toFixed(1) : whole.format(perSecond);
 }
 
-export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)} %` : "–");
+export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)}\u00a0%` : "–");
 
 export function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
