@@ -16,7 +16,7 @@ from driving import Complaints  # noqa: E402
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 from scripted import ScriptedServer  # noqa: E402
 
-PATIENCE_MS = 9_000  # a busy machine may be slow; nothing waits this long where all is well
+PATIENCE_MS = 60_000  # a busy machine may be slow; nothing waits this long where all is well
 expect.set_options(timeout=PATIENCE_MS)
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 

@@ -170,7 +170,7 @@ def test_the_drafts_view_tints_every_token_inside_the_markdown(page: Page, fake:
         expect(done.locator(f".prose {selector}")).to_have_text(words)
     shown = tokens(page)
     assert all(
-        piece is None or piece[1] == k and piece[0] in text.replace("*", "")
+        piece is None or (piece[1] == k and piece[0] in text.replace("*", ""))
         for piece, (text, k) in zip(shown, reply.pieces)
     )
     assert "".join(piece[0] for piece in shown if piece) == "One bold claim.firstsecondx = 1The end."

@@ -51,9 +51,10 @@ def half_of(page: Page) -> str:
 
 
 def test_tokens_a_step_include_plain_steps(page: Page, fake: ScriptedServer) -> None:
-    """A server that does not say it gives the counts: 700 accepted in 500 drafting and 900 plain steps of a row."""
+    """Where the status has only the counts: 2,100 tokens in 500 drafting and 900 plain steps of a row."""
     del fake.status["speculation"]["tokens_per_step"]
     fake.status["speculation"]["plain_row_steps"] = 900
+    fake.status["load"]["generated_tokens"] = 2100
     expect(field(page, "speculation.mean")).to_have_text("1.50")
 
 

@@ -103,7 +103,8 @@ def test_an_event_broken_off_is_dropped(workbench: Page) -> None:
         ("![eye](data:image/png;base64,AA)", "<p>![eye](data:image/png;base64,AA)</p>"),
         (
             "see https://example.org, ok",
-            '<p>see <a href="https://example.org/" target="_blank" rel="noopener noreferrer">https://example.org</a>, ok</p>',
+            '<p>see <a href="https://example.org/" target="_blank" rel="noopener noreferrer">https://example.org</a>'
+            ", ok</p>",
         ),
         (
             "| a | b |\n|---|--:|\n| 1 | `2` |",

@@ -91,7 +91,7 @@ export class Panel {
     const { draft_tokens, accepted_tokens } = speculation;
     this.field("speculation.words", draftingWords(speculation, load));
     this.field("speculation.reason", speculation.available ? speculation.reason : speculation.why_not);
-    this.field("speculation.mean", tokensPerStep(speculation).toFixed(2));
+    this.field("speculation.mean", tokensPerStep(speculation, load).toFixed(2));
     this.field("speculation.accepted", `${shortCount(accepted_tokens)} of ${shortCount(draft_tokens)}`);
     this.showPositions(speculation);
   }
@@ -138,10 +138,10 @@ export class Panel {
   }
 }
 
-/** What a row gains a step, plain steps included. */
-function tokensPerStep({ tokens_per_step, drafts, accepted_tokens, plain_row_steps }) {
+/** What a row gets in a step, with drafts or without. */
+function tokensPerStep({ tokens_per_step, drafts, plain_row_steps }, { generated_tokens }) {
   const steps = drafts + plain_row_steps;
-  return tokens_per_step ?? (steps ? 1 + accepted_tokens / steps : 1);
+  return tokens_per_step ?? (steps ? generated_tokens / steps : 0);
 }
 
 export function draftingWords({ available, why_not, policy, depth, max_depth }, { running }) {
