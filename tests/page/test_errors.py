@@ -36,7 +36,7 @@ def test_a_full_server_says_how_long_to_wait(page: Page, fake: ScriptedServer, c
         (
             401,
             "no key",
-            "The server asks for its API key. Open this page once as /?key=YOUR-KEY and the browser will remember it.",
+            "The server asks for its API key. Reload this page to enter it.",
         ),
         (503, "draining", "The server takes no requests now: draining."),
         (500, "", "The server failed (500)."),

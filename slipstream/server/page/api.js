@@ -12,7 +12,7 @@ export class ServerError extends Error {
 }
 
 const GONE = "The server does not answer. Is it still running? Nothing you wrote is lost.";
-const KEY = "The server asks for its API key. Open this page once as /?key=YOUR-KEY and the browser will remember it.";
+const KEY = "The server asks for its API key. Reload this page to enter it.";
 const BROKEN = "The connection broke in the middle of the answer. What had come is kept.";
 
 async function reach(path, options) {

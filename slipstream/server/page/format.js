@@ -24,7 +24,7 @@ export function bytes(n) {
     n /= 1024;
     power += 1;
   }
-  return `${power === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[power]}`;
+  return `${power === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)}\u00a0${units[power]}`;
 }
 
 /** Milliseconds as seconds, with as many digits as one can feel. */
