@@ -289,6 +289,8 @@ class Scheduler:
         commit = sequence.commit(row)
         if commit is None:
             return None
+        if self._step_seconds is not None:
+            sequence.counters.gain.count(len(commit.tokens), *self._step_seconds)
         self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
         self._count(sequence, commit.num_drafted, commit.num_accepted, len(commit.tokens), now)
         return TokenEvent(
@@ -312,8 +314,6 @@ class Scheduler:
         sequence.counters.count(num_drafted, num_accepted)
         self.counters.count(num_drafted, num_accepted)
         self.counters.num_output_tokens += num_tokens
-        if self._step_seconds is not None:
-            sequence.counters.gain.count(num_tokens, *self._step_seconds)
         if sequence.counters.first_token_at is None:
             sequence.counters.first_token_at = now
             self.counters.num_prompt_tokens += len(sequence.request.prompt_tokens)

@@ -79,10 +79,10 @@ class RequestStats:
     steps: int  # steps in which it sampled
     plain_steps: int  # of those, without a draft
     preemptions: int
+    gain: float | None  # over steps without drafts, as a factor; None: no step was timed
     first_token_seconds: float | None  # from arrival; None: it never got a token
     total_seconds: float
     queue_seconds: float | None  # from arrival to its first step; None: it never had one
-    gain: float | None  # over steps without drafts, as a factor; None: no step was timed
     why_no_draft: str = ""  # set when it never drafted
     depth_reason: str = ""  # the last decision of its policy, and why
 
@@ -114,8 +114,8 @@ class RowCounters(DraftCounters):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_preemptions = 0
         self.gain = Gain()
+        self.num_preemptions = 0
         self.last_depth = 0  # drafts requested when it sampled last
         self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
@@ -135,10 +135,10 @@ class RowCounters(DraftCounters):
             steps=self.num_drafts + self.num_plain_steps,
             plain_steps=self.num_plain_steps,
             preemptions=self.num_preemptions,
+            gain=self.gain.factor,
             first_token_seconds=None if self.first_token_at is None else self.first_token_at - arrival,
             total_seconds=now - arrival,
             queue_seconds=None if self.joined_at is None else self.joined_at - arrival,
-            gain=self.gain.factor,
             why_no_draft="" if self.num_drafts else depth_reason,
             depth_reason=depth_reason,
         )
