@@ -273,7 +273,7 @@ class Scheduler:
         if result.rows and not step.has_prompts:
             timing = step.timing(result, now - self._applied_at, self.info.stops_early)
             self.policy.observe_step(timing)
-            plain_seconds = self.policy.plain_seconds(timing.num_rows)
+            plain_seconds = self.policy.plain_seconds(timing)
             self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
         self._applied_at = now
         events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))

@@ -48,8 +48,8 @@ class DraftCounters:
 
 
 class Gain:
-    """How much faster a row got its tokens than by steps without drafts: their time by the policy's cost curve, over
-    the time that its steps took. Steps next to prompts do not count."""
+    """How much faster a row got its tokens than by steps without drafts: their time by the policy's costs, over the
+    time that its steps took. Steps next to prompts do not count."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

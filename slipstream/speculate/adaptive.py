@@ -71,8 +71,14 @@ class Adaptive(DepthPolicy):
         for num_rows, seconds in zip(timing.pass_rows, expected):
             self._draft.observe(num_rows, seconds * error)
 
-    def plain_seconds(self, num_rows: int) -> float | None:
-        return self._verify.at(num_rows) + self._fixed_seconds(num_rows) if self._verify.known else None
+    def plain_seconds(self, timing: StepTiming) -> float | None:
+        """By the expected costs of both; what slows the whole machine for a moment slows both."""
+        if not self._verify.known or not (self._draft.known or not timing.pass_rows):
+            return None
+        fixed = self._fixed_seconds(timing.num_rows)
+        drafting = sum(self._draft.at(num_rows) for num_rows in timing.pass_rows)
+        expected = fixed + self._verify.at(timing.num_tokens) + drafting
+        return timing.seconds * (fixed + self._verify.at(timing.num_rows)) / expected
 
     def forget(self, key: str) -> None:
         self._acceptance.forget(key)

@@ -83,8 +83,8 @@ class DepthPolicy(ABC):
     def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
         """A step without prompt chunks was timed."""
 
-    def plain_seconds(self, num_rows: int) -> float | None:
-        """What a step of so many rows without drafts would take; None: not known."""
+    def plain_seconds(self, timing: StepTiming) -> float | None:
+        """What this step would have taken without its drafts; None: not known."""
         return None
 
     def forget(self, key: str) -> None:  # noqa: B027

@@ -12,7 +12,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import DraftRequest, RunnerInfo
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import RequestError
-from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, StepTiming
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
 EVERYTHING = EngineConfig(max_streams=16, max_step_tokens=512)
@@ -56,8 +56,8 @@ def test_every_token_of_a_step_is_in_one_event() -> None:
 
 def test_the_gain_is_the_time_of_plain_steps_over_that_of_the_steps() -> None:
     class Timed(Fixed):
-        def plain_seconds(self, num_rows: int) -> float:
-            return 0.02 * num_rows
+        def plain_seconds(self, timing: StepTiming) -> float:
+            return 0.02 * timing.num_rows
 
     harness = make_harness(policy=Timed(3), hit=1.0)
     collect = harness.runner.collect
