@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from driving import answer, ask_and_wait
+from driving import answer, ask_and_wait, wait_for_end
 from playwright.sync_api import Page, expect
 from scripted import Reply, ScriptedServer, pieces_of
 
@@ -53,21 +52,21 @@ def test_a_text_file_becomes_a_fenced_block(page: Page, fake: ScriptedServer, tm
     assert fake.requests[-1]["messages"][-1]["content"] == f"What does this do?\n\n{block}"
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "“a.bin” is not a text file: only text can be attached."),
-        (b"text\x00text", "“a.bin” is not a text file: only text can be attached."),
-        (b"\xff\xfe\x00a", "“a.bin” is not a text file: only text can be attached."),
+def test_other_files_are_refused_with_a_sentence(page: Page, tmp_path: Path) -> None:
+    no_text = "“a.bin” is not a text file: only text can be attached."
+    refusals = [
+        (b"\x89PNG\r\n\x1a\n\x00\x00", no_text),
+        (b"text\x00text", no_text),
+        (b"\xff\xfe\x00a", no_text),
         (b"x" * 1_200_000, "“a.bin” has 1200 kB: there is room for 199 kB here."),
         (b"x" * 200_100, "“a.bin” has 200 kB: there is room for 199 kB here."),
-    ],
-)
-def test_other_files_are_refused_with_a_sentence(page: Page, tmp_path: Path, content: bytes, words: str) -> None:
-    (tmp_path / "a.bin").write_bytes(content)
-    page.set_input_files("#file", tmp_path / "a.bin")
-    expect(page.locator(".note span")).to_have_text(words)
-    expect(page.locator("#words")).to_have_value("")
+    ]
+    for content, words in refusals:
+        (tmp_path / "a.bin").write_bytes(content)
+        page.set_input_files("#file", tmp_path / "a.bin")
+        expect(page.locator(".note span")).to_have_text(words)
+        page.get_by_role("button", name="Close the note").click()
+        expect(page.locator("#words")).to_have_value("")
 
 
 def test_presets_are_saved_chosen_and_deleted(page: Page, fake: ScriptedServer) -> None:
@@ -111,6 +110,7 @@ def test_export_and_import(page: Page, fake: ScriptedServer, tmp_path: Path) -> 
     ask_and_wait(page, "Which one?")
     page.get_by_role("button", name="Answer again").click()
     expect(answer(page).locator(".branches")).to_have_text("2 / 2")
+    wait_for_end(page)
     name, text = exported(page, "#export-markdown")
     assert name == "Which-one.md"
     assert text == "# Which one?\n\n## You\n\nWhich one?\n\n## Answer\n\nThe *first*.\n"
@@ -136,11 +136,12 @@ def test_export_and_import(page: Page, fake: ScriptedServer, tmp_path: Path) -> 
     expect(answer(page).locator('.token[data-tint="1"]')).not_to_have_count(0)
 
 
-@pytest.mark.parametrize("content", ["no json", "{}", '{"conversations": 3}', '[1, {"messages": []}, {"messages": 3}]'])
-def test_a_file_that_is_no_export_says_so(page: Page, tmp_path: Path, content: str) -> None:
-    (tmp_path / "x.json").write_text(content)
-    page.set_input_files("#import-file", tmp_path / "x.json")
-    expect(page.locator(".note span")).to_have_text("“x.json” has no conversations that this page can read.")
+def test_a_file_that_is_no_export_says_so(page: Page, tmp_path: Path) -> None:
+    for content in ("no json", "{}", '{"conversations": 3}', '[1, {"messages": []}, {"messages": 3}]'):
+        (tmp_path / "x.json").write_text(content)
+        page.set_input_files("#import-file", tmp_path / "x.json")
+        expect(page.locator(".note span")).to_have_text("“x.json” has no conversations that this page can read.")
+        page.get_by_role("button", name="Close the note").click()
 
 
 def test_what_is_imported_is_data(page: Page, tmp_path: Path) -> None:

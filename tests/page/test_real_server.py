@@ -112,6 +112,19 @@ def test_without_speculation_every_token_is_the_models_own_and_the_text_is_the_s
     expect(done.locator(".reason")).not_to_have_text("")
 
 
+def test_a_cut_answer_goes_on_as_if_it_had_not_been_cut(chat: Page, real: RealServer) -> None:
+    expected = alone(real, BREAD, 48)["choices"][0]["message"]["content"]
+    greedy(chat, 24)
+    done = ask_and_wait(chat, BREAD)
+    cut = source(chat)
+    assert expected.startswith(cut)
+    done.get_by_role("button", name="Continue").click()
+    expect(done.locator(".timings")).to_contain_text("48 tokens")
+    wait_for_end(chat)
+    assert source(chat)[: len(expected)] == expected[: len(source(chat))]
+    assert len(source(chat)) > len(cut)
+
+
 def test_stop_ends_the_work_on_the_server(chat: Page, real: RealServer) -> None:
     before = wait_until_idle(real)["load"]["requests"]["abort"]
     greedy(chat, ENDLESS)
