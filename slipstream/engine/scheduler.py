@@ -59,6 +59,7 @@ class Scheduler:
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
         self._last_depth = 0
+        self._step_seconds: tuple[float, float] | None = None  # of the step being applied, and of a plain one
 
     @property
     def has_work(self) -> bool:
@@ -277,8 +278,12 @@ class Scheduler:
         if result.rows:
             self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
+        self._step_seconds = None
         if result.rows and not step.has_prompts:
-            self.policy.observe_step(step.timing(result, now - self._applied_at, self.info.stops_early))
+            timing = step.timing(result, now - self._applied_at, self.info.stops_early)
+            self.policy.observe_step(timing)
+            plain_seconds = self.policy.plain_seconds(timing)
+            self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
         self._applied_at = now
         events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))
         return [event for event in events if event is not None]
@@ -293,6 +298,8 @@ class Scheduler:
         commit = sequence.commit(row)
         if commit is None:
             return None
+        if self._step_seconds is not None:
+            sequence.counters.gain.count(len(commit.tokens), *self._step_seconds)
         self.policy.observe_row(sequence.id, commit.num_drafted, commit.num_accepted, commit.confidences)
         self._count(sequence, commit, now)
         return TokenEvent(

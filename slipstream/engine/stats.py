@@ -61,6 +61,24 @@ class DraftCounters:
             self.accepted_per_position[position] += position < num_accepted
 
 
+class Gain:
+    """How much faster a row got its tokens than by steps without drafts: their time by the policy's costs, over the
+    time that its steps took. Steps next to prompts do not count."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._plain_seconds = 0.0
+
+    def count(self, num_tokens: int, seconds: float, plain_seconds: float) -> None:
+        """A step gave ``num_tokens``; ``plain_seconds``: a step without drafts would have taken so long."""
+        self._seconds += seconds
+        self._plain_seconds += num_tokens * plain_seconds
+
+    @property
+    def factor(self) -> float | None:
+        return self._plain_seconds / self._seconds if self._seconds else None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStats:
     """One request, at its end."""
@@ -75,6 +93,7 @@ class RequestStats:
     steps: int  # steps in which it sampled
     plain_steps: int  # of those, without a draft
     preemptions: int
+    gain: float | None  # over steps without drafts, as a factor; None: no step was timed
     first_token_seconds: float | None  # from arrival; None: it never got a token
     total_seconds: float
     queue_seconds: float | None  # from arrival to its first step; None: it never had one
@@ -126,6 +145,7 @@ class StreamSnapshot:
     draft_tokens: int
     accepted_tokens: int
     first_token_at: float | None  # by the monotonic clock; None: its prompt is still being read
+    gain: float | None  # as in RequestStats
 
 
 class RowCounters(DraftCounters):
@@ -133,6 +153,7 @@ class RowCounters(DraftCounters):
 
     def __init__(self) -> None:
         super().__init__()
+        self.gain = Gain()
         self.num_preemptions = 0
         self.why_plain: Counter[str] = Counter()  # reasons for steps without drafts
         self.last_depth = 0  # drafts requested when it sampled last
@@ -159,6 +180,7 @@ class RowCounters(DraftCounters):
             steps=self.num_drafts + self.num_plain_steps,
             plain_steps=self.num_plain_steps,
             preemptions=self.num_preemptions,
+            gain=self.gain.factor,
             first_token_seconds=None if self.first_token_at is None else self.first_token_at - arrival,
             total_seconds=now - arrival,
             queue_seconds=None if self.joined_at is None else self.joined_at - arrival,
@@ -175,6 +197,7 @@ class RowCounters(DraftCounters):
             draft_tokens=self.num_draft_tokens,
             accepted_tokens=self.num_accepted_tokens,
             first_token_at=self.first_token_at,
+            gain=self.gain.factor,
         )
 
 

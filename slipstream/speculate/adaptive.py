@@ -67,9 +67,7 @@ class Adaptive(DepthPolicy):
     def observe_step(self, timing: StepTiming) -> None:
         rows = min(self._per_row * timing.num_rows, timing.verify_seconds * self._tuning.max_row_share)
         self._verify.observe(timing.num_tokens, timing.verify_seconds - rows)
-        # An engine that was idle for a while says nothing: no step has that much time outside of the runner.
-        other = min(timing.other_seconds, timing.verify_seconds)
-        self._other += self._tuning.other_rate * (other - self._other)
+        self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
         if not timing.pass_rows or timing.draft_seconds <= 0.0:
             return
         if not self._draft.known:
@@ -78,6 +76,15 @@ class Adaptive(DepthPolicy):
         error = timing.draft_seconds / sum(expected)
         for num_rows, seconds in zip(timing.pass_rows, expected):
             self._draft.observe(num_rows, seconds * error)
+
+    def plain_seconds(self, timing: StepTiming) -> float | None:
+        """By the expected costs of both; what slows the whole machine for a moment slows both."""
+        if not self._verify.known or not (self._draft.known or not timing.pass_rows):
+            return None
+        fixed = self._fixed_seconds(timing.num_rows)
+        drafting = sum(self._draft.at(num_rows) for num_rows in timing.pass_rows)
+        expected = fixed + self._verify.at(timing.num_tokens) + drafting
+        return timing.seconds * (fixed + self._verify.at(timing.num_rows)) / expected
 
     def forget(self, key: str) -> None:
         self._acceptance.forget(key)

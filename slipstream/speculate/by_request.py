@@ -61,6 +61,9 @@ class PerRequest(DepthPolicy):
     def observe_step(self, timing: StepTiming) -> None:
         self._adaptive.observe_step(timing)
 
+    def plain_seconds(self, timing: StepTiming) -> float | None:
+        return self._adaptive.plain_seconds(timing)
+
     def forget(self, key: str) -> None:
         self._adaptive.forget(key)
 

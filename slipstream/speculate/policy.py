@@ -56,6 +56,16 @@ class StepTiming:
     other_seconds: float = 0.0  # between the results of this step and the one before, outside of the runner
     num_rows: int = 0
 
+    @property
+    def busy_other_seconds(self) -> float:
+        """An engine that was idle for a while says nothing: no step has that much time outside of the runner."""
+        return min(self.other_seconds, self.verify_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.verify_seconds + self.draft_seconds + self.busy_other_seconds
+
 
 class DepthPolicy(ABC):
     @property
@@ -85,6 +95,10 @@ class DepthPolicy(ABC):
 
     def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
         """A step without prompt chunks was timed."""
+
+    def plain_seconds(self, timing: StepTiming) -> float | None:
+        """What this step would have taken without its drafts; None: not known."""
+        return None
 
     def forget(self, key: str) -> None:  # noqa: B027
         """The row's request is finished."""

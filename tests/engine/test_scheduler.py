@@ -12,7 +12,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import DraftRequest, RunnerInfo
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import RequestError
-from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, StepTiming
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
 EVERYTHING = EngineConfig(max_streams=16, max_step_tokens=512)
@@ -52,6 +52,30 @@ def test_every_token_of_a_step_is_in_one_event() -> None:
     harness.add(make_request("a", max_tokens=9))
     harness.run()
     assert [(len(event.tokens), event.num_accepted) for event in harness.events] == [(1, 0), (4, 3), (4, 3)]
+
+
+def test_the_gain_is_the_time_of_plain_steps_over_that_of_the_steps() -> None:
+    class Timed(Fixed):
+        def plain_seconds(self, timing: StepTiming) -> float:
+            return 0.02 * timing.num_rows
+
+    harness = make_harness(policy=Timed(3), hit=1.0)
+    collect = harness.runner.collect
+    harness.runner.collect = lambda: replace(collect(), verify_seconds=0.04, draft_seconds=0.01)  # type: ignore[method-assign]
+    harness.add(make_request("a", max_tokens=9))
+    harness.run()
+    stats = harness.finals["a"].stats
+    assert stats is not None
+    assert stats.gain == pytest.approx(8 * 0.02 / (2 * 0.05))  # the first token came with the prompt
+
+
+def test_without_a_cost_curve_no_gain_is_known() -> None:
+    harness = make_harness(policy=Fixed(3), hit=1.0)
+    harness.add(make_request("a", max_tokens=9))
+    harness.run()
+    stats = harness.finals["a"].stats
+    assert stats is not None
+    assert stats.gain is None
 
 
 def test_partial_acceptance_keeps_what_was_right() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
 
@@ -25,6 +27,33 @@ def ask_and_wait(page: Page, words: str, state: str = "done") -> Locator:
     ask(page, words)
     expect(page.locator("article.question").last).to_have_text(words)
     return wait_for_end(page, state)
+
+
+def tokens(page: Page) -> list[list[Any] | None]:
+    """The last answer's tokens as the drafts view shows them: [text, origin]; markup is left out of the text."""
+    shown: list[list[Any] | None] = answer(page).evaluate(
+        """article => {
+          const pieces = [];
+          for (const { textContent, dataset } of article.querySelectorAll(".token")) {
+            pieces[dataset.piece] ??= ["", Number(dataset.origin)];
+            pieces[dataset.piece][0] += textContent;
+          }
+          return [...pieces].map((piece) => piece ?? null);
+        }"""
+    )
+    return shown
+
+
+def source(page: Page) -> str:
+    """The last answer's text as the model wrote it."""
+    text: str = page.evaluate(
+        """async () => {
+          const store = await import("/page/store.js");
+          const { path } = await import("/page/tree.js");
+          return path(store.get(localStorage["slipstream.current"])).at(-1).text;
+        }"""
+    )
+    return text
 
 
 def field(page: Page, name: str) -> Locator:

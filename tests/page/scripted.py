@@ -45,8 +45,10 @@ STATUS: dict[str, Any] = {
         "accepted_per_position": [380, 220, 100, 0],
         "drafted_per_position": [500, 400, 200, 0],
         "mean_accepted_length": 2.4,
+        "tokens_per_step": 2.37,
         "plain_row_steps": 12,
     },
+    "sampling_defaults": {"temperature": 0.2, "top_p": 0.9},
     "load": {
         "running": 0,
         "waiting": 0,
@@ -71,7 +73,7 @@ STATUS: dict[str, Any] = {
 
 
 def pieces_of(text: str, depth: int = 3) -> list[tuple[str, int]]:
-    """The text as made-up tokens: runs of 0 to `depth` accepted drafts, each followed by an own draw."""
+    """The text as made-up tokens: runs of 0 to `depth` accepted drafts, each followed by one of the model's own."""
     words = text.replace("\n", " \n").split(" ")
     tokens = [word if i == 0 or word.startswith("\n") else " " + word for i, word in enumerate(words)]
     out: list[tuple[str, int]] = []
@@ -100,11 +102,13 @@ class Reply:
     with_origins: bool = True
     thinking: str = ""  # before the pieces
     finish: str = "stop"
-    speculation: str = "adaptive: 2 drafts a step paid for themselves"
+    speculation: str = "drafted in 61 % of steps; off where a plain step was faster"
+    gain: float | None = 1.6
 
     def timings(self) -> dict[str, Any]:
         by_position = [sum(k == i for _, k in self.pieces) for i in range(1, 4)]
         return {
+            "queue_ms": 10.0,
             "prompt_n": 20,
             "prompt_ms": 40.0,
             "prompt_per_second": 500.0,
@@ -115,6 +119,7 @@ class Reply:
             "draft_n_accepted": sum(by_position),
             "accepted_per_position": by_position,
             "speculation": self.speculation,
+            "gain": self.gain,
         }
 
 
@@ -125,6 +130,7 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
+        self.request_ids: list[str] = []
         self.replies: dict[str, Reply] = {}
         self.status: dict[str, Any] = copy.deepcopy(STATUS)
         self.status_code = 200
@@ -160,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
             body = self.server.status if self.server.status_code == 200 else error("no key or a wrong one")
             self.answer(self.server.status_code, "application/json", json.dumps(body).encode())
         elif path == "/" or path.startswith("/page/"):
-            self.serve_file(PAGE / ("index.html" if path == "/" else Path(path).name))
+            self.serve_file(PAGE / ("index.html" if path == "/" else path.removeprefix("/page/")))
         else:
             self.answer(404, "application/json", json.dumps(error("no such path")).encode())
 
@@ -181,7 +187,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(request)
-        reply = self.server.replies.get(request["messages"][-1]["content"]) or Reply()
+        self.server.request_ids.append(self.headers["X-Request-Id"])
+        asked = [message["content"] for message in request["messages"] if message["role"] == "user"]
+        reply = self.server.replies.get(asked[-1]) or Reply()
         if reply.status != 200:
             self.answer(reply.status, "application/json", json.dumps(error(reply.message)).encode(), reply.headers)
             return
@@ -217,6 +225,8 @@ class Handler(BaseHTTPRequestHandler):
             self.event({"id": name, "choices": [choice]})
         end = {"index": 0, "delta": {}, "finish_reason": reply.finish}
         self.event({"id": name, "choices": [end], "timings": reply.timings()})
+        usage = {"prompt_tokens": 20, "completion_tokens": len(reply.pieces), "total_tokens": 20 + len(reply.pieces)}
+        self.event({"id": name, "choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def wait_for(self, go: threading.Event) -> bool:

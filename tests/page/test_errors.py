@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from driving import Complaints, answer, ask, ask_and_wait, wait_for_end
 from playwright.sync_api import Page, expect
@@ -34,7 +36,7 @@ def test_a_full_server_says_how_long_to_wait(page: Page, fake: ScriptedServer, c
         (
             401,
             "no key",
-            "The server asks for its API key. Open this page once as /?key=YOUR-KEY and the browser will remember it.",
+            "The server asks for its API key. Reload this page to enter it.",
         ),
         (503, "draining", "The server takes no requests now: draining."),
         (500, "", "The server failed (500)."),
@@ -71,7 +73,7 @@ def test_an_error_in_the_stream_is_shown(page: Page, fake: ScriptedServer) -> No
 
 def test_an_answer_cut_at_its_limit_says_so(page: Page, fake: ScriptedServer) -> None:
     fake.replies["x"] = Reply(finish="length")
-    expect(ask_and_wait(page, "x").locator(".notice")).to_have_text("Cut at the limit of tokens.")
+    expect(ask_and_wait(page, "x").locator(".notice span")).to_have_text("Cut at the limit of tokens.")
 
 
 def test_a_server_that_is_gone(page: Page, fake: ScriptedServer, complaints: Complaints) -> None:
@@ -86,6 +88,7 @@ def test_a_server_that_is_gone(page: Page, fake: ScriptedServer, complaints: Com
         "The server does not answer. Is it still running? Nothing you wrote is lost."
     )
     expect(failed.get_by_role("button", name="Try again")).to_be_enabled()
+    expect(failed.get_by_role("button", name=re.compile("again", re.IGNORECASE))).to_have_count(1)
 
 
 def test_the_banner_goes_when_the_server_is_back(page: Page, fake: ScriptedServer, complaints: Complaints) -> None:

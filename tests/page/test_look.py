@@ -172,11 +172,13 @@ def test_the_keyboard_reaches_everything_in_order_with_a_visible_focus(page: Pag
         seen.append(name)
     order = [
         "new-chat",
+        "search",
         "theme",
         "drafts",
         "Copy the answer",
         "Answer again",
         "words",
+        "attach",
         "settings-button",
         "tab-live",
         "live",

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from driving import Complaints, answer, ask, ask_and_wait, field, wait_for_end
+from driving import Complaints, answer, ask, ask_and_wait, field, source, tokens, wait_for_end
 from playwright.sync_api import Browser, Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 from real_server import RealServer
@@ -52,13 +52,8 @@ def alone(real: RealServer, words: str, max_tokens: int = 48) -> Any:
     return response.json()
 
 
-def spans(page: Page) -> list[list[Any]]:
-    pieces: list[list[Any]] = (
-        answer(page)
-        .locator(".token")
-        .evaluate_all("spans => spans.map(s => [s.textContent, Number(s.dataset.origin)])")
-    )
-    return pieces
+def origins(page: Page) -> set[int]:
+    return {piece[1] for piece in tokens(page) if piece is not None}
 
 
 MODEL_LABELS = ("model_name", "engine")
@@ -85,36 +80,53 @@ def wait_until_idle(real: RealServer) -> dict[str, Any]:
     raise AssertionError(status)
 
 
-# In the drafts view this is the text as the model wrote it.
-LAST_TEXT = "[...document.querySelectorAll('.tokens')].at(-1).textContent"
-
-
 def test_an_answer_and_the_origins_of_its_tokens(chat: Page, real: RealServer) -> None:
     expected = alone(real, FRANCE)
     chat.click("#drafts")
     done = ask_and_wait(chat, FRANCE)
     choice = expected["choices"][0]
-    shown = spans(chat)
-    assert "".join(text for text, _ in shown) == choice["message"]["content"]
-    assert shown == choice["origins"]
-    assert {k for _, k in shown} >= {0, 1}
+    assert source(chat) == choice["message"]["content"]
+    shown = tokens(chat)
+    assert len(shown) == len(choice["origins"])
+    for piece, (text, origin) in zip(shown, choice["origins"]):
+        assert piece is None or (piece[1] == origin and piece[0] in text)
+    assert origins(chat) >= {0, 1}
     timings = expected["timings"]
     expect(done.locator(".timings")).to_contain_text(f"{timings['predicted_n']} tokens")
     drafts = f"{timings['draft_n_accepted']} of {timings['draft_n']} drafts accepted"
     expect(done.locator(".timings")).to_contain_text(drafts)
     expect(done.locator(".timings")).to_contain_text("tok/s")
     expect(done.locator(".reason")).not_to_have_text("")
+    expect(done.locator(".prompt-figures")).to_have_text(
+        re.compile(r"^First token after [\d.]+ s · prompt of \d+ tokens")
+    )
+    expect(field(chat, "own.gain")).to_have_text(re.compile(r"^\d+\.\d+×$"))
 
 
-def test_without_speculation_every_token_is_an_own_draw_and_the_text_is_the_same(chat: Page, real: RealServer) -> None:
+def test_without_speculation_every_token_is_the_models_own_and_the_text_is_the_same(
+    chat: Page, real: RealServer
+) -> None:
     expected = alone(real, FRANCE)["choices"][0]["message"]["content"]
     chat.check("input[name=drafting][value=off]", force=True)
     chat.click("#drafts")
     done = ask_and_wait(chat, FRANCE)
-    assert "".join(text for text, _ in spans(chat)) == expected
-    assert {k for _, k in spans(chat)} == {0}
+    assert source(chat) == expected
+    assert origins(chat) == {0}
     expect(done.locator(".timings")).to_contain_text("no drafts")
     expect(done.locator(".reason")).not_to_have_text("")
+
+
+def test_a_cut_answer_goes_on_as_if_it_had_not_been_cut(chat: Page, real: RealServer) -> None:
+    expected = alone(real, BREAD, 48)["choices"][0]["message"]["content"]
+    greedy(chat, 24)
+    done = ask_and_wait(chat, BREAD)
+    cut = source(chat)
+    assert expected.startswith(cut)
+    done.get_by_role("button", name="Continue").click()
+    expect(done.locator(".timings")).to_contain_text("48 tokens")
+    wait_for_end(chat)
+    assert source(chat)[: len(expected)] == expected[: len(source(chat))]
+    assert len(source(chat)) > len(cut)
 
 
 def test_stop_ends_the_work_on_the_server(chat: Page, real: RealServer) -> None:
@@ -143,10 +155,11 @@ def test_two_conversations_stream_at_once_each_with_its_own_text(chat: Page, rea
     expect(chat.locator('#conversations [data-streaming="true"]')).to_have_count(2)
     for words in (BREAD, ANIMALS):
         chat.locator("#conversations .open", has_text=words[:20]).click()
-        chat.wait_for_function(f"() => {LAST_TEXT}.length >= {len(expected[words])}", timeout=WAIT_MS)
+        has_come = "n => Number(document.querySelector('.answer:last-child .timings').textContent.split(' ')[0]) >= n"
+        chat.wait_for_function(has_come, arg=48, timeout=WAIT_MS)
         chat.keyboard.press("Escape")
         wait_for_end(chat, "stopped")
-        assert str(chat.evaluate(f"() => {LAST_TEXT}")).startswith(expected[words])
+        assert source(chat).startswith(expected[words])
     wait_until_idle(real)
 
 
@@ -166,11 +179,11 @@ def test_the_panel_says_what_metrics_say(chat: Page, real: RealServer) -> None:
     for position in (1, 2, 3):
         by_position = counted[f"vllm:spec_decode_num_accepted_tokens_per_pos_total {position - 1}"]
         expect(field(chat, f"position.{position}.counts")).to_have_text(re.compile(rf"^{by_position:,.0f} / "))
-    assert number(chat, "speculation.depth") == counted["slipstream_draft_depth"]
     assert number(chat, "load.running") == counted["vllm:num_requests_running"] == 0
     assert number(chat, "load.waiting") == counted["vllm:num_requests_waiting"] == 0
-    assert number(chat, "memory.kv_blocks_used") == counted["slipstream_kv_blocks_used"] == 0
-    assert number(chat, "memory.kv_blocks_total") == counted["slipstream_kv_blocks"]
+    assert number(chat, "memory.tokens_used") == counted["slipstream_kv_blocks_used"] == 0
+    block_size = real.status()["memory"]["block_size"]
+    assert number(chat, "memory.tokens") == block_size * counted["slipstream_kv_blocks"]
 
 
 def test_a_prompt_that_is_too_long_is_explained(chat: Page, complaints: Complaints) -> None:
@@ -185,7 +198,7 @@ def test_a_phone(open_page: Callable[..., Page], real: RealServer) -> None:
     expect(page.locator("#panel")).to_be_hidden()
     page.tap("#drafts")
     ask_and_wait(page, FRANCE)
-    assert {k for _, k in spans(page)} >= {0, 1}
+    assert origins(page) >= {0, 1}
     assert page.evaluate("() => document.scrollingElement.scrollWidth") == 320
     page.tap(".top [data-open=panel]")
     page.tap("#tab-live")

@@ -183,6 +183,20 @@ def test_without_timings_it_drafts_two() -> None:
     assert "until steps have been timed" in policy.reason
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_it_knows_what_a_plain_step_takes_while_it_drafts(name: str) -> None:
+    machine = MACHINES[name]
+    policy = make_policy("adaptive", make_info(max_depth=MAX_DEPTH), MAX_DEPTH, machine.costs)
+    Simulation(machine, policy, [0.8] * 4).run(200)
+    for slower in (1.0, 3.0):
+        drafting = StepTiming(12, (4, 4), slower * machine.verify(12), slower * 2 * machine.draft(4), num_rows=4)
+        assert policy.plain_seconds(drafting) == pytest.approx(slower * machine.verify(4), rel=0.1)
+        plain = StepTiming(4, (), slower * machine.verify(4), 0.0, num_rows=4)
+        assert policy.plain_seconds(plain) == plain.seconds
+    untimed = make_policy("adaptive", make_info(max_depth=MAX_DEPTH), MAX_DEPTH, StepCosts())
+    assert untimed.plain_seconds(drafting) is None
+
+
 def test_limits_of_rows_and_room_hold() -> None:
     policy = adaptive(MACHINES["flat"])
     rows = [SamplingRow("a", 4), SamplingRow("b", 1), SamplingRow("c", 0)]

@@ -1,10 +1,12 @@
-// One answer on the page: its body in either view, its timings, what went wrong, and what can be done with it.
+// One answer on the page: its body, its timings, what went wrong, and what can be done with it.
 
+import { Branches } from "./branches.js";
 import { copyFrom } from "./clipboard.js";
 import { el, icon, iconButton, setText } from "./dom.js";
-import { count, percent, plural, speed } from "./format.js";
+import { promptLine, speedLine } from "./figures.js";
+import { plural, speed } from "./format.js";
 import { MarkdownBody } from "./markdown.js";
-import { DraftsBody, isUnknown, legend, numPieces, shareBar, tally } from "./origins.js";
+import { isUnknown, legend, numPieces, shareBar, tally } from "./origins.js";
 
 const FINISHES = {
   length: "Cut at the limit of tokens.",
@@ -12,25 +14,23 @@ const FINISHES = {
 };
 
 export class AnswerView {
-  /** `actions`: {again(), rate()}; rate() is the speed while it streams. */
-  constructor(answer, drafts, actions) {
+  /** `actions`: {again(), resume(), remove(), show(message), rate()}; rate() is the speed while it streams. */
+  constructor(conversation, answer, drafts, actions) {
     this.answer = answer;
     this.actions = actions;
     this.drafts = drafts;
-    this.body = drafts ? new DraftsBody() : new MarkdownBody();
+    this.body = new MarkdownBody(drafts);
+    this.branches = new Branches(conversation, answer, actions.show);
     this.thought = el("p");
     this.thinking = el("details", { class: "thinking", hidden: true }, el("summary", {}, "Thinking"), this.thought);
     this.share = el("div", { class: "share-box" });
     this.notice = el("p", { class: "notice" });
     this.timings = el("p", { class: "timings" });
+    this.prompt = el("p", { class: "prompt-figures" });
     this.reason = el("p", { class: "reason" });
     this.tools = el("div", { class: "tools" });
-    this.foot = el(
-      "footer",
-      { class: "answer-foot" },
-      el("div", { class: "figures" }, this.timings, this.reason),
-      this.tools,
-    );
+    const figures = el("div", { class: "figures" }, this.timings, this.prompt, this.reason);
+    this.foot = el("footer", { class: "answer-foot" }, figures, this.branches.node, this.tools);
     this.node = el(
       "article",
       { class: "answer", "aria-label": "Answer" },
@@ -46,6 +46,7 @@ export class AnswerView {
 
   update() {
     this.body.update(this.answer);
+    this.branches.update();
     this.thinking.hidden = !this.answer.thinking;
     setText(this.thought, this.answer.thinking ?? "");
     this.showTimings();
@@ -57,9 +58,11 @@ export class AnswerView {
   }
 
   showTimings() {
-    setText(this.timings, this.answer.state === "streaming" ? this.soFar() : figures(this.answer).join(" · "));
-    setText(this.reason, this.answer.timings?.speculation ?? "");
-    this.node.dataset.waiting = String(this.answer.state === "streaming" && this.answer.text === "");
+    const over = this.answer.state !== "streaming";
+    setText(this.timings, over ? speedLine(this.answer) : this.soFar());
+    setText(this.prompt, over ? promptLine(this.answer) : "");
+    setText(this.reason, over ? (this.answer.timings?.speculation ?? "") : "");
+    this.node.dataset.waiting = String(!over && this.answer.text === "");
   }
 
   soFar() {
@@ -78,15 +81,20 @@ export class AnswerView {
   }
 
   noticeNodes() {
-    if (this.state === "failed") return [icon("alert"), el("span", {}, this.answer.notice), this.retryButton()];
-    if (this.state === "stopped") return [el("span", {}, "Stopped by you.")];
-    const words = FINISHES[this.answer.finish];
-    return words ? [el("span", {}, words)] : [];
+    if (this.state === "failed")
+      return [icon("alert"), el("span", {}, this.answer.notice), ...this.resumeNodes(), this.retryButton()];
+    const words = this.state === "stopped" ? "Stopped by you." : FINISHES[this.answer.finish];
+    return words ? [el("span", {}, words), ...this.resumeNodes()] : [];
+  }
+
+  resumeNodes() {
+    const button = { type: "button", class: "small resume at-rest", onclick: this.actions.resume };
+    return this.answer.text ? [el("button", button, "Continue")] : [];
   }
 
   /** A full server says how long to wait; the button counts that down. */
   retryButton() {
-    const button = el("button", { type: "button", class: "small", onclick: this.actions.again }, "Try again");
+    const button = el("button", { type: "button", class: "small at-rest", onclick: this.actions.again }, "Try again");
     let left = this.answer.retryAfter ?? 0;
     const tick = () => {
       button.disabled = left > 0;
@@ -98,25 +106,15 @@ export class AnswerView {
     return button;
   }
 
+  /** A failed answer has its one way to try again in its notice. */
   toolNodes() {
     const copy = iconButton("copy", "Copy the answer", () => copyFrom(copy, this.answer.text));
     return [
-      this.answer.text ? copy : null,
-      iconButton("again", "Answer again", this.actions.again, "quiet again"),
+      this.answer.text && copy,
+      this.state !== "failed" && iconButton("again", "Answer again", this.actions.again, "quiet at-rest"),
+      iconButton("trash", "Delete the answer", this.actions.remove, "quiet at-rest"),
     ].filter(Boolean);
   }
-}
-
-/** Speed, tokens and drafts of an answer: the server's numbers, or ours where the stream did not reach its end. */
-function figures(answer) {
-  const t = answer.timings;
-  if (!t) {
-    const rate = Number.isFinite(answer.rate) ? `about ${speed(answer.rate)} tok/s` : null;
-    return answer.text ? [plural(numPieces(answer), "token"), rate].filter(Boolean) : [];
-  }
-  const accepted = `${count(t.draft_n_accepted)} of ${count(t.draft_n)} drafts accepted`;
-  const drafts = t.draft_n > 0 ? `${accepted} (${percent(t.draft_n_accepted, t.draft_n)})` : "no drafts";
-  return [`${speed(t.predicted_per_second)} tok/s`, plural(t.predicted_n, "token"), drafts];
 }
 
 function shares(answer) {

@@ -12,7 +12,7 @@ export class ServerError extends Error {
 }
 
 const GONE = "The server does not answer. Is it still running? Nothing you wrote is lost.";
-const KEY = "The server asks for its API key. Open this page once as /?key=YOUR-KEY and the browser will remember it.";
+const KEY = "The server asks for its API key. Reload this page to enter it.";
 const BROKEN = "The connection broke in the middle of the answer. What had come is kept.";
 
 async function reach(path, options) {
@@ -56,10 +56,10 @@ async function refusal(response) {
 }
 
 /** Chunks of a streamed chat completion. Throws ServerError; an abort by the caller throws what fetch throws. */
-export async function* chatChunks(request, abort) {
+export async function* chatChunks(request, requestId, abort) {
   const response = await reach("/v1/chat/completions", {
     method: "POST",
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", "X-Request-Id": requestId },
     body: JSON.stringify(request),
     signal: abort,
   });

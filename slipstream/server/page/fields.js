@@ -1,6 +1,8 @@
 // What a request may set: one table that both the form and the request are made from.
 // An empty field is not sent, so the server's own default holds.
 
+import { before } from "./tree.js";
+
 export const SAMPLING = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, help: "0 always takes the likeliest token" },
   { name: "top_p", label: "Top-p", min: 0.01, max: 1, step: 0.01, help: "the likeliest tokens that together reach p" },
@@ -67,20 +69,20 @@ export const SAMPLING = [
 
 export const DEPTH = {
   name: "depth",
-  label: "Depth",
+  label: "Tokens ahead",
   min: 1,
   max: 8,
   step: 1,
   whole: true,
-  help: "tokens drafted ahead in each step",
+  help: "drafted in each step",
 };
 export const P_MIN = {
   name: "p_min",
-  label: "P-min",
+  label: "Least confidence",
   min: 0,
   max: 1,
   step: 0.05,
-  help: "stop drafting below this confidence",
+  help: "no draft that is less sure than this",
 };
 
 /** Why a typed value cannot be used, or "" where it can. */
@@ -102,24 +104,37 @@ function speculative(settings) {
   return Object.keys(wish).length ? { enabled: true, ...wish } : null;
 }
 
-/** The body of POST /v1/chat/completions for all messages before the answer to be written. */
+/** Two in a row by the same side are sent as one: many chat templates want the sides to take turns. */
+function inTurns(messages) {
+  const turns = [];
+  for (const { role, text } of messages) {
+    if (turns.at(-1)?.role === role) turns.at(-1).content += `\n\n${text}`;
+    else turns.push({ role, content: text });
+  }
+  return turns;
+}
+
+/** The body of POST /v1/chat/completions for the answer to be written, or to be continued where it has text. */
 export function chatRequest(conversation, answer) {
-  const before = conversation.messages.slice(0, conversation.messages.indexOf(answer)).filter((m) => m.text !== "");
-  const messages = before.map(({ role, text }) => ({ role, content: text }));
+  const said = before(conversation, answer).filter((message) => message.text !== "");
+  const messages = inTurns(said);
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
-  const request = { messages, stream: true, return_origins: true };
+  const request = { messages, stream: true, stream_options: { include_usage: true }, return_origins: true };
+  if (answer.text !== "") {
+    messages.push({ role: "assistant", content: answer.text });
+    Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
+  }
   for (const field of SAMPLING)
     if (usable(field, conversation.settings)) request[field.name] = conversation.settings[field.name];
   const drafts = speculative(conversation.settings);
   return drafts ? { ...request, speculative: drafts } : request;
 }
 
-/** The settings in a few words, for the line under the message box. */
-export function summary(settings) {
-  const drafting =
-    { off: "drafting off", fixed: `drafting at depth ${settings.depth ?? 1}` }[settings.drafting] ??
-    "drafting automatic";
-  const temperature = usable(SAMPLING[0], settings) ? `temperature ${settings.temperature}` : null;
+/** The settings in a few words, for the line under the message box. `defaults`: the server's, where they are known. */
+export function summary(settings, defaults = {}) {
+  const value = (name) => (Number.isFinite(settings[name]) ? settings[name] : defaults[name]);
+  const temperature = Number.isFinite(value("temperature")) ? `temperature ${value("temperature")}` : "Settings";
   const seed = Number.isFinite(settings.seed) ? `seed ${settings.seed}` : null;
+  const drafting = { off: "no drafts", fixed: `always ${settings.depth ?? 1} ahead` }[settings.drafting] ?? null;
   return [temperature, seed, drafting].filter(Boolean).join(" · ");
 }

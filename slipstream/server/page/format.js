@@ -15,7 +15,7 @@ export function speed(perSecond) {
   return perSecond < 100 ? perSecond.toFixed(1) : whole.format(perSecond);
 }
 
-export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)} %` : "–");
+export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)}\u00a0%` : "–");
 
 export function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -24,8 +24,11 @@ export function bytes(n) {
     n /= 1024;
     power += 1;
   }
-  return `${power === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[power]}`;
+  return `${power === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)}\u00a0${units[power]}`;
 }
+
+/** Milliseconds as seconds, with as many digits as one can feel. */
+export const seconds = (ms) => `${ms < 10_000 ? (ms / 1000).toFixed(2) : Math.round(ms / 1000)} s`;
 
 export function duration(seconds) {
   const s = Math.floor(seconds);

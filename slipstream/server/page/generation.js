@@ -2,9 +2,11 @@
 
 import { chatChunks, ServerError } from "./api.js";
 import { chatRequest } from "./fields.js";
+import { joined } from "./figures.js";
 import { append, numPieces } from "./origins.js";
 import { signal } from "./signal.js";
 import * as store from "./store.js";
+import { add, find, path, remove } from "./tree.js";
 
 const SAVE_EVERY_MS = 2000;
 
@@ -18,8 +20,9 @@ class Generation {
     this.conversation = conversation;
     this.answer = answer;
     this.abort = new AbortController();
-    this.requestId = null; // the server's name for it, as in the panel's list of streams
     this.firstAt = null;
+    // The server's list of streams has this name.
+    answer.requestId = `page-${crypto.randomUUID?.() ?? Math.random().toString(36).slice(2)}`;
   }
 
   /** Tokens a second as seen from here, from the first token on. */
@@ -36,7 +39,7 @@ class Generation {
     const saving = setInterval(() => store.save(this.conversation), SAVE_EVERY_MS);
     try {
       const request = chatRequest(this.conversation, this.answer);
-      for await (const chunk of chatChunks(request, this.abort.signal)) this.take(chunk);
+      for await (const chunk of chatChunks(request, this.answer.requestId, this.abort.signal)) this.take(chunk);
       this.answer.state = "done";
     } catch (error) {
       this.fail(error);
@@ -49,15 +52,15 @@ class Generation {
   }
 
   take(chunk) {
-    this.requestId = chunk.id;
+    if (chunk.usage) this.answer.usage = chunk.usage;
     const choice = chunk.choices?.[0];
     if (!choice) return;
     const { content, reasoning_content: thought } = choice.delta ?? {};
     if (thought) this.answer.thinking = (this.answer.thinking ?? "") + thought;
     if (content) append(this.answer, content, choice.origins);
     if (choice.finish_reason) this.answer.finish = choice.finish_reason;
-    if (chunk.timings) this.answer.timings = chunk.timings;
-    if (this.firstAt === null && this.answer.text) {
+    if (chunk.timings) this.answer.timings = joined(this.answer.timings, chunk.timings);
+    if (this.firstAt === null && content) {
       this.firstAt = performance.now();
       this.piecesAtFirst = numPieces(this.answer);
     }
@@ -82,9 +85,7 @@ class Generation {
   }
 }
 
-function begin(conversation) {
-  const answer = { role: "assistant", text: "", marks: [], state: "streaming", timings: null };
-  conversation.messages.push(answer);
+function run(conversation, answer) {
   const generation = new Generation(conversation, answer);
   running.set(conversation.id, generation);
   store.touch(conversation);
@@ -92,19 +93,38 @@ function begin(conversation) {
   generation.run();
 }
 
+function answerTo(conversation, question) {
+  const answer = { role: "assistant", text: "", marks: [], state: "streaming", timings: null, usage: null };
+  run(conversation, add(conversation, question, answer));
+}
+
 export function ask(conversation, words) {
   if (running.has(conversation.id)) return;
   if (conversation.messages.length === 0 && conversation.title === "New chat")
     conversation.title = store.titleFrom(words);
-  conversation.messages.push({ role: "user", text: words });
-  begin(conversation);
+  answerTo(conversation, add(conversation, path(conversation).at(-1), { role: "user", text: words }));
 }
 
-/** Asks for the last answer again. */
-export function again(conversation) {
-  if (running.has(conversation.id) || conversation.messages.at(-1)?.role !== "assistant") return;
-  conversation.messages.pop();
-  begin(conversation);
+/** Another wording of a question, and its own answer; the old ones stay beside them. */
+export function askOtherwise(conversation, question, words) {
+  if (running.has(conversation.id)) return;
+  const parent = find(conversation, question.parent);
+  answerTo(conversation, add(conversation, parent, { role: "user", text: words }));
+}
+
+/** Another answer beside this one; one that has nothing to keep goes. */
+export function again(conversation, answer) {
+  if (running.has(conversation.id)) return;
+  const question = find(conversation, answer.parent);
+  if (answer.text === "" && !answer.thinking) remove(conversation, answer);
+  answerTo(conversation, question);
+}
+
+/** Goes on where the last answer was cut. */
+export function resume(conversation, answer) {
+  if (running.has(conversation.id) || path(conversation).at(-1) !== answer) return;
+  Object.assign(answer, { state: "streaming", continued: true, finish: undefined, notice: "" });
+  run(conversation, answer);
 }
 
 window.addEventListener("pagehide", () => running.forEach((generation) => generation.leave()));

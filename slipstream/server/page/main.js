@@ -1,6 +1,7 @@
 // Puts the page together: which conversation is open, and who hears of what.
 
 import { Composer } from "./composer.js";
+import { dialogs } from "./dialogs.js";
 import { byId, icon, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
 import { plural } from "./format.js";
@@ -17,6 +18,7 @@ import * as store from "./store.js";
 import { showTab, tabs } from "./tabs.js";
 import { themeSwitch } from "./theme.js";
 import { Thread } from "./thread.js";
+import { transferDialog } from "./transfer.js";
 
 const SPOKEN_CHARS = 500;
 
@@ -39,7 +41,7 @@ const settings = new SettingsForm(() => composer.refresh());
 const sidebarDrawer = new Drawer("sidebar", 800, "[data-open=sidebar]");
 const panelDrawer = new Drawer("panel", 1180, "[data-open=panel]");
 const sidebar = new Sidebar({ open: openFromList, removed: afterRemoval });
-new Panel();
+const panel = new Panel();
 
 /** Where there is no keyboard in sight, a focus would only bring one up over half the page. */
 function focusWords() {
@@ -49,7 +51,7 @@ function focusWords() {
 function open(conversation) {
   current = conversation;
   remember("current", conversation.id);
-  for (const view of [thread, composer, settings]) view.open(conversation);
+  for (const view of [thread, composer, settings, panel]) view.open(conversation);
   sidebar.select(conversation.id);
   showTitle();
 }
@@ -107,6 +109,12 @@ function openPanel(tab) {
   byId(`tab-${tab}`).focus();
 }
 
+function openSearch() {
+  panelDrawer.closeIfOver();
+  if (!sidebarDrawer.isOpen) sidebarDrawer.toggle(true);
+  byId("search").focus();
+}
+
 /** The innermost thing that can be ended ends. */
 function escape() {
   if (panelDrawer.closeIfOver() || sidebarDrawer.closeIfOver()) return true;
@@ -131,8 +139,6 @@ byId("new-chat-top").addEventListener("click", newChat);
 byId("drafts").addEventListener("click", () => setDrafts(!drafts));
 byId("settings-button").addEventListener("click", () => openPanel("settings"));
 byId("help").addEventListener("click", () => byId("shortcuts").showModal());
-byId("shortcuts").addEventListener("click", (event) => event.target === byId("shortcuts") && byId("shortcuts").close());
-byId("close-shortcuts").addEventListener("click", () => byId("shortcuts").close());
 store.changed.listen(followStore);
 store.droppedForRoom.listen((title) =>
   note(`There was no more room in this browser's storage: “${title}”, the oldest conversation, is gone.`),
@@ -145,11 +151,15 @@ shortcuts({
   panel: () => togglePanel(),
   settings: () => openPanel("settings"),
   help: () => byId("shortcuts").showModal(),
+  search: openSearch,
+  attach: () => byId("attach").click(),
   escape,
 });
 
 themeSwitch();
 tabs();
+dialogs();
+transferDialog({ current: () => current, open: openFromList });
 open(store.get(choice("current", "")) ?? store.all()[0] ?? store.create());
 setDrafts(drafts);
 focusWords();

@@ -7,15 +7,16 @@ export function announce(words) {
   byId("announcer").textContent = words;
 }
 
-/** A note at the bottom; it stays until it is closed or another one takes its place. */
+/** A note at the bottom; it stays until it is closed or another one takes its place. Returns what closes it. */
 export function note(words, action = null) {
-  const close = () => byId("note").replaceChildren();
+  const close = () => shown.remove();
   const act = () => {
     close();
     action.run();
   };
   const button = action && el("button", { type: "button", class: "small", onclick: act }, action.label);
-  byId("note").replaceChildren(
-    el("div", { class: "note" }, el("span", {}, words), button ?? "", iconButton("close", "Close the note", close)),
-  );
+  const closer = iconButton("close", "Close the note", close);
+  const shown = el("div", { class: "note" }, el("span", {}, words), button, closer);
+  byId("note").replaceChildren(shown);
+  return close;
 }

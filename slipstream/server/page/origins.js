@@ -1,4 +1,4 @@
-// Where each token of an answer came from: the target's own draw, or a draft accepted at position 1, 2, 3...
+// Where each token of an answer came from: the model's own choice, or a draft accepted at position 1, 2, 3...
 //
 // An answer keeps its text and, beside it, `marks`: [length, origin, length, origin, ...], one pair a piece, lengths in
 // UTF-16 units as JavaScript counts them. That is shorter than the pieces and cannot disagree with the text.
@@ -16,7 +16,7 @@ const ORDINALS = ["", "1st", "2nd", "3rd"];
 
 export function originName(origin) {
   if (origin === UNKNOWN) return "origin unknown";
-  if (origin === OWN) return "the model's own draw";
+  if (origin === OWN) return "the model's own token";
   return `accepted draft, ${ORDINALS[origin] ?? `${origin}th`} position`;
 }
 
@@ -45,45 +45,59 @@ export function tally(answer) {
   return counts;
 }
 
-/** The answer as the model wrote it, one tinted span a token; grows by what is new since the last call. */
-export class DraftsBody {
+/** Turns stretches of an answer's text into tinted spans, one a token: a token cut by markup has several. */
+export class Tints {
   constructor() {
-    this.node = el("div", { class: "tokens" });
-    this.numShown = 0; // entries of marks
-    this.offset = 0;
-    this.line = ""; // the line being written: code between fences keeps its columns
-    this.inCode = false;
+    this.starts = []; // of each piece in the text; and where the last one ends
+    this.origins = [];
+    this.end = 0;
   }
 
-  update(answer) {
-    const spans = [];
-    for (; this.numShown < answer.marks.length; this.numShown += 2) {
-      const end = this.offset + answer.marks[this.numShown];
-      const text = answer.text.slice(this.offset, end);
-      const span = tokenSpan(text, answer.marks[this.numShown + 1]);
-      span.classList.toggle("mono", this.inCode || this.line.startsWith("```"));
-      this.follow(text);
-      spans.push(span);
-      this.offset = end;
+  /** Takes in what is new; an answer's marks only grow. */
+  follow({ marks }) {
+    for (let i = 2 * this.starts.length; i < marks.length; i += 2) {
+      this.starts.push(this.end);
+      this.origins.push(marks[i + 1]);
+      this.end += marks[i];
     }
-    this.node.append(...spans);
   }
 
-  follow(text) {
-    const lines = (this.line + text).split("\n");
-    this.line = lines.pop();
-    for (const line of lines) if (line.startsWith("```")) this.inCode = !this.inCode;
+  /** Nodes for `text`, which stands at `from` in the source. */
+  nodes(text, from) {
+    const spans = [];
+    for (let at = 0; at < text.length;) {
+      const piece = this.pieceAt(from + at);
+      const length = Math.max(1, (this.starts[piece + 1] ?? this.end) - from - at);
+      spans.push(tokenSpan(text.slice(at, at + length), this.origins[piece] ?? UNKNOWN, piece));
+      at += length;
+    }
+    return spans;
+  }
+
+  /** One span for a text that is spelled otherwise in the source, as `&amp;` is. */
+  whole(text, from) {
+    const piece = this.pieceAt(from);
+    return [tokenSpan(text, this.origins[piece] ?? UNKNOWN, piece)];
+  }
+
+  pieceAt(offset) {
+    let low = 0;
+    let high = this.starts.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.starts[middle] <= offset) low = middle;
+      else high = middle - 1;
+    }
+    return low;
   }
 }
 
-function tokenSpan(text, origin) {
-  const attributes = { class: "token", "data-tint": tint(origin), "data-origin": origin, title: originName(origin) };
-  // A line end is drawn by CSS before it, so that the text itself stays as it is.
-  const lines = text.split("\n").flatMap((line, i) => (i ? [el("i", { class: "line-end" }), `\n${line}`] : [line]));
-  return el("span", attributes, ...lines);
+function tokenSpan(text, origin, piece) {
+  const attributes = { class: "token", "data-tint": tint(origin), "data-origin": origin, "data-piece": piece };
+  return el("span", { ...attributes, title: originName(origin) }, text);
 }
 
-const NAMES = ["own draw", "1st draft", "2nd draft", "3rd draft", "4th draft", "5th and later"];
+const NAMES = ["model's own token", "1st draft", "2nd draft", "3rd draft", "4th draft", "5th and later"];
 
 /** The legend; with counts, only the kinds that occur. */
 export function legend(counts = null) {

@@ -1,11 +1,14 @@
 // The live panel: what /v1/status said last, each number in the element that names it with data-field.
 
 import { byId, el, setText } from "./dom.js";
+import { gainWords } from "./figures.js";
 import { bytes, count, duration, percent, plural, shortCount, speed } from "./format.js";
 import * as generation from "./generation.js";
 import { tint } from "./origins.js";
 import { Sparkline } from "./sparkline.js";
 import { polled } from "./status.js";
+import * as store from "./store.js";
+import { path } from "./tree.js";
 
 const STATES = {
   ready: "ready",
@@ -21,7 +24,28 @@ export class Panel {
     this.sparkline = new Sparkline();
     byId("sparkline").append(this.sparkline.node);
     this.positions = [];
+    this.conversation = null;
+    this.streams = [];
     polled.listen((status) => this.show(status));
+    generation.ended.listen(() => this.showOwn());
+  }
+
+  open(conversation) {
+    this.conversation = conversation;
+    this.showOwn();
+  }
+
+  /** What drafts bring the reader: in the answer that comes right now, else in the last one. */
+  showOwn() {
+    const stream = this.streams.find((each) => conversationOf(each) === this.conversation);
+    const timings = path(this.conversation).findLast((message) => message.timings)?.timings;
+    const gain = stream?.gain ?? timings?.gain;
+    const rate = stream?.tokens_per_second ?? timings?.predicted_per_second;
+    const drafted = (stream?.draft_tokens ?? timings?.draft_n) > 0;
+    this.field("own.gain", Number.isFinite(gain) ? gainWords(gain) : "–");
+    const when = stream ? "right now" : "in the last answer";
+    const words = `${speed(rate)} tokens/s ${when}${drafted ? "" : ", without drafts"}.`;
+    this.field("own.words", Number.isFinite(rate) ? words : "Ask something to see what drafts bring.");
   }
 
   show({ latest, error, since }) {
@@ -34,8 +58,10 @@ export class Panel {
     this.field("model.state", STATES[latest.state] ?? latest.state);
     if (!latest.model) return; // still loading
     this.showModel(latest);
+    this.streams = latest.streams;
+    this.showOwn();
     this.showLoad(latest.load);
-    this.showSpeculation(latest.speculation);
+    this.showSpeculation(latest.speculation, latest.load);
     this.showStreams(latest.streams);
     this.showMemory(latest.memory);
   }
@@ -61,15 +87,11 @@ export class Panel {
     this.field("load.generated_tokens", shortCount(load.generated_tokens));
   }
 
-  showSpeculation(speculation) {
-    const { available, depth, max_depth, mean_accepted_length, draft_tokens, accepted_tokens } = speculation;
-    this.field("speculation.depth", available ? count(depth) : "off");
-    this.field(
-      "speculation.of",
-      available ? `${depth === 1 ? "token" : "tokens"} ahead · ${speculation.policy}, at most ${max_depth}` : "",
-    );
-    this.field("speculation.reason", available ? speculation.reason : speculation.why_not);
-    this.field("speculation.mean", mean_accepted_length.toFixed(2));
+  showSpeculation(speculation, load) {
+    const { draft_tokens, accepted_tokens } = speculation;
+    this.field("speculation.words", draftingWords(speculation, load));
+    this.field("speculation.reason", speculation.available ? speculation.reason : speculation.why_not);
+    this.field("speculation.mean", tokensPerStep(speculation, load).toFixed(2));
     this.field("speculation.accepted", `${shortCount(accepted_tokens)} of ${shortCount(draft_tokens)}`);
     this.showPositions(speculation);
   }
@@ -106,34 +128,49 @@ export class Panel {
   }
 
   showMemory(memory) {
-    const { kv_blocks_used, kv_blocks_total } = memory;
-    byId("kv-meter").style.width = `${kv_blocks_total ? (100 * kv_blocks_used) / kv_blocks_total : 0}%`;
-    this.field("memory.kv_blocks_used", count(kv_blocks_used));
-    this.field("memory.kv_blocks_total", count(kv_blocks_total));
-    this.field("memory.block_size", plural(memory.block_size, "token"));
+    const { kv_blocks_used: used, kv_blocks_total: total, block_size } = memory;
+    byId("kv-meter").style.width = `${total ? (100 * used) / total : 0}%`;
+    this.field("memory.tokens", count(total * block_size));
+    this.field("memory.tokens_used", count(used * block_size));
     for (const name of ["kv_bytes", "weight_bytes", "state_bytes", "rss_bytes"])
       this.field(`memory.${name}`, bytes(memory[name]));
-    byId("state-row").hidden = memory.state_bytes === 0;
+    byId("state-part").hidden = memory.state_bytes === 0;
   }
 }
 
-/** A stream of this page goes by the title of its conversation: the answer's id ends with the stream's. */
-function nameOf({ id }) {
-  const own = [...generation.running.values()].find(
-    ({ requestId }) => requestId === id || requestId?.endsWith(`-${id}`),
-  );
-  return own ? own.conversation.title : `stream ${id.slice(-8)}`;
+/** What a row gets in a step, with drafts or without. */
+function tokensPerStep({ tokens_per_step, drafts, plain_row_steps }, { generated_tokens }) {
+  const steps = drafts + plain_row_steps;
+  return tokens_per_step ?? (steps ? generated_tokens / steps : 0);
+}
+
+export function draftingWords({ available, why_not, policy, depth, max_depth }, { running }) {
+  if (!available) return `No drafting: ${why_not}`;
+  if (policy === "off" || policy === "0") return "Drafting is off by the server’s settings.";
+  if (running === 0) return `Idle. Drafts up to ${plural(max_depth, "token")} ahead where that pays.`;
+  if (depth > 0) return `Drafting ${plural(depth, "token")} ahead.`;
+  return policy === "solo" && running > 1
+    ? "Not drafting now: several streams are running."
+    : "Not drafting now: a plain step is faster.";
+}
+
+/** The conversation that a stream answers, where it is one of this browser's. */
+function conversationOf({ request_id }) {
+  if (!request_id) return undefined;
+  return store.all().find(({ messages }) => messages.some((message) => message.requestId === request_id));
 }
 
 function streamRow(stream) {
-  const name = nameOf(stream);
-  const accepted = stream.draft_tokens ? `, ${percent(stream.accepted_tokens, stream.draft_tokens)} accepted` : "";
-  const speedNow = stream.state === "decode" ? `${speed(stream.tokens_per_second)} tok/s` : stream.state;
+  const name = conversationOf(stream)?.title ?? "another client";
+  const accepted = stream.draft_tokens ? `${percent(stream.accepted_tokens, stream.draft_tokens)} of drafts accepted` : "";
+  const speedNow = stream.state === "decode" ? `${speed(stream.tokens_per_second)} tok/s` : "reading its prompt";
+  const gain = stream.draft_tokens && Number.isFinite(stream.gain) ? `${gainWords(stream.gain)} plain` : "";
+  const details = [plural(stream.generated, "token"), accepted || "no drafts", gain].filter(Boolean);
   return el(
     "li",
     { "data-stream": stream.id },
     el("span", { class: "name", title: name }, name),
     el("span", { class: "speed" }, speedNow),
-    el("span", { class: "detail" }, `${plural(stream.generated, "token")} · depth ${stream.depth}${accepted}`),
+    el("span", { class: "detail" }, details.join(" · ")),
   );
 }

@@ -2,6 +2,8 @@
 
 import { byId, el, setText } from "./dom.js";
 import { DEPTH, P_MIN, problem, SAMPLING } from "./fields.js";
+import { note } from "./notes.js";
+import * as presets from "./presets.js";
 import { polled } from "./status.js";
 import * as store from "./store.js";
 
@@ -20,8 +22,54 @@ export class SettingsForm {
     this.rows = new Map([...SAMPLING, DEPTH, P_MIN].map((field) => [field.name, this.row(field)]));
     byId("draft-fields").append(this.rows.get("depth").node, this.rows.get("p_min").node);
     byId("sampling-fields").append(...SAMPLING.map((field) => this.rows.get(field.name).node));
-    byId("reset-settings").addEventListener("click", () => this.reset());
-    polled.listen((status) => this.showAvailability(status.latest));
+    byId("reset-settings").addEventListener("click", () => this.apply({ system: "", settings: {} }));
+    this.listenForPresets();
+    polled.listen((status) => this.showServer(status.latest));
+  }
+
+  listenForPresets() {
+    const name = byId("preset-name");
+    byId("preset").addEventListener("change", (event) => {
+      const chosen = presets.all().find((preset) => preset.name === event.target.value);
+      this.apply(chosen ?? { system: "", settings: {} });
+    });
+    byId("save-preset").addEventListener("click", () => this.savePreset(name));
+    name.addEventListener("keydown", (event) => event.key === "Enter" && this.savePreset(name));
+    byId("delete-preset").addEventListener("click", () => this.deletePreset());
+  }
+
+  savePreset(input) {
+    const name = input.value.trim();
+    if (name === "") {
+      input.focus();
+      return;
+    }
+    if (presets.keep(name, this.conversation)) input.value = "";
+    else note("There are too many presets. Delete one first.");
+    this.showPresets();
+  }
+
+  deletePreset() {
+    const gone = presets.all().find((preset) => preset.name === byId("preset").value);
+    presets.remove(gone.name);
+    this.showPresets();
+    byId("preset").focus();
+    const putBack = () => {
+      presets.keep(gone.name, gone);
+      this.showPresets();
+    };
+    note(`The preset “${gone.name}” is deleted.`, { label: "Undo", run: putBack });
+  }
+
+  /** The one that is chosen is the one that says what the conversation's settings say. */
+  showPresets() {
+    const { system, settings } = this.conversation;
+    const same = (preset) => preset.system === system && sameFields(preset.settings, settings);
+    const all = presets.all();
+    const options = all.map(({ name }) => el("option", { value: name }, name));
+    byId("preset").replaceChildren(el("option", { value: "" }, "None"), ...options);
+    byId("preset").value = all.find(same)?.name ?? "";
+    byId("delete-preset").disabled = byId("preset").value === "";
   }
 
   row(field) {
@@ -52,6 +100,7 @@ export class SettingsForm {
       setText(wrong, "");
     }
     this.showDraftFields();
+    this.showPresets();
   }
 
   /** A value that cannot be used is shown at once, and the field counts as empty until it is mended. */
@@ -82,18 +131,21 @@ export class SettingsForm {
     this.rows.get("p_min").node.hidden = drafting === "off";
   }
 
-  showAvailability(latest) {
+  showServer(latest) {
     const speculation = latest?.speculation;
     this.maxDepth = speculation?.max_depth ?? this.maxDepth;
     setText(
       byId("draft-note"),
       speculation && !speculation.available ? `Drafting is not available: ${speculation.why_not}` : "",
     );
+    for (const { name } of SAMPLING) {
+      const value = latest?.sampling_defaults?.[name];
+      if (Number.isFinite(value)) this.rows.get(name).input.placeholder = String(value);
+    }
   }
 
-  reset() {
-    this.conversation.settings = {};
-    this.conversation.system = "";
+  apply({ system, settings }) {
+    Object.assign(this.conversation, { system, settings: { ...settings } });
     this.open(this.conversation);
     this.changed();
   }
@@ -104,7 +156,19 @@ export class SettingsForm {
   }
 
   changed() {
+    this.showPresets();
     store.save(this.conversation);
     this.onChange();
   }
+}
+
+/** Whether two sets of settings ask for the same; automatic drafting is the same as none chosen. */
+function sameFields(a, b) {
+  const said = (settings) =>
+    JSON.stringify(
+      Object.entries({ ...settings, drafting: settings.drafting ?? "auto" })
+        .filter(([, value]) => value !== undefined)
+        .sort(([x], [y]) => (x < y ? -1 : 1)),
+    );
+  return said(a) === said(b);
 }

@@ -10,6 +10,8 @@ export function shortcuts(actions) {
     KeyP: actions.panel,
     Comma: actions.settings,
     Slash: actions.help,
+    KeyS: actions.search,
+    KeyA: actions.attach,
   };
   document.addEventListener("keydown", (event) => {
     if (event.isComposing) return;

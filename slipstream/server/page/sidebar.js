@@ -1,9 +1,10 @@
-// The list of conversations: open, rename, delete (with a way back), and which of them stream right now.
+// The list of conversations: open, find, rename, delete (with a way back), and which of them stream right now.
 
 import { byId, el, iconButton, setText } from "./dom.js";
 import { speed } from "./format.js";
 import * as generation from "./generation.js";
 import { note } from "./notes.js";
+import { match } from "./search.js";
 import * as store from "./store.js";
 
 const REFRESH_MS = 500;
@@ -16,8 +17,11 @@ export class Sidebar {
     this.onRemoved = removed;
     this.current = null;
     this.renaming = null;
-    this.rows = new Map(); // conversation id -> {node, title, rate}
+    this.rows = new Map(); // conversation id -> the parts of its row
     this.unread = new Set();
+    this.search = byId("search");
+    this.search.addEventListener("input", () => this.refresh());
+    this.search.addEventListener("keydown", (event) => this.searchKey(event));
     store.changed.listen(() => this.refresh());
     generation.ended.listen((conversation) => this.noteEnd(conversation));
     setInterval(() => this.showRates(), REFRESH_MS);
@@ -46,28 +50,44 @@ export class Sidebar {
       if (this.list.children[index] !== row.node) this.list.insertBefore(row.node, this.list.children[index] ?? null);
       this.show(row, conversation);
     });
+    byId("no-match").hidden = [...this.rows.values()].some((row) => !row.node.hidden);
+  }
+
+  /** Enter opens the first that was found, Escape shows all again. */
+  searchKey(event) {
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation(); // Escape here does not stop an answer
+    if (event.key === "Enter") this.list.querySelector("li:not([hidden]) .open")?.click();
+    this.search.value = "";
+    this.refresh();
   }
 
   add({ id }) {
     const title = el("span", { class: "title" });
     const rate = el("span", { class: "rate" });
+    const snippet = el("span", { class: "snippet" });
     const open = el(
       "button",
       { type: "button", class: "open", onclick: () => this.onOpen(id) },
       el("span", { class: "dot", "aria-hidden": "true" }),
       title,
       rate,
+      snippet,
     );
     const rename = iconButton("pencil", "Rename", () => this.rename(id));
     const remove = iconButton("trash", "Delete", () => this.remove(id));
     const node = el("li", { "data-id": id }, open, el("div", { class: "row-tools" }, rename, remove));
-    const row = { node, title, rate, open, rename, remove };
+    const row = { node, title, rate, snippet, open, rename, remove };
     this.rows.set(id, row);
     return row;
   }
 
   show(row, conversation) {
     const { id, title } = conversation;
+    const found = this.search.value.trim() ? match(conversation, this.search.value) : "";
+    row.node.hidden = found === null;
+    setText(row.snippet, found ?? "");
     setText(row.title, title);
     row.open.title = title;
     row.rename.setAttribute("aria-label", `Rename ${title}`);

@@ -1,19 +1,22 @@
 // Conversations, kept in this browser. One storage key each, so that two tabs do not overwrite one another's.
 //
-// Bounded: so many conversations, so many characters each and in all. What has to give way is, in this order,
-// the token origins of old answers, old messages of one conversation, and the conversation longest unused.
+// Bounded: so many conversations, so many characters each and in all. What has to give way is, in this order, the token
+// origins of old answers, branches that are not shown, the first messages of one conversation, and the conversation
+// longest unused.
 
 import { signal } from "./signal.js";
 import { storage } from "./storage.js";
+import { path, remove as removeMessage, restoreTree } from "./tree.js";
 
 export const LIMITS = { conversations: 60, charsEach: 400_000, charsInAll: 3_000_000 };
 export const LEFT = "The page was closed while this answer came. What had come is kept.";
 const PREFIX = "slipstream.chat.";
 
-/** @typedef {{role: "user"|"assistant", text: string, thinking?: string, marks?: number[], state?: string,
- *    finish?: string, notice?: string, retryAfter?: number|null, timings?: object|null, tokens?: number, rate?: number}} Message */
+/** @typedef {{id: number, parent: number, role: "user"|"assistant", text: string, thinking?: string, marks?: number[],
+ *    state?: string, finish?: string, notice?: string, retryAfter?: number|null, timings?: object|null,
+ *    usage?: object|null, requestId?: string, continued?: boolean, rate?: number}} Message */
 /** @typedef {{id: string, title: string, updated: number, system: string, settings: object, unsent: string,
- *    messages: Message[]}} Conversation */
+ *    messages: Message[], chosen: Object<string, number>}} Conversation */
 
 export const changed = signal(); // the list, or something a list shows, is no longer the same
 export const droppedForRoom = signal(); // (title) the oldest conversation had to go
@@ -24,39 +27,31 @@ const conversations = new Map();
 const text = (value) => (typeof value === "string" ? value : "");
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** What storage holds may be of another version, or edited: keep what has the right shape. */
-function restore(id, json) {
-  let raw;
-  try {
-    raw = JSON.parse(json);
-  } catch {
-    return null;
-  }
+/** What storage or a file holds may be of another version, or edited: keep what has the right shape. */
+function restore(id, raw) {
   if (!isObject(raw) || !Array.isArray(raw.messages)) return null;
   const messages = raw.messages
     .filter((m) => isObject(m) && ["user", "assistant"].includes(m.role))
     .map(restoreMessage);
-  const updated = Number.isFinite(raw.updated) ? raw.updated : 0;
-  const settings = isObject(raw.settings) ? raw.settings : {};
   return {
     id,
     title: text(raw.title) || "Untitled",
-    updated,
+    updated: Number.isFinite(raw.updated) ? raw.updated : 0,
     system: text(raw.system),
-    settings,
+    settings: isObject(raw.settings) ? raw.settings : {},
     unsent: text(raw.unsent),
-    messages,
+    ...restoreTree(messages, isObject(raw.chosen) ? raw.chosen : {}),
   };
 }
 
 function restoreMessage(raw) {
-  if (raw.role === "user") return { role: "user", text: text(raw.text) };
+  if (raw.role === "user") return { role: "user", id: raw.id, parent: raw.parent, text: text(raw.text) };
   const message = { ...raw, text: text(raw.text), marks: goodMarks(raw.marks, text(raw.text)) };
   message.thinking = text(raw.thinking);
-  if (raw.state === "streaming") {
-    message.state = "failed";
-    message.notice = LEFT;
-  }
+  message.state = ["done", "stopped", "failed"].includes(raw.state) ? raw.state : "done";
+  message.notice = text(raw.notice);
+  for (const name of ["timings", "usage"]) message[name] = isObject(raw[name]) ? raw[name] : null;
+  if (raw.state === "streaming") Object.assign(message, { state: "failed", notice: LEFT });
   return message;
 }
 
@@ -77,14 +72,20 @@ export function load() {
 }
 
 function adopt(id, json) {
-  const conversation = restore(id, json);
-  if (conversation) conversations.set(id, conversation);
+  try {
+    const conversation = restore(id, JSON.parse(json));
+    if (conversation) conversations.set(id, conversation);
+  } catch {
+    // Not ours.
+  }
 }
+
+const isStreaming = (conversation) => conversation?.messages.some((message) => message.state === "streaming") ?? false;
 
 /** Another tab changed a conversation. One that streams here is ours until it ends. */
 function fromOtherTab(event) {
   const id = event.key.slice(PREFIX.length);
-  if (conversations.get(id)?.messages.at(-1)?.state === "streaming") return;
+  if (isStreaming(conversations.get(id))) return;
   if (event.newValue === null) conversations.delete(id);
   else adopt(id, event.newValue);
   changed();
@@ -93,20 +94,29 @@ function fromOtherTab(event) {
 export const all = () => [...conversations.values()].sort((a, b) => b.updated - a.updated);
 export const get = (id) => conversations.get(id);
 
+const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+
 /** A new conversation, or the empty one there is already; it starts with the settings in use. */
 export function create(like = null) {
   const empty = all().find((c) => c.messages.length === 0 && !c.unsent);
   if (empty) return touch(empty);
   const conversation = {
-    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random().toString(36).slice(2)}`,
+    id: newId(),
     title: "New chat",
     updated: Date.now(),
     system: like?.system ?? "",
     settings: { ...like?.settings },
     unsent: "",
     messages: [],
+    chosen: {},
   };
   return touch(conversation);
+}
+
+/** Takes a conversation from outside in, as a new one; null where it is none. */
+export function take(raw) {
+  const conversation = restore(newId(), raw);
+  return conversation?.messages.length ? touch(conversation) : null;
 }
 
 /** Puts a conversation on top of the list. */
@@ -156,8 +166,7 @@ function charsStored(except) {
 }
 
 function dropOldest(keep) {
-  const idle = all().filter((c) => c !== keep && c.messages.at(-1)?.state !== "streaming");
-  const oldest = idle.at(-1);
+  const oldest = all().findLast((c) => c !== keep && !isStreaming(c));
   if (!oldest) return false;
   remove(oldest);
   droppedForRoom(oldest.title);
@@ -175,10 +184,21 @@ function fit(conversation) {
     }
   }
   while (json.length > LIMITS.charsEach && conversation.messages.length > 2) {
-    conversation.messages.splice(0, 2);
+    let excess = json.length - LIMITS.charsEach;
+    while (excess > 0 && conversation.messages.length > 2) excess -= JSON.stringify(dropOne(conversation)).length;
     json = JSON.stringify(conversation);
   }
   return json;
+}
+
+/** A branch that is not shown, or the first message; one that is shown begins with a question. */
+function dropOne(conversation) {
+  const shown = new Set(path(conversation));
+  const hidden = conversation.messages.find((message) => !shown.has(message));
+  const gone = hidden ?? conversation.messages[0];
+  removeMessage(conversation, gone);
+  while (!hidden && path(conversation)[0]?.role === "assistant") removeMessage(conversation, path(conversation)[0]);
+  return gone;
 }
 
 /** A title from the first words asked. */

@@ -3,7 +3,11 @@
 import { AnswerView } from "./answer.js";
 import { byId, el } from "./dom.js";
 import * as generation from "./generation.js";
+import { note } from "./notes.js";
 import { legend } from "./origins.js";
+import { QuestionView } from "./question.js";
+import * as store from "./store.js";
+import { choose, path, remove } from "./tree.js";
 
 const SUGGESTIONS = [
   ["Explain", "Why does a cyclist save energy by riding close behind another one?"],
@@ -23,6 +27,7 @@ export class Thread {
     this.conversation = null;
     this.views = new Map(); // message -> its view
     this.frame = null;
+    this.closeNote = () => {}; // of the last deletion
     byId("legend").replaceChildren(legend());
     this.jump.addEventListener("click", () => this.toEnd());
     this.scroller.addEventListener("scroll", () => this.showJump(), { passive: true });
@@ -51,6 +56,7 @@ export class Thread {
 
   /** Many chunks may come between two frames; one drawing is enough. */
   refreshSoon(conversation) {
+    this.closeNote();
     if (conversation !== this.conversation || this.frame !== null) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = null;
@@ -60,9 +66,10 @@ export class Thread {
 
   refresh() {
     const stay = this.atEnd();
-    const messages = this.conversation.messages;
+    const messages = path(this.conversation);
     byId("empty").hidden = messages.length > 0;
     this.list.hidden = messages.length === 0;
+    this.list.dataset.busy = String(generation.running.has(this.conversation.id));
     if (messages.length === 0) this.showEmpty();
     for (const [message, view] of this.views) if (!messages.includes(message)) this.forget(message, view);
     for (const message of messages) this.show(message);
@@ -78,20 +85,62 @@ export class Thread {
   show(message) {
     const view = this.views.get(message);
     if (view) {
-      if (message.role === "assistant") view.update();
+      view.update();
       return;
     }
-    const made = message.role === "user" ? questionView(message) : this.answerView(message);
+    const made = message.role === "user" ? this.questionView(message) : this.answerView(message);
     this.views.set(message, made);
     this.list.append(made.node);
   }
 
+  questionView(question) {
+    return new QuestionView(this.conversation, question, {
+      edit: (words) => generation.askOtherwise(this.conversation, question, words),
+      ...this.commonActions(question),
+    });
+  }
+
   answerView(answer) {
     const conversation = this.conversation;
-    return new AnswerView(answer, this.drafts, {
-      again: () => generation.again(conversation),
+    return new AnswerView(conversation, answer, this.drafts, {
+      again: () => generation.again(conversation, answer),
+      resume: () => generation.resume(conversation, answer),
       rate: () => generation.running.get(conversation.id)?.rate ?? NaN,
+      ...this.commonActions(answer),
     });
+  }
+
+  commonActions(message) {
+    return { remove: () => this.remove(message), show: (other) => this.showOther(other) };
+  }
+
+  /** Another version of a message takes its place, and the arrows keep the focus. */
+  showOther(message) {
+    const backwards = document.activeElement?.title === "Previous version";
+    choose(this.conversation, message);
+    store.save(this.conversation);
+    const top = this.scroller.scrollTop;
+    this.refresh();
+    this.scroller.scrollTop = top;
+    const arrows = [...this.views.get(message).branches.node.querySelectorAll("button")];
+    (backwards ? arrows : arrows.reverse()).find((button) => !button.disabled)?.focus();
+  }
+
+  remove(message) {
+    const conversation = this.conversation;
+    if (generation.running.has(conversation.id)) return;
+    const was = structuredClone({ messages: conversation.messages, chosen: conversation.chosen });
+    const more = remove(conversation, message);
+    store.save(conversation);
+    this.rebuild();
+    const putBack = () => {
+      Object.assign(conversation, was);
+      store.save(conversation);
+      if (this.conversation === conversation) this.rebuild();
+    };
+    const words = more ? "This version and what followed it are deleted." : "The message is deleted.";
+    // Once something else was said there is no way back to what was.
+    this.closeNote = note(words, { label: "Undo", run: putBack });
   }
 
   showEmpty() {
@@ -117,8 +166,4 @@ export class Thread {
   showJump() {
     this.jump.hidden = this.atEnd() || this.conversation.messages.length === 0;
   }
-}
-
-function questionView(message) {
-  return { node: el("article", { class: "question", "aria-label": "You" }, el("p", {}, message.text)) };
 }

@@ -158,6 +158,7 @@ def _streams(streams: Sequence[StreamSnapshot]) -> list[dict[str, Any]]:
             "depth": each.depth,
             "draft_tokens": each.draft_tokens,
             "accepted_tokens": each.accepted_tokens,
+            "gain": None if each.gain is None else round(each.gain, 3),
         }
         for each in streams
     ]

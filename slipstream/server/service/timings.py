@@ -35,6 +35,7 @@ class Finish:
             "predicted_n": self.num_output,
             "predicted_ms": _ms(writing),
             "predicted_per_second": _rate(stats.output_tokens - 1, writing),
+            "gain": None if stats.gain is None else round(stats.gain, 3),
             "draft_n": stats.draft_tokens,
             "draft_n_accepted": stats.accepted_tokens,
             "drafted_per_position": list(stats.drafted_per_position),
