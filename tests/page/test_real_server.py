@@ -151,7 +151,8 @@ def test_two_conversations_stream_at_once_each_with_its_own_text(chat: Page, rea
     chat.click("#new-chat")  # starts with the same settings
     ask(chat, ANIMALS)
     expect(field(chat, "load.running")).to_have_text("2", timeout=WAIT_MS)
-    expect(chat.locator("#streams li")).to_have_count(2)
+    names = [re.compile(rf"^{words[:20]}") for words in (BREAD, ANIMALS)]
+    expect(chat.locator("#streams .name")).to_have_text(names)
     expect(chat.locator('#conversations [data-streaming="true"]')).to_have_count(2)
     for words in (BREAD, ANIMALS):
         chat.locator("#conversations .open", has_text=words[:20]).click()

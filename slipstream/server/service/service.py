@@ -154,6 +154,7 @@ class Service:
                 choices: list[ChoiceStream] = []
                 for each in prepared:
                     for stream in self._engine.submit_many(each.tokens, each.params, request.num_choices, client):
+                        held.enter_context(self.monitor.named(stream.id, caller().request_id))
                         await held.enter_async_context(stream)
                         index = len(choices)
                         choices.append(ChoiceStream(index, stream, loaded.tokenizer, each, latencies[index]))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ class StatusMonitor:
         self._engine: Engine | None = None
         self._facts: ModelFacts | None = None
         self._samples: deque[tuple[float, int]] = deque(maxlen=NUM_SAMPLES)
+        self._request_ids: dict[str, str] = {}  # by stream
 
     def loaded(self, engine: Engine, facts: ModelFacts) -> None:
         self._engine, self._facts = engine, facts
@@ -52,6 +54,15 @@ class StatusMonitor:
     def labels(self) -> dict[str, str] | None:
         """vLLM's labels of what is counted for the model. None while it is being loaded."""
         return None if self._facts is None else {"model_name": self._facts.name, "engine": "0"}
+
+    @contextmanager
+    def named(self, stream: str, request_id: str) -> Iterator[None]:
+        """Meanwhile the report gives this stream the id of its HTTP request: a client finds its own by it."""
+        self._request_ids[stream] = request_id
+        try:
+            yield
+        finally:
+            del self._request_ids[stream]
 
     def snapshot(self) -> StatsSnapshot:
         return StatsSnapshot() if self._engine is None else self._engine.snapshot()
@@ -73,7 +84,7 @@ class StatusMonitor:
             report["device"] = {"runner": self._facts.runner, "note": info.note}
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)
-            report["streams"] = _streams(self._engine.streams())
+            report["streams"] = _streams(self._engine.streams(), self._request_ids)
             report["memory"] = self.memory()
         return report
 
@@ -146,11 +157,12 @@ def _padded(counts: Sequence[int], length: int) -> list[int]:
     return [*counts, *[0] * (length - len(counts))]
 
 
-def _streams(streams: Sequence[StreamSnapshot]) -> list[dict[str, Any]]:
+def _streams(streams: Sequence[StreamSnapshot], request_ids: Mapping[str, str]) -> list[dict[str, Any]]:
     now = time.monotonic()
     return [
         {
             "id": each.id,
+            "request_id": request_ids.get(each.id),
             "state": "prefill" if each.first_token_at is None else "decode",
             "prompt_tokens": each.prompt_tokens,
             "generated": each.output_tokens,
