@@ -14,7 +14,7 @@ from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
 from slipstream.runners.backend import MemoryPlan
 from slipstream.server.http.lifecycle import Server
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts
 

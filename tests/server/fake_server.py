@@ -21,7 +21,7 @@ from slipstream.engine.engine import Engine
 from slipstream.load import Tokenizer
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.server.http.lifecycle import Server
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts
 

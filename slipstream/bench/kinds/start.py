@@ -14,8 +14,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slipstream.bench.harness.report import check_writable, shown, title, write_report
+from slipstream.bench.harness.report import check_writable, title, write_report
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import shown
 from slipstream.errors import ConfigError
 
 PROMPT = "What is the capital of France?"

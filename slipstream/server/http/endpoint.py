@@ -26,6 +26,7 @@ from slipstream.server.protocols.body import parse
 from slipstream.server.protocols.fields import SamplingFields
 from slipstream.server.service.choice import ChoiceDelta
 from slipstream.server.service.generation import Generation
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.service import SMALL_BODY, Service
 from slipstream.server.service.timings import Finish
 
@@ -86,18 +87,21 @@ class GenerateEndpoint(PostEndpoint[R]):
         model = request.model or self.service.loaded().facts.name
         writer = self._protocol.writer(request, model)
         generation_request = self._protocol.to_generation_request(request, self.service.engine_config)
+        if request.stream:
+            await self._stream(generation_request, writer, EventStream(send))
+            return
         async with self.service.generation(generation_request) as generation:
-            if request.stream:
-                await self._stream(generation, writer, EventStream(send))
-                return
             choices = await generation.whole()
         assert generation.total is not None
         await send_json(send, writer.whole(choices, generation.total))
 
-    async def _stream(self, generation: Generation, writer: ApiWriter, events: EventStream) -> None:
+    async def _stream(self, request: GenerationRequest, writer: ApiWriter, events: EventStream) -> None:
         """An error before the first event becomes an HTTP error; a later one becomes an event of the stream."""
         try:
-            await self._write_events(generation, writer, events)
+            while not await self.service.holder.awake(self.service.config.keep_alive_seconds):
+                await events.write(writer.keep_alive)
+            async with self.service.generation(request) as generation:
+                await self._write_events(generation, writer, events)
         except SlipstreamError as error:
             if not events.started:
                 raise

@@ -107,7 +107,7 @@ class EngineCollector(Collector):
         slots = seen.num_running if memory["state_bytes"] else 0
         yield _gauge("slipstream_state_slots_used", "Slots whose recurrent state is in use", slots)
         yield _gauge("slipstream_resident_bytes", "Resident memory of the process", memory["rss_bytes"])
-        yield _gauge("slipstream_ready", "1 while new work is taken", float(self._monitor.state == "ready"))
+        yield _gauge("slipstream_ready", "1 while new work is taken", float(self._monitor.takes_work))
 
     def _work(self) -> Iterable[Metric]:
         seen = self._monitor.snapshot()

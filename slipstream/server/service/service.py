@@ -11,38 +11,26 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.engine.async_engine import AsyncEngine
-from slipstream.engine.engine import Engine
 from slipstream.host import lower_priority
-from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
 from slipstream.server.service.choice import ChoiceStream
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.metrics import Metrics
+from slipstream.server.service.model_holder import Load, LoadedModel, ModelHolder, OnDeath
 from slipstream.server.service.prepare import Preparation, Prepared
 from slipstream.server.service.settings import ServerConfig
-from slipstream.server.service.status import ModelFacts, StatusMonitor
+from slipstream.server.service.status import StatusMonitor
 
 PREPARE_THREADS = 2
 GRAMMAR_THREADS = 2
 SMALL_BODY = 1 << 16  # bytes; up to this size bodies are parsed on the event loop: a thread would cost more
 FINAL_ERROR_SECONDS = 2.0  # for clients to receive their last error
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model ready to be served. Its engine is not started yet."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    facts: ModelFacts
 
 
 class Service:
@@ -55,9 +43,8 @@ class Service:
         self._limit = engine_config.max_streams + config.queue_limit
         self._threads = ThreadPoolExecutor(PREPARE_THREADS, "slipstream-prepare")
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "slipstream-grammar", lower_priority)
-        self._loaded: LoadedModel | None = None
+        self.holder = ModelHolder(self.monitor, config.sleep_idle_seconds)
         self._preparation: Preparation | None = None
-        self._engine: AsyncEngine | None = None
         self._num_admitted = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -66,28 +53,25 @@ class Service:
 
     # The loaded model.
 
-    def attach(self, loaded: LoadedModel) -> None:
-        """Binds the engine to this event loop. Any thread may start it afterwards."""
-        self._engine = AsyncEngine(loaded.engine)
-        self._engine.attach()
-        self._loaded = loaded
-        self._preparation = Preparation(loaded.tokenizer)
+    async def load(self, load: Load, on_death: OnDeath, on_ready: Callable[[LoadedModel], None]) -> None:
+        """Returns when the model is loaded; raises what stopped it. ``on_ready``: called whenever it is loaded."""
 
-    def ready(self) -> None:
-        assert self._loaded is not None
-        self.monitor.loaded(self._loaded.engine, self._loaded.facts)
-        if self.monitor.state == "loading":
-            self.monitor.state = "ready"
+        def ready(loaded: LoadedModel) -> None:
+            if self._preparation is None:
+                self._preparation = Preparation(loaded.tokenizer)
+            on_ready(loaded)
+
+        await self.holder.load(load, on_death, ready)
 
     def loaded(self) -> LoadedModel:
-        """The model; raises ApiError while it loads and after the engine failed."""
+        """The model; raises ApiError while it loads for the first time and after the engine failed."""
         match self.monitor.state:
             case "loading":
                 raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
             case "failed":
                 raise engine_failed()
-        assert self._loaded is not None
-        return self._loaded
+        assert self.holder.loaded is not None
+        return self.holder.loaded
 
     # Admission.
 
@@ -117,11 +101,10 @@ class Service:
     async def generation(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         """Runs one request. Leaving the context early, for any reason, aborts it."""
         latencies = [self.metrics.latencies() for _ in range(request.num_choices)]
-        async with self.admitted(request.num_choices) as loaded:
+        async with self.admitted(request.num_choices) as loaded, self.holder.in_use() as engine:
             prepared = await self._constrain(await self.prepare(request))
             began = time.monotonic()
-            assert self._engine is not None
-            streams = self._engine.submit_many(prepared.tokens, prepared.params, request.num_choices)
+            streams = engine.submit_many(prepared.tokens, prepared.params, request.num_choices)
             async with AsyncExitStack() as open_streams:
                 for stream in streams:
                     await open_streams.enter_async_context(stream)
@@ -184,5 +167,4 @@ class Service:
             pool.shutdown(wait=False, cancel_futures=True)
         if self._preparation is not None:
             self._preparation.close()
-        if self._engine is not None and self._engine.engine.alive:
-            await self._engine.close()
+        await self.holder.close()

@@ -21,6 +21,7 @@ class ServerConfig:
     body_seconds: float = 30.0  # for the body of a request to arrive
     keep_alive_seconds: float = 10.0  # of silence in a stream before a keep-alive
     drain_seconds: float = 30.0  # that running requests get after SIGTERM
+    sleep_idle_seconds: float | None = None  # without requests until the model is freed; None: never
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -35,6 +36,8 @@ class ServerConfig:
         for name in ("body_seconds", "keep_alive_seconds", "drain_seconds"):
             if not 0.0 < getattr(self, name) <= 86400.0:
                 raise ConfigError(f"{name} must be more than 0 and at most a day, not {getattr(self, name)}")
+        if self.sleep_idle_seconds is not None and not self.sleep_idle_seconds > 0.0:
+            raise ConfigError(f"sleep_idle_seconds must be more than 0, not {self.sleep_idle_seconds}")
         self._check_key()
 
     def _check_key(self) -> None:
