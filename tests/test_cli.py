@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -18,8 +19,10 @@ import pytest
 
 from slipstream import __version__
 from slipstream.cli import build_parser, main, model_options, server_config
+from slipstream.commands.configuration import parse
 from slipstream.commands.options import ModelOptions
 from slipstream.errors import ConfigError
+from slipstream.server.service.settings import ServerConfig
 
 WAIT = 300.0  # a busy machine may be slow; nothing waits this long where all is well
 COMMAND = [sys.executable, "-m", "slipstream.cli"]
@@ -63,6 +66,14 @@ def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -
         assert each["stats"]["output_tokens"] == len(each["token_ids"])
         assert each["stats"]["prompt_tokens"] == len(each["prompt_token_ids"])
         assert each["speculation"].startswith("adaptive:")
+
+
+def test_generate_reads_a_prompt_from_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PARIS))
+    assert main(["generate", *ONE, "--prompt", "-", "--max-tokens", "24"]) == 0
+    assert capsys.readouterr().out == ANSWER + "\n"
 
 
 def test_generate_raw_continues_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,15 +130,19 @@ def test_a_plan_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_chat_through_a_pipe_is_answers_only() -> None:
-    done = run("chat", *ONE, "--max-tokens", "24", text=f"{PARIS}\n/new\n\n/what\n{PARIS}\n/quit\nnever asked\n")
+    quoted = '"""What is the\ncapital of France?"""\n'
+    commands = "/new\n\n/what\n/set temperature hot\n/drafts off\n"
+    done = run("chat", *ONE, "--max-tokens", "24", text=f"{PARIS}\n{commands}{quoted}/quit\nnever asked\n")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("SmolLM2-135M-Instruct on cpu")
     assert lines[1].startswith("speculation: ")
     assert lines[3:6] == [ANSWER, "a new conversation", f"/what is no command: {lines[2]}"]
-    assert lines[6:] == [ANSWER]
-    assert len(done.stderr.splitlines()) == 2
+    assert lines[6:] == ["temperature takes a number", "drafts: off", ANSWER]
+    first, second = done.stderr.splitlines()
+    assert re.fullmatch(r"8 tokens, \d+\.\d tok/s, \d+ of \d+ drafts accepted \(\d+ %\)", first)
+    assert second.endswith("not drafted")
 
 
 def test_chat_refuses_a_question_over_the_context_goes_on_and_ends_with_its_input() -> None:
@@ -201,6 +216,10 @@ def test_chat_on_a_terminal_survives_a_stopped_answer(terminal: Terminal) -> Non
         (["plan", "--max-streams", "0"], "max_streams"),
         (["plan", "--device", "tpu"], "tpu"),
         (["plan", "--kv-memory=-5M"], "kv_memory"),
+        (["generate"], "--prompt"),
+        (["serve", "a", "b"], "llama-swap"),
+        (["serve", "a", "b"], "docs/several-models.md"),
+        (["serve", "--sleep-idle", "0"], "sleep_idle"),
         (["bench", "prompts", "--tokens", "0"], "tokens"),
         (["bench", "prompts", "--out", "/no/such/folder/file"], "/no/such/folder/file"),
     ],
@@ -213,7 +232,6 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: 
     "arguments",
     [
         [],
-        ["generate"],
         ["plan", "--dtype", "int3"],
         ["plan", "--draft", "99"],
         ["plan", "--kv-memory", "inf"],
@@ -236,7 +254,7 @@ def test_an_error_in_a_real_process_shows_no_traceback() -> None:
 
 def test_spellings_known_from_elsewhere() -> None:
     def options(*arguments: str) -> ModelOptions:
-        return model_options(build_parser().parse_args(["serve", *arguments]))
+        return model_options(parse(build_parser(), ["serve", *arguments]))
 
     assert options("--draft", "off", "--enable-mtp") == options("--draft", "adaptive") == options()
     assert options("--spec-draft-n-max", "3") == options("--max-depth", "3") != options()
@@ -244,12 +262,14 @@ def test_spellings_known_from_elsewhere() -> None:
 
 
 def test_serve_needs_a_key_for_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = build_parser().parse_args(["serve", "--host", "0.0.0.0"])
+    def config() -> ServerConfig:
+        return server_config(parse(build_parser(), ["serve", "--host", "0.0.0.0"]))
+
     monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="API key"):
-        server_config(arguments)
+        config()
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "from the environment")
-    assert server_config(arguments).api_key == "from the environment"
+    assert config().api_key == "from the environment"
 
 
 @pytest.mark.parametrize(

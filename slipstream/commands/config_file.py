@@ -37,7 +37,8 @@ class ConfigFile:
             for key, value in table.items():
                 if not isinstance(value, dict):
                     yield Entry(key.replace("_", "-"), value, self._where(path[:depth], key))
-            table = table.get(path[depth], {}) if depth < len(path) else {}
+            section = table.get(path[depth]) if depth < len(path) else None
+            table = section if isinstance(section, dict) else {}
 
     def check_names(self, parser: argparse.ArgumentParser) -> None:
         """Raises ConfigError for a key that no flag has, and for a section that is no command."""
@@ -46,12 +47,13 @@ class ConfigFile:
     def _check(self, parser: argparse.ArgumentParser, table: dict[str, Any], path: Path) -> None:
         below = subcommands(parser)
         known = {name for _, each in commands(parser) for action in arguments(each) for name in names(action)}
+        known -= {"config", "print-config"}
         for key, value in table.items():
             if key in below and isinstance(value, dict):
                 self._check(below[key], value, (*path, key))
             elif isinstance(value, dict):
                 raise ConfigError(f"{self._where(path, key, section=True)} is no command{_meant(key, below)}")
-            elif key.replace("_", "-") not in known - {"config", "print-config"}:
+            elif key.replace("_", "-") not in known:
                 of = f" of {' '.join(path)}" if path else ""
                 raise ConfigError(f"{self._where(path, key)} is no setting{of}{_meant(key.replace('_', '-'), known)}")
 

@@ -159,7 +159,8 @@ def _converted(action: argparse.Action, text: str, where: str) -> Any:
 
 
 def _kind(action: argparse.Action) -> str:
-    return {None: "text", int: "a whole number", float: "a number"}.get(action.type, "text or a number")
+    kinds: dict[Any, str] = {None: "text", int: "a whole number", float: "a number"}
+    return kinds.get(action.type, "text or a number")
 
 
 def _switched(action: argparse.Action, on: bool) -> Any:

@@ -177,9 +177,7 @@ def sampling_flags(parser: argparse.ArgumentParser) -> None:
     flag(group, "--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token")
     flag(group, "--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens; 0: all")
     flag(group, "--top-p", type=float, default=1.0, metavar="P", help="among the likeliest tokens that sum to P")
-    flag(
-        group, "--min-p", type=float, default=0.0, metavar="P", help="among tokens at least P times as likely as the likeliest"
-    )
+    flag(group, "--min-p", type=float, default=0.0, metavar="P", help="among tokens P times as likely as the likeliest")
     flag(
         group, "--seed", type=int, metavar="N", shown="a new one each time", help="the same seed draws the same tokens"
     )

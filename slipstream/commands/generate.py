@@ -9,11 +9,19 @@ from dataclasses import asdict, replace
 
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import summary
+from slipstream.errors import ConfigError
 from slipstream.llm import LLM, Output
 from slipstream.sampling import SamplingParams
 
+STDIN = "-"
+
 
 def generate(options: ModelOptions, prompts: Sequence[str], params: SamplingParams, *, raw: bool, as_json: bool) -> int:
+    if not prompts:
+        raise ConfigError(
+            "generate needs something to answer: --prompt TEXT, or --prompt - to read it from standard input"
+        )
+    prompts = [sys.stdin.read() if prompt == STDIN else prompt for prompt in prompts]
     with load_llm(replace(options, max_streams=min(options.max_streams, len(prompts)))) as llm:
         chat = not raw and llm.tokenizer.has_chat_template
         encoded = [_encode(llm, prompt, chat) for prompt in prompts]
@@ -21,7 +29,7 @@ def generate(options: ModelOptions, prompts: Sequence[str], params: SamplingPara
         for prompt, output in zip(prompts, outputs, strict=True):
             print(_as_json(llm, prompt, output) if as_json else output.text, flush=True)
             if not as_json:
-                print(summary(output.stats, llm.snapshot()), file=sys.stderr)
+                print(summary(output.stats), file=sys.stderr)
     return 0
 
 

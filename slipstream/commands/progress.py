@@ -111,4 +111,6 @@ def shown(turns: Sequence[T], what: str) -> Iterator[T]:
 
 
 def _bar(total: int, what: str, **how: object) -> tqdm:
-    return tqdm(total=total, desc=what, file=sys.stderr, leave=False, disable=not sys.stderr.isatty(), **how)
+    shown = sys.stderr.isatty()
+    bar: tqdm = tqdm(total=total, desc=what, file=sys.stderr, leave=False, disable=not shown, **how)
+    return bar

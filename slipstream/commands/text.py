@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from slipstream.engine.stats import RequestStats, StatsSnapshot
+from slipstream.engine.stats import RequestStats
 
 
 def dim(text: str, stream: TextIO) -> str:
@@ -32,19 +32,15 @@ def decode_rate(stats: RequestStats) -> float:
     return (stats.output_tokens - 1) / max(1e-9, stats.total_seconds - stats.first_token_seconds)
 
 
-def drafting(stats: RequestStats) -> str:
+def summary(stats: RequestStats) -> str:
+    """One short line about an answer."""
+    rate = decode_rate(stats)
+    parts = [f"{stats.output_tokens} tokens", *([f"{rate:.1f} tok/s"] if rate else []), _drafting(stats)]
+    return ", ".join(parts)
+
+
+def _drafting(stats: RequestStats) -> str:
     if not stats.draft_tokens:
         return f"not drafted ({stats.why_no_draft})" if stats.why_no_draft else "not drafted"
-    per_position = " ".join(
-        percent(accepted, drafted) for accepted, drafted in zip(stats.accepted_per_position, stats.drafted_per_position)
-    )
-    return (
-        f"{stats.accepted_tokens} of {stats.draft_tokens} drafts accepted "
-        f"({percent(stats.accepted_tokens, stats.draft_tokens)}; by position {per_position})"
-    )
-
-
-def summary(stats: RequestStats, snapshot: StatsSnapshot) -> str:
-    rate = decode_rate(stats)
-    speed = f"{rate:.1f} tok/s" if rate else "-"
-    return f"{stats.output_tokens} tokens, {speed}, {drafting(stats)}; {snapshot.depth_reason}"
+    share = percent(stats.accepted_tokens, stats.draft_tokens)
+    return f"{stats.accepted_tokens} of {stats.draft_tokens} drafts accepted ({share})"

@@ -88,7 +88,7 @@ class FakeServer:
     def __enter__(self) -> FakeServer:
         self._port = self.port
         self.thread.start()
-        until(lambda: self.engine is not None and self.engine.alive and self._ready())
+        until(lambda: self.engine is not None and self._ready())
         return self
 
     def _ready(self) -> bool:
