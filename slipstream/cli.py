@@ -6,8 +6,10 @@ The flags are in commands/flags.py and bench/arguments.py; commands/configuratio
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from slipstream import __version__
@@ -29,7 +31,7 @@ from slipstream.commands.flags import (
     settings_flags,
 )
 from slipstream.commands.options import ModelOptions
-from slipstream.commands.progress import clear_bars
+from slipstream.commands.progress import clear_line
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import SamplingParams
 from slipstream.server.service.settings import ServerConfig
@@ -50,9 +52,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
+        clear_line()
         return 130
-    finally:
-        clear_bars()
+
+
+def entry() -> int:
+    """`main` for a process of its own: threads that still load or compute do not outlive the interpreter."""
+    code = main()
+    if any(thread.name in ("slipstream-engine", "slipstream-load") for thread in threading.enumerate()):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(code)  # they are in native code that aborts the process when the interpreter is gone
+    return code
 
 
 def run(args: argparse.Namespace) -> int:
@@ -207,4 +218,4 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

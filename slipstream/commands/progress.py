@@ -23,10 +23,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def clear_bars() -> None:
-    """Takes bars off the screen that something interrupted; what still works in a thread draws no more."""
+def clear_line() -> None:
+    """Takes bars off the screen that something interrupted, also half-drawn ones. Threads that go on draw no more."""
     for bar in list(getattr(tqdm, "_instances", ())):
         bar.close()
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class Lines:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from slipstream.assemble import make_engine
 from slipstream.commands.options import ModelOptions
-from slipstream.commands.progress import LoadingBar
+from slipstream.commands.progress import LoadingBar, clear_line
 from slipstream.commands.text import size
 from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
@@ -28,6 +28,7 @@ def serve(options: ModelOptions, config: ServerConfig) -> int:
         server.run()
     finally:
         loading.bar.close()
+        clear_line()
     if server.error is None:
         return 0
     if isinstance(server.error, SlipstreamError):

@@ -146,6 +146,7 @@ def test_it_is_not_freed_while_a_request_runs() -> None:
     server = FakeServer(runner, ServerConfig(port=0, sleep_idle_seconds=0.2))
     with ThreadPoolExecutor() as threads, server:
         running = threads.submit(answer, server)
+        runner.fuel.put(1)
         until(lambda: server.get("/v1/status").json()["load"]["running"] == 1)
         time.sleep(0.5)
         assert server.get("/ready").json() == {"status": "ready"}
