@@ -48,6 +48,8 @@ def test_a_list_is_replaced_not_extended(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SLIPSTREAM_ALLOWED_HOST", "c, d")
     assert args("serve").allowed_host == ["c", "d"]
     assert args("serve", "--allowed-host", "e").allowed_host == ["e"]
+    monkeypatch.setenv("SLIPSTREAM_PROMPT", "One, two, what comes next?")
+    assert args("generate").prompt == ["One, two, what comes next?"]
 
 
 def test_the_file_spells_names_with_either_dash_and_has_sections() -> None:
