@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -10,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -18,8 +21,10 @@ import pytest
 
 from slipstream import __version__
 from slipstream.cli import build_parser, main, model_options, server_config
+from slipstream.commands.configuration import parse
 from slipstream.commands.options import ModelOptions
 from slipstream.errors import ConfigError
+from slipstream.server.service.settings import ServerConfig
 
 WAIT = 300.0  # a busy machine may be slow; nothing waits this long where all is well
 COMMAND = [sys.executable, "-m", "slipstream.cli"]
@@ -49,7 +54,7 @@ def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ANSWER + "\n"
     assert re.search(r"8 tokens, \d+\.\d tok/s, (drafted in|not drafted: a plain step was faster)", err)
-    assert re.search(r"(tokens a step.*; \d+ of \d+ drafts accepted|not drafted)", err)
+    assert re.search(r"(tokens a step.*, \d+ of \d+ drafts accepted|not drafted)", err)
 
 
 def test_generate_json_for_several_prompts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +78,14 @@ def test_generate_samples_as_the_model_recommends(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines() == [ANSWER] * 5
     assert main([*asked, "--seed", "3", "--sampling-defaults", "neutral"]) == 0
     assert ANSWER not in capsys.readouterr().out
+
+
+def test_generate_reads_a_prompt_from_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PARIS))
+    assert main(["generate", *ONE, "--prompt", "-", "--max-tokens", "24"]) == 0
+    assert capsys.readouterr().out == ANSWER + "\n"
 
 
 def test_generate_raw_continues_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +142,9 @@ def test_a_plan_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_chat_through_a_pipe_is_answers_only() -> None:
-    done = run("chat", *ONE, "--max-tokens", "24", text=f"{PARIS}\n/new\n\n/what\n{PARIS}\n/quit\nnever asked\n")
+    quoted = '"""What is the\ncapital of France?"""\n'
+    commands = "/new\n\n/what\n/set temperature hot\n/drafts off\n"
+    done = run("chat", *ONE, "--max-tokens", "24", text=f"{PARIS}\n{commands}{quoted}/quit\nnever asked\n")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -137,8 +152,10 @@ def test_chat_through_a_pipe_is_answers_only() -> None:
     assert lines[1].startswith("sampling defaults: temperature ")
     assert lines[2].startswith("speculation: ")
     assert lines[4:7] == [ANSWER, "a new conversation", f"/what is no command: {lines[3]}"]
-    assert lines[7:] == [ANSWER]
-    assert len(done.stderr.splitlines()) == 2
+    assert lines[7:] == ["temperature takes a number", "drafts: off", ANSWER]
+    first, second = done.stderr.splitlines()
+    assert re.search(r"^8 tokens, \d+\.\d tok/s, drafted in .*, \d+ of \d+ drafts accepted \(\d+ %\)$", first)
+    assert "not drafted" in second
 
 
 def test_chat_refuses_a_question_over_the_context_goes_on_and_ends_with_its_input() -> None:
@@ -153,6 +170,7 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._fd, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, 80))  # no bar is drawn on a terminal without a size
         # As in a terminal, Ctrl-C is not ignored, whatever started the tests: a background job would hand that down.
         reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
@@ -170,6 +188,13 @@ class Terminal:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, until - time.monotonic()))
             assert ready, f"no {pattern!r} in {self.seen[start:]!r}"
             self.seen += os.read(self._fd, 4096).decode(errors="replace")
+
+    def last_line(self) -> str:
+        """What the end of the process leaves on the line that the shell writes its prompt on."""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := os.read(self._fd, 4096):
+                self.seen += piece.decode(errors="replace")
+        return re.split(r"[\r\n]", self.seen)[-1]
 
     def close(self) -> None:
         self.process.kill()
@@ -198,6 +223,40 @@ def test_chat_on_a_terminal_survives_a_stopped_answer(terminal: Terminal) -> Non
     assert terminal.process.wait(WAIT) == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["serve", "--port", "0"], 0),
+        (["generate", "--prompt", "Count to a thousand.", "--max-tokens", "2000"], 130),
+        (["selfcheck"], 130),
+    ],
+)
+def test_ctrl_c_while_loading_leaves_no_bar_behind(arguments: list[str], code: int) -> None:
+    terminal = Terminal(*arguments)
+    try:
+        terminal.wait_for(r"loading: +\d+%")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.last_line().replace("\x1b[K", "").strip() == ""
+        assert terminal.process.wait(WAIT) == code
+        assert "Traceback" not in terminal.seen
+    finally:
+        terminal.close()
+
+
+def test_serve_says_in_a_log_how_far_it_is_and_which_shape() -> None:
+    arguments = ["serve", "--port", "0", "--shape", "tiny", "--random-weights", "--draft", "off", "--device", "cpu"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("/, loading the shape tiny\n")
+        while not process.stdout.readline().startswith("page"):
+            assert process.poll() is None
+    finally:
+        process.terminate()
+        _, err = process.communicate(timeout=WAIT)
+    assert re.search(r"^loading: \d+\.\d [kM]B read, getting ready$", err, re.MULTILINE)
+
+
 # ---- errors ----
 
 
@@ -212,6 +271,10 @@ def test_chat_on_a_terminal_survives_a_stopped_answer(terminal: Terminal) -> Non
         (["plan", "--max-streams", "0"], "max_streams"),
         (["plan", "--device", "tpu"], "tpu"),
         (["plan", "--kv-memory=-5M"], "kv_memory"),
+        (["generate"], "--prompt"),
+        (["serve", "a", "b"], "llama-swap"),
+        (["serve", "a", "b"], "docs/several-models.md"),
+        (["serve", "--sleep-idle", "0"], "sleep_idle"),
         (["bench", "prompts", "--tokens", "0"], "tokens"),
         (["bench", "prompts", "--out", "/no/such/folder/file"], "/no/such/folder/file"),
     ],
@@ -224,7 +287,6 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: 
     "arguments",
     [
         [],
-        ["generate"],
         ["plan", "--dtype", "int3"],
         ["plan", "--draft", "99"],
         ["plan", "--kv-memory", "inf"],
@@ -247,7 +309,7 @@ def test_an_error_in_a_real_process_shows_no_traceback() -> None:
 
 def test_spellings_known_from_elsewhere() -> None:
     def options(*arguments: str) -> ModelOptions:
-        return model_options(build_parser().parse_args(["serve", *arguments]))
+        return model_options(parse(build_parser(), ["serve", *arguments]))
 
     assert options("--draft", "off", "--enable-mtp") == options("--draft", "adaptive") == options()
     assert options("--spec-draft-n-max", "3") == options("--max-depth", "3") != options()
@@ -255,12 +317,14 @@ def test_spellings_known_from_elsewhere() -> None:
 
 
 def test_serve_needs_a_key_for_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = build_parser().parse_args(["serve", "--host", "0.0.0.0"])
+    def config() -> ServerConfig:
+        return server_config(parse(build_parser(), ["serve", "--host", "0.0.0.0"]))
+
     monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="API key"):
-        server_config(arguments)
+        config()
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "from the environment")
-    assert server_config(arguments).api_keys == ("from the environment",)
+    assert config().api_keys == ("from the environment",)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,13 @@ def test_every_log_entry_has_a_number_of_its_own() -> None:
     in_tables = sorted(int(number) for number in re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
     in_text = sorted(int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE))
     assert in_tables == in_text == list(range(1, len(in_text) + 1))
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    """Page, kernels, head: what is not Python is named by a pattern in pyproject.toml."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["slipstream"]
+    package = ROOT / "slipstream"
+    installed = {package / path for pattern in patterns for path in glob(pattern, root_dir=package, recursive=True)}
+    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert not files - installed
+    assert {".c", ".h", ".js", ".html", ".safetensors"} <= {path.suffix for path in files}

@@ -9,152 +9,205 @@ import argparse
 from collections.abc import Callable
 
 from slipstream.commands.arguments import depths, draft_settings, numbers, rates, span
+from slipstream.commands.flags import command_parser, flag
 from slipstream.commands.options import ModelOptions, ReportOptions
 
-Kinds = Callable[..., argparse.ArgumentParser]
-MODES = ["off", "solo", 1, 2, 3, "adaptive"]
+Kinds = Callable[[str, str], argparse.ArgumentParser]
+MODES: list[object] = ["off", "solo", 1, 2, 3, "adaptive"]
 
 
 def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    add = parser.add_subparsers(dest="what", required=True).add_parser
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="KIND")
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        return command_parser(kinds, f"bench {name}", summary, "[MODEL] [flags]")
+
     simulating = [_streams(add), _step(add), _load(add), _prefill(add)]
     for each in simulating:
-        _simulation_argument(each)
+        _simulation_flag(each)
     reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add), _peer(add)]
     for each in reporting:
-        _report_arguments(each)
+        _report_flags(each, plots=each in simulating[:3])
     return [*reporting, _pause(add), _http(add)]
 
 
-def _simulation_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _simulation_flag(parser: argparse.ArgumentParser) -> None:
+    flag(
+        parser.add_argument_group("simulation"),
         "--simulate-acceptance",
         type=rates,
-        default=argparse.SUPPRESS,
+        default=(),
         metavar="S1,S2,...",
+        shown="compare drafts with samples",
         help="compute everything, accept by chance: the probability that the first 1, 2, ... drafts are all accepted",
     )
 
 
-def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", help="append the JSON line to this file")
-    parser.add_argument(
-        "--save", nargs="?", const="", metavar="FOLDER", help="keep the result; default: bench/results/"
+def _report_flags(parser: argparse.ArgumentParser, *, plots: bool) -> None:
+    group = parser.add_argument_group("result")
+    flag(group, "--out", metavar="FILE", shown="the terminal only", help="append the JSON line to this file")
+    flag(
+        group,
+        "--save",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        shown="not kept",
+        help="keep the result in a file of this folder; without a name: bench/results/",
+    )
+    if plots:
+        flag(group, "--plot", metavar="SVG", shown="not drawn", help="draw the result into this file")
+
+
+def _measurement(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    return parser.add_argument_group("measurement")
+
+
+def _modes(group: argparse._ArgumentGroup, default: list[object], text: str) -> None:
+    flag(group, "--modes", type=draft_settings, default=default, metavar="LIST", help=f"draft modes {text}")
+
+
+def _count(group: argparse._ArgumentGroup, name: str, default: int, text: str) -> None:
+    flag(group, name, type=int, default=default, metavar="N", help=text)
+
+
+def _counts(group: argparse._ArgumentGroup, name: str, default: list[int], text: str) -> None:
+    flag(group, name, type=numbers, default=default, metavar="LIST", help=text)
+
+
+def _random_prompt(group: argparse._ArgumentGroup) -> None:
+    flag(
+        group,
+        "--prompt",
+        type=int,
+        metavar="N",
+        shown="text, or 128 random ids for a --shape",
+        help="prompts of N random token ids",
     )
 
 
-def _modes(parser: argparse.ArgumentParser, default: list[object], text: str) -> None:
-    shown = ",".join(map(str, default))
-    parser.add_argument("--modes", type=draft_settings, default=default, help=f"draft modes {text}, default {shown}")
-
-
 def _prompts(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("prompts", help="nine prompts, policies side by side in one run")
-    parser.add_argument("--policies", type=draft_settings, default=["off", "adaptive"], help="default: off,adaptive")
-    parser.add_argument("--streams", type=numbers, default=[1], help="streams at once, default 1; e.g. 1,8")
-    parser.add_argument("--tokens", type=int, default=192, help="per prompt")
-    parser.add_argument("--repeats", type=int, default=1, help="rounds over all policies; the fastest counts")
-    parser.add_argument("--peer", action="store_true", help="llama.cpp beside us, through the package xllamacpp")
+    parser = add("prompts", "nine prompts, policies side by side in one run")
+    group = _measurement(parser)
+    flag(
+        group,
+        "--policies",
+        type=draft_settings,
+        default=["off", "adaptive"],
+        metavar="LIST",
+        help="draft policies to compare",
+    )
+    _counts(group, "--streams", [1], "streams at once, e.g. 1,8")
+    _count(group, "--tokens", 192, "new tokens of each prompt")
+    _count(group, "--repeats", 1, "rounds over all policies; the fastest counts")
+    flag(group, "--peer", action="store_true", help="llama.cpp beside us, through the package xllamacpp")
     return parser
 
 
 def _peer(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("peer", help="llama.cpp beside us on the same weights: decoding and reading prompts")
-    parser.add_argument("--streams", type=numbers, default=[1, 4, 8], help="default 1,4,8")
-    _modes(parser, ["off"], "of ours")
-    parser.add_argument("--prompt", type=int, help="random token ids; default: text, or 128 ids for a --shape")
-    parser.add_argument("--new", type=int, default=64, help="tokens each stream generates")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of both; medians are reported")
-    parser.add_argument("--seed", type=int, default=0, help="of random prompts")
+    parser = add("peer", "llama.cpp beside us on the same weights: decoding and reading prompts")
+    group = _measurement(parser)
+    _counts(group, "--streams", [1, 4, 8], "streams at once")
+    _modes(group, ["off"], "of ours")
+    _random_prompt(group)
+    _count(group, "--new", 64, "tokens each stream generates")
+    _count(group, "--repeats", 5, "turns of both; medians are reported")
+    _count(group, "--seed", 0, "of random prompts")
     return parser
 
 
 def _pause(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("pause", help="the asyncio loop's worst pause while streams generate")
-    parser.add_argument("--streams", type=numbers, default=[8])
-    parser.add_argument("--tokens", type=int, default=128, help="per stream")
+    parser = add("pause", "the asyncio loop's worst pause while streams generate")
+    group = _measurement(parser)
+    _counts(group, "--streams", [8], "streams at once; the first number counts")
+    _count(group, "--tokens", 128, "new tokens of each stream")
     return parser
 
 
 def _http(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("http", help="the server against its engine called directly")
-    parser.add_argument("--streams", type=numbers, default=[1, 16], help="default 1,16")
-    parser.add_argument("--tokens", type=int, default=128, help="per stream")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of both ways")
+    parser = add("http", "the server against its engine called directly")
+    group = _measurement(parser)
+    _counts(group, "--streams", [1, 16], "streams at once")
+    _count(group, "--tokens", 128, "new tokens of each stream")
+    _count(group, "--repeats", 5, "turns of both ways")
     return parser
 
 
 def _streams(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("streams", help="output tokens a second by number of streams and draft mode")
-    parser.add_argument("--streams", type=numbers, default=[1, 2, 4, 8, 16], help="default 1,2,4,8,16")
-    _modes(parser, MODES, "side by side in one run")
-    parser.add_argument("--temperature", type=rates, default=(0.0,), help="one or several, e.g. 0,1; default 0")
-    parser.add_argument("--prompt", type=int, help="random token ids; default: text, or 128 ids for a --shape")
-    parser.add_argument("--new", type=int, default=256, help="tokens each stream generates")
-    parser.add_argument("--warm", type=int, default=48, help="new tokens of each setting's unmeasured run")
-    parser.add_argument("--repeats", type=int, default=1, help="rounds over all modes; the fastest counts")
-    parser.add_argument("--mix", action="store_true", help="also: half of the streams plain, half drafting")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts, sampling and simulated acceptance")
-    parser.add_argument("--plot", metavar="SVG", help="draw streams against tokens a second")
+    parser = add("streams", "output tokens a second by number of streams and draft mode")
+    group = _measurement(parser)
+    _counts(group, "--streams", [1, 2, 4, 8, 16], "streams at once")
+    _modes(group, MODES, "side by side in one run")
+    flag(group, "--temperature", type=rates, default=(0.0,), metavar="LIST", help="one or several, e.g. 0,1")
+    _random_prompt(group)
+    _count(group, "--new", 256, "tokens each stream generates")
+    _count(group, "--warm", 48, "new tokens of each setting's unmeasured run")
+    _count(group, "--repeats", 1, "rounds over all modes; the fastest counts")
+    flag(group, "--mix", action="store_true", help="also: half of the streams plain, half drafting")
+    _count(group, "--seed", 0, "of prompts, sampling and simulated acceptance")
     return parser
 
 
 def _step(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("step", help="time of a step by rows and depth; fraction of the bandwidth limit")
-    parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], help="default 1,2,4,8,16")
-    parser.add_argument("--depths", type=depths, default=[0, 1, 2, 3], help="drafts a row verifies, default 0,1,2,3")
-    parser.add_argument("--context", type=int, default=128, help="tokens in each row's cache")
-    parser.add_argument("--steps", type=int, default=20, help="steps timed of each kind")
-    parser.add_argument("--plot", metavar="SVG", help="draw rows against the time of a step")
+    parser = add("step", "time of a step by rows and depth; fraction of the bandwidth limit")
+    group = _measurement(parser)
+    _counts(group, "--rows", [1, 2, 4, 8, 16], "rows of a step")
+    flag(group, "--depths", type=depths, default=[0, 1, 2, 3], metavar="LIST", help="drafts a row verifies")
+    _count(group, "--context", 128, "tokens in each row's cache")
+    _count(group, "--steps", 20, "steps timed of each kind")
     return parser
 
 
 def _load(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("load", help="Poisson arrivals: time to first token and between tokens")
-    parser.add_argument("--rate", type=rates, default=(1.0,), help="requests a second, one or several; default 1")
-    _modes(parser, ["off", "adaptive"], "one after the other")
-    parser.add_argument("--requests", type=int, default=64, help="sent at most, for each rate and mode")
-    parser.add_argument("--seconds", type=float, default=60.0, help="no requests are sent later")
-    parser.add_argument("--prompt", type=span, default=(64, 256), help="tokens, a range; default 64-256")
-    parser.add_argument("--new", type=span, default=(64, 256), help="tokens, a range; default 64-256")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
-    parser.add_argument("--plot", metavar="SVG", help="draw the rate against the time per token")
+    parser = add("load", "Poisson arrivals: time to first token and between tokens")
+    group = _measurement(parser)
+    flag(group, "--rate", type=rates, default=(1.0,), metavar="LIST", help="requests a second, one or several")
+    _modes(group, ["off", "adaptive"], "one after the other")
+    _count(group, "--requests", 64, "sent at most, for each rate and mode")
+    flag(group, "--seconds", type=float, default=60.0, metavar="X", help="no requests are sent later")
+    for name, what in (("--prompt", "of each prompt"), ("--new", "that each request generates")):
+        flag(group, name, type=span, default=(64, 256), metavar="A-B", shown="64-256", help=f"tokens {what}, a range")
+    flag(group, "--temperature", type=float, default=0.0, metavar="T", help="of every request")
+    _count(group, "--seed", 0, "of arrivals and lengths")
     return parser
 
 
 def _prefill(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("prefill", help="speed of reading prompts, the head's share, and what running streams feel")
-    parser.add_argument("--lengths", type=numbers, default=[1024, 16384], help="tokens, default 1024,16384")
-    _modes(parser, ["off", "adaptive"], "of the running streams")
-    parser.add_argument("--streams", type=int, default=8, help="that run while the longest prompt is read")
-    parser.add_argument("--quiet-steps", type=int, default=100, help="steps measured before it comes")
-    parser.add_argument("--repeats", type=int, default=3, help="of each prompt; the fastest counts")
+    parser = add("prefill", "speed of reading prompts, the head's share, and what running streams feel")
+    group = _measurement(parser)
+    _counts(group, "--lengths", [1024, 16384], "tokens of the prompts")
+    _modes(group, ["off", "adaptive"], "of the running streams")
+    _count(group, "--streams", 8, "that run while the longest prompt is read")
+    _count(group, "--quiet-steps", 100, "steps measured before it comes")
+    _count(group, "--repeats", 3, "of each prompt; the fastest counts")
     return parser
 
 
 def _start(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("start", help="seconds from process start to the first token")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=600.0)
+    parser = add("start", "seconds from process start to the first token")
+    group = _measurement(parser)
+    _count(group, "--repeats", 2, "processes started; the first may meet cold files")
+    flag(group, "--timeout", type=float, default=600.0, metavar="SECONDS", help="for one process")
     return parser
 
 
 def _grammar(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("grammar", help="constrained streams: cost of masks, acceptance, what plain neighbours feel")
-    parser.add_argument("--streams", type=int, default=8, help="half of them constrained, default 8")
-    parser.add_argument("--depth", type=int, default=2, help="drafts of every stream, default 2")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--new", type=int, default=128, help="tokens each stream generates")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of both batches; medians are reported")
+    parser = add("grammar", "constrained streams: cost of masks, acceptance, what plain neighbours feel")
+    group = _measurement(parser)
+    _count(group, "--streams", 8, "at once, half of them constrained")
+    _count(group, "--depth", 2, "drafts of every stream")
+    flag(group, "--temperature", type=float, default=1.0, metavar="T", help="of every stream")
+    _count(group, "--new", 128, "tokens each stream generates")
+    _count(group, "--repeats", 3, "rounds of both batches; medians are reported")
     return parser
 
 
 def _hostile(add: Kinds) -> argparse.ArgumentParser:
-    parser = add("hostile", help="a server's streams while others send grammars made to do harm")
-    parser.add_argument("--streams", type=int, default=4, help="default 4")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each stretch, default 20")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are reported")
+    parser = add("hostile", "a server's streams while others send grammars made to do harm")
+    group = _measurement(parser)
+    _count(group, "--streams", 4, "at once")
+    flag(group, "--seconds", type=float, default=20.0, metavar="X", help="of each stretch")
+    _count(group, "--repeats", 3, "rounds; medians are reported")
     return parser
 
 

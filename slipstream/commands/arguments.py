@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from slipstream.errors import ConfigError
 from slipstream.sampling import MAX_DEPTH, DraftSetting, check_draft
+
+UNITS = ("", "K", "M", "G", "T")
+SIZE = re.compile(r"([-+]?\d+(?:\.\d*)?|\.\d+) *(?:([KMGT])(i?))?B?", re.IGNORECASE)
 
 
 def draft_setting(text: str) -> DraftSetting:
@@ -37,12 +41,12 @@ def depths(text: str) -> list[int]:
 
 
 def num_bytes(text: str) -> int:
-    units = {"K": 10**3, "M": 10**6, "G": 10**9}
-    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
-    try:
-        return int(float(number) * unit)
-    except (ValueError, OverflowError) as error:
-        raise argparse.ArgumentTypeError(f"a size such as 500M or 2G, not {text!r}") from error
+    """2GB and 2G are 2 * 10**9, 2GiB is 2 * 2**30."""
+    found = SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"a size such as 500MB, 2G or 1.5GiB, not {text!r}")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** UNITS.index((unit or "").upper()))
 
 
 def rates(text: str) -> tuple[float, ...]:

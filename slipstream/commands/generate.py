@@ -10,14 +10,22 @@ from typing import Any
 
 from slipstream.commands.options import ModelOptions, load_llm
 from slipstream.commands.text import summary
+from slipstream.errors import ConfigError
 from slipstream.llm import LLM, Output
 from slipstream.sampling import SamplingParams
+
+STDIN = "-"
 
 
 def generate(
     options: ModelOptions, prompts: Sequence[str], sampling: Mapping[str, Any], *, raw: bool, as_json: bool
 ) -> int:
     """``sampling``: the parameters that were given; the others are the model's defaults."""
+    if not prompts:
+        raise ConfigError(
+            "generate needs something to answer: --prompt TEXT, or --prompt - to read it from standard input"
+        )
+    prompts = [sys.stdin.read() if prompt == STDIN else prompt for prompt in prompts]
     with load_llm(replace(options, max_streams=min(options.max_streams, len(prompts)))) as llm:
         chat = not raw and llm.tokenizer.has_chat_template
         params = SamplingParams(**options.sampling_of(llm.model).merged(sampling))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, fields
 
-from tqdm import tqdm
-
+from slipstream.commands.progress import LoadingBar
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
@@ -116,25 +114,9 @@ class ReportOptions:
     plot: str | None = None  # an SVG file
 
 
-class LoadingBar:
-    """A progress bar on a terminal, from the first bytes to the last; silent elsewhere."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm | None = None
-
-    def __call__(self, num_bytes: int, total: int) -> None:
-        if self._bar is None:
-            shown = sys.stderr.isatty()
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading", leave=False, disable=not shown)
-        self._bar.update(num_bytes)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def load_llm(options: ModelOptions) -> LLM:
-    bar = LoadingBar()
+def load_llm(options: ModelOptions, *, lines: bool = False) -> LLM:
+    """``lines``: tells its progress also where there is no terminal."""
+    bar = LoadingBar(lines=lines)
     try:
         return LLM.from_config(options.open(), options.engine_config, options.runner_config, bar)
     finally:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slipstream.assemble import make_engine
-from slipstream.commands.options import LoadingBar, ModelOptions
+from slipstream.commands.options import ModelOptions
+from slipstream.commands.progress import LoadingBar, clear_line
 from slipstream.commands.text import show, size
 from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
-from slipstream.runners.backend import MemoryPlan
 from slipstream.server.http.lifecycle import Server
 from slipstream.server.http.logs import set_up_logging
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts
 
@@ -22,9 +22,13 @@ from slipstream.server.service.status import ModelFacts
 def serve(options: ModelOptions, config: ServerConfig) -> int:
     set_up_logging(config.log_level, config.log_format)
     loading = Loading(options)
-    server = Server(config, options.engine_config, loading, lambda loaded: _announce(loading, loaded, server.address))
-    print(f"listening on {server.address}, loading {options.model or 'the default model'}", flush=True)
-    server.run()
+    server = Server(config, options.engine_config, loading, lambda loaded: loading.ready(loaded, server.address))
+    print(f"listening on {server.address}, loading {_what(options)}", flush=True)
+    try:
+        server.run()
+    finally:
+        loading.bar.close()
+        clear_line()
     if server.error is None:
         return 0
     if isinstance(server.error, SlipstreamError):
@@ -32,26 +36,34 @@ def serve(options: ModelOptions, config: ServerConfig) -> int:
     raise EngineDead(f"the engine ended: {type(server.error).__name__}: {server.error}")
 
 
+def _what(options: ModelOptions) -> str:
+    if options.shape is not None:
+        return f"the shape {options.model_name}"
+    return options.model or "the default model"
+
+
 @dataclass
 class Loading:
-    """How the server gets its model: called in a thread, with a callback for the engine's death.
+    """How the server gets its model, each time: called in a thread, with a callback for the engine's death.
 
-    The memory is planned here, once; the engine's thread loads by that plan.
+    The memory is planned here; the engine's thread loads by that plan. Of the model only text is kept.
     """
 
     options: ModelOptions
     bar: LoadingBar = field(default_factory=LoadingBar)
-    model: OpenedModel | None = None
-    memory: MemoryPlan | None = None
+    model_line: str = ""
+    memory_line: str = ""
     chat_fault: str = ""  # why its chat template cannot be used
+    announced: bool = False
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
         backend = self.options.backend
-        self.model = model = self.options.open()
+        self.bar = LoadingBar(lines=True)
+        model = self.options.open()
         engine_config = replace(self.options.engine_config, sampling_defaults=self.options.sampling_of(model))
         tokenizer = model.tokenizer  # before the plan: its memory counts
         self.chat_fault = tokenizer.check_chat()
-        self.memory = memory = backend.plan_memory(model, engine_config)
+        memory = backend.plan_memory(model, engine_config)
         engine = make_engine(model, engine_config, backend, memory, self.bar, on_death)
         facts = ModelFacts(
             name=model.name,
@@ -62,7 +74,29 @@ class Loading:
             kv_token_bytes=memory.kv_per_token,
             state_bytes=memory.states,
         )
-        return LoadedModel(engine, tokenizer, facts)
+        head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
+        self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {head}"
+        self.memory_line = (
+            f"{size(memory.weights)} weights, {size(memory.head)} head, "
+            f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
+        )
+        return LoadedModel(engine, tokenizer, facts, backend.device.release_memory)
+
+    def ready(self, loaded: LoadedModel, address: str) -> None:
+        self.bar.close()
+        if self.announced:
+            return
+        self.announced = True
+        engine = loaded.engine
+        show(f"model   {self.model_line}")
+        if self.chat_fault:
+            show(f"chat    a plain question fails: {self.chat_fault}")
+        show(f"device  {engine.info.note}")
+        streams = f"{engine.config.max_streams} streams of up to {engine.info.max_model_len} tokens"
+        show(f"memory  {self.memory_line}; {streams}")
+        show(f"drafts  {_policy(loaded)}")
+        show(f"sampling {engine.config.sampling_defaults}")
+        show(f"page    {address}")
 
 
 def _format(model: OpenedModel) -> str:
@@ -73,27 +107,6 @@ def _format(model: OpenedModel) -> str:
         stored[checkpoint.dtype(name)] += checkpoint.num_bytes(name)
     container = "safetensors" if model.path.is_dir() else "GGUF"
     return f"{container}, {stored.most_common(1)[0][0]}"
-
-
-def _announce(loading: Loading, loaded: LoadedModel, address: str) -> None:
-    loading.bar.close()
-    model, memory, engine = loading.model, loading.memory, loaded.engine
-    assert model is not None
-    assert memory is not None
-    head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
-    show(f"model   {model.name} ({loaded.facts.architecture}; {loaded.facts.format}), {head}")
-    if loading.chat_fault:
-        show(f"chat    a plain question fails: {loading.chat_fault}")
-    show(f"device  {engine.info.note}")
-    taken = (
-        f"{size(memory.weights)} weights, {size(memory.head)} head, "
-        f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
-    )
-    streams = f"{engine.config.max_streams} streams of up to {engine.info.max_model_len} tokens"
-    show(f"memory  {taken}; {streams}")
-    show(f"drafts  {_policy(loaded)}")
-    show(f"sampling {engine.config.sampling_defaults}")
-    show(f"page    {address}")
 
 
 def _policy(loaded: LoadedModel) -> str:

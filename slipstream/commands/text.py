@@ -38,16 +38,11 @@ def decode_rate(stats: RequestStats) -> float:
     return (stats.output_tokens - 1) / max(1e-9, stats.total_seconds - stats.first_token_seconds)
 
 
-def accepted(stats: RequestStats) -> str:
-    per_position = " ".join(map(percent, stats.accepted_per_position, stats.drafted_per_position))
-    return (
-        f"{stats.accepted_tokens} of {stats.draft_tokens} drafts accepted "
-        f"({percent(stats.accepted_tokens, stats.draft_tokens)}; by position {per_position})"
-    )
-
-
 def summary(stats: RequestStats) -> str:
+    """One short line about an answer."""
     rate = decode_rate(stats)
-    speed = f"{rate:.1f} tok/s" if rate else "-"
-    drafts = f"; {accepted(stats)}" if stats.draft_tokens else ""
-    return f"{stats.output_tokens} tokens, {speed}, {stats.speculation}{drafts}"
+    parts = [f"{stats.output_tokens} tokens", *([f"{rate:.1f} tok/s"] if rate else []), stats.speculation]
+    if stats.draft_tokens:
+        share = percent(stats.accepted_tokens, stats.draft_tokens)
+        parts.append(f"{stats.accepted_tokens} of {stats.draft_tokens} drafts accepted ({share})")
+    return ", ".join(parts)

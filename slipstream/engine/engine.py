@@ -62,7 +62,6 @@ class Engine:
         self.config = config
         self.failed: Exception | None = None
         self.on_delivered: Callable[[], None] = _nothing  # after all events of a step have gone to their sinks
-        self._make_runner = make_runner
         self._on_death = on_death
         self._end_token_ids = frozenset(end_token_ids)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -75,7 +74,8 @@ class Engine:
         self._streams: tuple[StreamSnapshot, ...] = ()
         self._streams_at = 0.0
         self._info: RunnerInfo | None = None
-        self._thread = threading.Thread(target=self._main, name="slipstream-engine", daemon=True)
+        # The thread forgets its arguments at its end: nothing then holds the model.
+        self._thread = threading.Thread(target=self._main, args=(make_runner,), name="slipstream-engine", daemon=True)
 
     # Any thread.
 
@@ -165,9 +165,9 @@ class Engine:
 
     # The engine thread.
 
-    def _main(self) -> None:
+    def _main(self, make_runner: Callable[[], Runner]) -> None:
         try:
-            runner = self._make_runner()
+            runner = make_runner()
             try:
                 self._serve(runner)
             finally:

@@ -23,7 +23,7 @@ from slipstream.load import Tokenizer
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.sampling import NEUTRAL, SamplingDefaults
 from slipstream.server.http.lifecycle import Server
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import ModelFacts
 
@@ -94,7 +94,7 @@ class FakeServer:
     def __enter__(self) -> FakeServer:
         self._port = self.port
         self.thread.start()
-        until(lambda: self.engine is not None and self.engine.alive and self._ready())
+        until(lambda: self.engine is not None and self._ready())
         return self
 
     def _ready(self) -> bool:

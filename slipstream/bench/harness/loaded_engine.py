@@ -39,7 +39,7 @@ def watch_memory(options: ModelOptions) -> MemoryWatch:
 def loaded(options: ModelOptions) -> Iterator[tuple[LLM, MemoryWatch]]:
     memory = watch_memory(options)
     try:
-        with load_llm(options) as llm:
+        with load_llm(options, lines=True) as llm:
             yield llm, memory
     finally:
         options.backend.device.release_memory()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.serve import Loading
 from slipstream.server.http.lifecycle import Server
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 from slipstream.server.service.settings import ServerConfig
 
 

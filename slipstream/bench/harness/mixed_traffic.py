@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from slipstream.bench.harness.report import clause, shown
+from slipstream.bench.harness.report import clause
 from slipstream.bench.harness.traffic import StreamLog, StreamRequest, run_together
 from slipstream.bench.harness.workload import prompts, stream_requests
+from slipstream.commands.progress import shown
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting
 

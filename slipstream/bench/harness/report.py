@@ -1,4 +1,4 @@
-"""How a benchmark is reported: a JSON line, a file under bench/results/, the machine it ran on, progress bars.
+"""How a benchmark is reported: a JSON line, a file under bench/results/, the machine it ran on.
 
 Results name the device, the processor and versions; never a host, a user or a path.
 """
@@ -10,27 +10,17 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
-
-from tqdm import tqdm
 
 from slipstream import __version__
 from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.errors import ConfigError
 from slipstream.host import available_threads, cpu_name
 
-T = TypeVar("T")
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
-
-
-def shown(turns: Sequence[T], what: str) -> Iterable[T]:
-    """A progress bar on a terminal, silent elsewhere."""
-    bar: Iterable[T] = tqdm(turns, desc=what, file=sys.stderr, leave=False, disable=not sys.stderr.isatty())
-    return bar
 
 
 def host(options: ModelOptions) -> dict[str, object]:

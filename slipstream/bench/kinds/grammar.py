@@ -13,10 +13,11 @@ from statistics import median
 
 from slipstream.bench.harness.loaded_engine import loaded, with_room
 from slipstream.bench.harness.mixed_traffic import per_stream
-from slipstream.bench.harness.report import check_writable, headline, shown, write_report
+from slipstream.bench.harness.report import check_writable, headline, write_report
 from slipstream.bench.harness.traffic import StreamLog, StreamRequest, run_together
 from slipstream.bench.harness.workload import prompts
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import shown
 from slipstream.errors import ConfigError
 from slipstream.grammar import JsonSchema
 from slipstream.llm import LLM
@@ -111,8 +112,8 @@ def grammar(options: ModelOptions, settings: GrammarSettings, to: ReportOptions)
         began = time.perf_counter()
         timed = Timed(llm.constraint(JsonSchema(SCHEMA)))
         compile_ms = 1e3 * (time.perf_counter() - began)
-        _round(llm, settings, timed)  # not looked at
-        rounds = [_round(llm, settings, timed) for _ in shown(range(settings.repeats), "rounds")]
+        turns = shown(range(1 + settings.repeats), "rounds")
+        rounds = [_round(llm, settings, timed) for _ in turns][1:]  # the first is not looked at
     summary = {"compile_ms": round(compile_ms, 1), **_medians(rounds)}
     _print(summary, settings)
     write_report(

@@ -18,12 +18,13 @@ from typing import Any
 
 from slipstream.bench.harness.local_server import served
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
-from slipstream.bench.harness.report import check_writable, shown, title, write_report
+from slipstream.bench.harness.report import check_writable, title, write_report
 from slipstream.bench.harness.traffic import StreamLog, StreamRequest, abort, submit
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import Turns
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 
 QUESTION = [{"role": "user", "content": "Say something."}]
 MAX_TOKENS = 48  # of an answer to a harmful request that is not refused
@@ -121,7 +122,8 @@ def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions)
     # One slot more than the streams take: harmful answers run beside them, not after them.
     with served(replace(options, max_streams=settings.streams + 1)) as (port, loaded):
         print(title(options, f"{settings.streams} streams beside harmful grammars"))
-        rounds = [_round(port, loaded, settings, salt) for salt in shown(range(settings.repeats), "rounds")]
+        with Turns("stretches", 3 * settings.repeats) as progress:
+            rounds = [_round(port, loaded, settings, salt, progress) for salt in range(settings.repeats)]
     for ending in rounds[-1].endings:
         print(f"{ending.name:28} {ending.seconds:6.2f} s  {ending.how}")
     for each in rounds:
@@ -142,15 +144,15 @@ def hostile(options: ModelOptions, settings: HostileSettings, to: ReportOptions)
     return 0
 
 
-def _round(port: int, loaded: LoadedModel, settings: HostileSettings, salt: int) -> HostileRound:
+def _round(port: int, loaded: LoadedModel, settings: HostileSettings, salt: int, progress: Turns) -> HostileRound:
     endings: list[Ending] = []
-    alone = _beside(loaded, settings, lambda: None)
-    harmed = _beside(loaded, settings, lambda: endings.extend(_harm(port, salt)))
-    replaced = _beside(loaded, settings, lambda: _send_plain_instead(port, endings))
+    alone = _beside(loaded, settings, lambda: None, progress)
+    harmed = _beside(loaded, settings, lambda: endings.extend(_harm(port, salt)), progress)
+    replaced = _beside(loaded, settings, lambda: _send_plain_instead(port, endings), progress)
     return HostileRound(alone, harmed, replaced, endings)
 
 
-def _beside(loaded: LoadedModel, settings: HostileSettings, happens: Callable[[], None]) -> StreamPace:
+def _beside(loaded: LoadedModel, settings: HostileSettings, happens: Callable[[], None], progress: Turns) -> StreamPace:
     """The pace of fresh streams while it happens, and until their time is over."""
     room = loaded.engine.info.max_context
     texts = list(MTP_BENCH_PROMPTS.values())
@@ -166,6 +168,7 @@ def _beside(loaded: LoadedModel, settings: HostileSettings, happens: Callable[[]
         ended = time.perf_counter()
     finally:
         abort(loaded.engine, logs)
+    progress.advance()
     if any(len(log.tokens) + log.num_prompt >= room for log in logs):
         raise ConfigError("the streams reached the end of their context: give a larger --max-context or fewer seconds")
     return StreamPace.of(logs, began, ended)

@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from slipstream.bench.harness.local_server import served
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.commands.options import ModelOptions
+from slipstream.commands.progress import shown
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
-from slipstream.server.service.service import LoadedModel
+from slipstream.server.service.model_holder import LoadedModel
 
 CLIENT = "slipstream.bench.harness.http_client"
 
@@ -46,11 +47,11 @@ def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats
 def _measure(port: int, loaded: LoadedModel, streams: Sequence[int], tokens: int, repeats: int) -> list[HttpTurn]:
     turns: list[HttpTurn] = []
     for count in streams:
-        _direct(loaded, count, tokens)  # both ways once, to warm up
-        _through_http(port, count, tokens)
-        for _ in range(repeats):
-            turns.append(HttpTurn(count, _direct(loaded, count, tokens), _through_http(port, count, tokens)))
-            print(f"{count:>3} streams: {_line(turns[-1])}", flush=True)
+        for turn in shown(range(1 + repeats), f"{count} streams"):
+            measured = HttpTurn(count, _direct(loaded, count, tokens), _through_http(port, count, tokens))
+            if turn:  # the first warms up
+                turns.append(measured)
+                print(f"{count:>3} streams: {_line(measured)}", flush=True)
     return turns
 
 

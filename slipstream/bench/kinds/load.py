@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
 from slipstream.bench.harness.plot import Chart, Series
 from slipstream.bench.harness.prompt_rounds import accepted_by_position
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, title, write_report
+from slipstream.bench.harness.report import check_writable, clause, headline, simulated, title, write_report
 from slipstream.bench.harness.traffic import StreamLog, StreamRequest, abort, percentiles_ms, run_together, submit
 from slipstream.bench.harness.workload import random_prompt
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import shown
 from slipstream.engine.engine import Engine
 from slipstream.errors import ConfigError
 from slipstream.sampling import DraftSetting, SamplingParams
@@ -74,7 +75,7 @@ def load(options: ModelOptions, settings: LoadSettings, to: ReportOptions) -> in
         print(headline(options, llm.engine.info.note))
         print(_headline(settings, simulated(options)))
         runs = [(rate, mode) for rate in settings.rates for mode in settings.modes]
-        for rate, mode in shown(runs, "load"):
+        for rate, mode in runs:
             arrivals = schedule(settings, rate, llm.engine.info.vocab_size)
             _warm_up(llm.engine, arrivals, mode, settings.temperature)
             rows.append(_measure(llm.engine, settings, arrivals, rate, mode))
@@ -115,8 +116,9 @@ def _measure(
 ) -> LoadResult:
     logs: list[StreamLog] = []
     began = time.perf_counter()
+    turns = shown(arrivals, f"{rate:g} requests a second, {mode}: sent")
     try:
-        for arrival in arrivals:
+        for arrival in turns:
             time.sleep(max(0.0, began + arrival.at - time.perf_counter()))
             logs.append(submit(engine, _ask(arrival, mode, settings.temperature)))
         until = time.perf_counter() + settings.seconds

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from slipstream.assemble import make_engine
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.commands.options import ModelOptions
+from slipstream.commands.progress import LoadingBar, say
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.load import OpenedModel, StreamingDetokenizer
 from slipstream.sampling import SamplingParams
@@ -23,8 +24,9 @@ TICK = 0.001
 
 def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
     model = options.open()
-    engine = AsyncEngine(make_engine(model, options.engine_config, options.backend))
-    result = asyncio.run(measure(engine, model, num_streams, num_tokens))
+    bar = LoadingBar(lines=True)
+    engine = AsyncEngine(make_engine(model, options.engine_config, options.backend, progress=bar))
+    result = asyncio.run(measure(engine, model, num_streams, num_tokens, bar))
     print(
         f"{result['tokens']} tokens in {num_streams} streams; the loop's worst pause was {result['worst_ms']} ms, "
         f"the 99th percentile {result['p99_ms']} ms"
@@ -33,8 +35,12 @@ def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
     return 0
 
 
-async def measure(engine: AsyncEngine, model: OpenedModel, num_streams: int, num_tokens: int) -> dict[str, float]:
+async def measure(
+    engine: AsyncEngine, model: OpenedModel, num_streams: int, num_tokens: int, bar: LoadingBar
+) -> dict[str, float]:
     await engine.start()
+    bar.close()
+    say(f"{num_streams} streams of {num_tokens} tokens")  # a line each token would be a pause of our own
     try:
         over: list[float] = []
         ticker = asyncio.create_task(_tick(over.append))

@@ -17,11 +17,12 @@ from slipstream.bench.harness.cpu_share import OtherProcesses, warning
 from slipstream.bench.harness.gguf_twin import write_twin
 from slipstream.bench.harness.llamacpp_peer import LlamaCppPeer, check_peer, open_peer
 from slipstream.bench.harness.loaded_engine import SLACK, for_modes, loaded, with_room
-from slipstream.bench.harness.report import check_writable, headline, shown, write_report
+from slipstream.bench.harness.report import check_writable, headline, write_report
 from slipstream.bench.harness.traffic import TokenTimes, decode_rate, run_together
 from slipstream.bench.harness.workload import prompts, stream_requests
 from slipstream.bench.kinds.streams import longest
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import say, shown
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.load.random_model import RandomCheckpoint
@@ -107,6 +108,7 @@ def _gguf(options: ModelOptions) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="slipstream-") as folder:
         path = Path(folder) / "twin.gguf"
         check_peer(path)
+        say("writing the made-up weights into a GGUF file")
         write_twin(model.checkpoint, backend, path)
         yield path
 
@@ -117,10 +119,10 @@ def _at(llm: LLM, other: LlamaCppPeer, settings: PeerSettings, count: int) -> li
     for answering in sides.values():
         answering(given, min(WARM_TOKENS, settings.new))
     others = OtherProcesses([other.process.pid])
-    turns = [
-        {name: pace(sides[name], given, settings.new) for name in _rotated(list(sides), turn)}
-        for turn in shown(range(settings.repeats), f"{count} streams")
-    ]
+    turns: list[dict[str, PeerPace]] = [{} for _ in range(settings.repeats)]
+    order = [(turn, name) for turn in range(settings.repeats) for name in _rotated(list(sides), turn)]
+    for turn, name in shown(order, f"{count} streams"):
+        turns[turn][name] = pace(sides[name], given, settings.new)
     disturbed = others.share()
     return [compare(count, mode, turns, disturbed) for mode in map(str, settings.modes)]
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, write_report
+from slipstream.bench.harness.report import check_writable, clause, headline, simulated, write_report
 from slipstream.bench.harness.traffic import StreamLog, StreamRequest, abort, percentiles_ms, run_together, submit
 from slipstream.bench.harness.workload import random_prompt
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import shown
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting, SamplingParams
@@ -99,20 +100,23 @@ def _stream_tokens(settings: PrefillSettings, options: ModelOptions) -> int:
 def _with_head(options: ModelOptions, settings: PrefillSettings) -> tuple[dict[int, float], list[Disturbed], bool]:
     with loaded(options) as (llm, _):
         print(headline(options, llm.engine.info.note), flush=True)
-        seconds = {length: _seconds(llm, length, settings.repeats) for length in shown(settings.lengths, "with head")}
+        seconds = _read_prompts(llm, settings, "with head")
         disturbed = [_disturb(llm, settings, mode, options) for mode in shown(settings.modes, "disturbed")]
         return seconds, disturbed, llm.engine.info.max_depth > 0
 
 
 def _read_all(options: ModelOptions, settings: PrefillSettings) -> dict[int, float]:
     with loaded(options) as (llm, _):
-        return {length: _seconds(llm, length, settings.repeats) for length in shown(settings.lengths, "without head")}
+        return _read_prompts(llm, settings, "without head")
 
 
-def _seconds(llm: LLM, length: int, repeats: int) -> float:
+def _read_prompts(llm: LLM, settings: PrefillSettings, what: str) -> dict[int, float]:
     """From submission to the first token, which is the only one; the fastest run after one that is not looked at."""
-    runs = [run_together(llm.engine, [_prompt(llm, length)])[0].first_seconds for _ in range(1 + repeats)]
-    return round(min(runs[1:]), 5)
+    runs: dict[int, list[float]] = {length: [] for length in settings.lengths}
+    turns = [length for length in settings.lengths for _ in range(1 + settings.repeats)]
+    for length in shown(turns, what):
+        runs[length].append(run_together(llm.engine, [_prompt(llm, length)])[0].first_seconds)
+    return {length: round(min(each[1:]), 5) for length, each in runs.items()}
 
 
 def _prompt(llm: LLM, length: int) -> StreamRequest:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from slipstream.bench.harness.llamacpp_peer import LlamaCppAnswer, LlamaCppPeer, open_peer
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 from slipstream.bench.harness.prompt_rounds import PromptRound, differences, peer_round, print_table, report, summarise
-from slipstream.bench.harness.report import check_writable, shown, write_report
+from slipstream.bench.harness.report import check_writable, write_report
 from slipstream.commands.options import ModelOptions, ReportOptions, load_llm
+from slipstream.commands.progress import Turns
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM, Output
 from slipstream.sampling import DraftSetting, SamplingParams
@@ -34,6 +35,11 @@ class PromptSet:
     prompts: tuple[list[int], ...]
     count: int
     num_tokens: int
+
+    @property
+    def together(self) -> list[list[list[int]]]:
+        """The prompts that are answered at once, in order."""
+        return [[prompt] for prompt in self.prompts] if self.count == 1 else [list(self.prompts)]
 
     @property
     def longest(self) -> int:
@@ -75,16 +81,16 @@ def _at(
     with_peer: bool,
 ) -> list[PromptRound]:
     """Every policy ``repeats`` times, in turns."""
-    with load_llm(options) as llm:
+    with load_llm(options, lines=True) as llm:
         prompt_set = questions(llm, count, num_tokens)
         with open_peer(llm.model.path, count, with_peer, prompt_set.longest) as peer:
             _warm_up(llm, peer, prompt_set, policies)
             every = [*policies, *([PEER] if peer else [])]
-            rounds = [
-                each
-                for turn in shown(range(repeats), f"{count} streams")
-                for each in _turn(llm, peer, prompt_set, every, turn)
-            ]
+            total = repeats * len(prompt_set.together) * len(every)
+            with Turns(f"{count} streams", total) as progress:
+                rounds = [
+                    each for turn in range(repeats) for each in _turn(llm, peer, prompt_set, every, turn, progress)
+                ]
             print_table(rounds, llm.speculation)
             if peer is not None:
                 print(f"{PEER}: {peer.note}", flush=True)
@@ -107,14 +113,18 @@ def _warm_up(llm: LLM, peer: LlamaCppPeer | None, prompt_set: PromptSet, policie
 
 
 def _turn(
-    llm: LLM, peer: LlamaCppPeer | None, prompt_set: PromptSet, policies: Sequence[Policy], turn: int
+    llm: LLM,
+    peer: LlamaCppPeer | None,
+    prompt_set: PromptSet,
+    policies: Sequence[Policy],
+    turn: int,
+    progress: Turns,
 ) -> list[PromptRound]:
     """A round of each policy. Another one is first in each turn."""
-    together = [[prompt] for prompt in prompt_set.prompts] if prompt_set.count == 1 else [list(prompt_set.prompts)]
     walls = dict.fromkeys(policies, 0.0)
     outputs: dict[Policy, list[Output]] = {policy: [] for policy in policies}
     answers: list[LlamaCppAnswer] = []
-    for i, prompts in enumerate(together, turn):
+    for i, prompts in enumerate(prompt_set.together, turn):
         first = i % len(policies)
         for policy in (*policies[first:], *policies[:first]):
             began = time.perf_counter()
@@ -125,6 +135,7 @@ def _turn(
                 params = SamplingParams(temperature=0.0, max_tokens=prompt_set.num_tokens, draft=policy)  # type: ignore[arg-type]
                 outputs[policy] += llm.generate(prompts, params)
             walls[policy] += time.perf_counter() - began
+            progress.advance()
     return [
         peer_round(PEER, prompt_set.count, walls[policy], answers)
         if policy == PEER

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from slipstream import __version__
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
-from slipstream.bench.harness.report import shown
 from slipstream.commands.options import ModelOptions
+from slipstream.commands.progress import LoadingBar, Turns, say, shown
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, StepCosts
 from slipstream.engine.engine import grid
@@ -95,7 +95,8 @@ def selfcheck(options: ModelOptions, num_tokens: int | None) -> int:
 def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, chosen_tokens: int | None) -> Findings:
     longest = max(map(len, prompts)) + (chosen_tokens or NUM_TOKENS) + 32
     sized = replace(options, max_context=options.max_context or longest)
-    runner = sized.backend.load(model, sized.engine_config)
+    runner = _load(model, sized)
+    say("measuring what steps cost")
     max_tokens = len(prompts) * (1 + runner.info.max_depth)
     costs = runner.calibrate(grid(max_tokens), grid(len(prompts)))
     slow = bool(costs.verify) and costs.verify[0][1] > SLOW_SECONDS
@@ -103,8 +104,7 @@ def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, chosen_to
         prompts = [prompt[:SLOW_PROMPT] for prompt in prompts]
     num_tokens = chosen_tokens or (SLOW_TOKENS if slow else NUM_TOKENS)
     depth = min(DEPTH, runner.info.max_depth)
-    kinds = shown(list(KINDS.items()), "equality")
-    different = {kind: _different(runner, prompts, num_tokens, depth, params) for kind, params in kinds}
+    different = {kind: _different(runner, prompts, num_tokens, depth, params, kind) for kind, params in KINDS.items()}
     counts = [streams for streams in STREAMS if streams <= len(prompts)]
     pairs = [_pair(runner, prompts[:streams], num_tokens, depth) for streams in shown(counts, "speed")]
     info = runner.info
@@ -112,6 +112,14 @@ def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, chosen_to
     peers = _peers(model, sized, prompts, num_tokens)
     speeds = [Speed(len(plain.tokens), plain, drafting, peers.get(len(plain.tokens))) for plain, drafting in pairs]
     return Findings(info.note, info.why_no_draft, different, len(prompts), num_tokens, costs, speeds)
+
+
+def _load(model: OpenedModel, options: ModelOptions) -> Runner:
+    bar, total = LoadingBar(lines=True), model.num_bytes
+    try:
+        return options.backend.load(model, options.engine_config, None, lambda num_bytes: bar(num_bytes, total))
+    finally:
+        bar.close()
 
 
 def run(runner: Runner, prompts: Prompts, params: SamplingParams) -> Run:
@@ -135,16 +143,21 @@ def run(runner: Runner, prompts: Prompts, params: SamplingParams) -> Run:
     return Run(tokens, time.perf_counter() - began, num_steps)
 
 
-def _different(runner: Runner, prompts: Prompts, num_tokens: int, depth: int, params: SamplingParams) -> list[int]:
+def _different(
+    runner: Runner, prompts: Prompts, num_tokens: int, depth: int, params: SamplingParams, kind: str
+) -> list[int]:
     """Which streams got other tokens together and drafting than each alone and plain."""
-    together = run(runner, prompts, replace(params, max_tokens=num_tokens, draft=depth)).tokens
     plain = replace(params, max_tokens=num_tokens, draft=0)
     found = []
-    for i, got in enumerate(together):
-        # By itself, but with the seed of its number.
-        alone = run(runner, [prompts[i]], replace(plain, seed=i)).tokens[0]
-        if got != alone:
-            found.append(i)
+    with Turns(f"equality, {kind}", 1 + len(prompts)) as progress:
+        together = run(runner, prompts, replace(params, max_tokens=num_tokens, draft=depth)).tokens
+        progress.advance()
+        for i, got in enumerate(together):
+            # By itself, but with the seed of its number.
+            alone = run(runner, [prompts[i]], replace(plain, seed=i)).tokens[0]
+            if got != alone:
+                found.append(i)
+            progress.advance()
     return found
 
 

@@ -7,6 +7,7 @@ calibration of the depth policy and the first step are all in it.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,8 +15,10 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slipstream.bench.harness.report import check_writable, shown, title, write_report
+from slipstream.bench.harness.report import check_writable, title, write_report
+from slipstream.commands.configuration import PREFIX
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import shown
 from slipstream.errors import ConfigError
 
 PROMPT = "What is the capital of France?"
@@ -42,10 +45,10 @@ def start(options: ModelOptions, settings: StartSettings, to: ReportOptions) -> 
 
 def _first_token(options: ModelOptions, timeout: float) -> float:
     command = [sys.executable, "-m", "slipstream.cli", "generate", *options.arguments()]
-    command += ["--json", "--prompt", PROMPT, "--max-tokens", "1"]
+    command += ["--json", "--prompt", PROMPT, "--max-tokens", "1", "--config", ""]
     with tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment())
         timer = threading.Timer(timeout, process.kill)
         timer.start()
         try:
@@ -61,6 +64,12 @@ def _first_token(options: ModelOptions, timeout: float) -> float:
             raise ConfigError(f"the process gave no token in {seconds:.0f} s: {errors.read().strip() or 'no word why'}")
     assert len(json.loads(line)["token_ids"]) == 1
     return seconds
+
+
+def _environment() -> dict[str, str]:
+    """Without settings of the model: the arguments say them all."""
+    settings = {PREFIX + name.upper() for name in ModelOptions.__slots__}
+    return {name: value for name, value in os.environ.items() if name not in settings}
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

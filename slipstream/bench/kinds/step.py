@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, replace
 
 from slipstream.bench.harness.loaded_engine import watch_memory, with_room
 from slipstream.bench.harness.plot import Chart, Series
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, title, write_report
+from slipstream.bench.harness.report import check_writable, clause, headline, simulated, title, write_report
 from slipstream.bench.harness.roofline import step_bytes
 from slipstream.bench.harness.step_driver import WARM_STEPS, Driver, StepTimes
-from slipstream.commands.options import LoadingBar, ModelOptions, ReportOptions
+from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import LoadingBar, shown
 from slipstream.commands.text import size
 from slipstream.errors import ConfigError
 from slipstream.runners.backend import MemoryPlan, StepTraffic
@@ -75,7 +76,7 @@ def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> in
 
 
 def _measure(options: ModelOptions, settings: StepSettings, plan: MemoryPlan) -> list[StepTimes]:
-    bar = LoadingBar()
+    bar = LoadingBar(lines=True)
     model, engine = options.open(), options.engine_config
     total = model.num_bytes
     runner = options.backend.load(model, engine, plan, lambda num_bytes: bar(num_bytes, total))

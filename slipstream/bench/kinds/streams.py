@@ -14,10 +14,11 @@ from slipstream.bench.harness import mixed_traffic
 from slipstream.bench.harness.loaded_engine import for_modes, loaded, with_room
 from slipstream.bench.harness.plot import Chart, Series
 from slipstream.bench.harness.prompt_rounds import accepted_by_position
-from slipstream.bench.harness.report import check_writable, clause, headline, shown, simulated, title, write_report
+from slipstream.bench.harness.report import check_writable, clause, headline, simulated, title, write_report
 from slipstream.bench.harness.traffic import StreamRequest, decode_rate, percentile, run_together
 from slipstream.bench.harness.workload import RANDOM_PROMPT, prompts, stream_requests
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.commands.progress import shown
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.sampling import DraftSetting

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from slipstream.host import cpu_name, peak_resident_bytes
+from slipstream.host import cpu_name, peak_resident_bytes, trim_heap
 
 COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}  # far more than any cache holds
 COPY_ROUNDS = 10
@@ -42,6 +42,7 @@ class TorchDevice:
         gc.collect()
         if self.kind == "cuda":
             torch.cuda.empty_cache()
+        trim_heap()
 
     def watch_memory(self) -> TorchPeakMemory:
         return TorchPeakMemory(self.torch)

@@ -148,7 +148,7 @@ class Views:
 
     async def ready(self, request: Request) -> Response:
         state = self._service.monitor.state
-        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+        return JSONResponse({"status": state}, 200 if self._service.monitor.takes_work else 503)
 
     async def status(self, request: Request) -> Response:
         return JSONResponse(self._service.monitor.report())

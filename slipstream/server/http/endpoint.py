@@ -28,6 +28,7 @@ from slipstream.server.protocols.fields import SamplingFields
 from slipstream.server.service.caller import caller
 from slipstream.server.service.choice import ChoiceDelta
 from slipstream.server.service.generation import Generation
+from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.service import SMALL_BODY, Service
 from slipstream.server.service.timings import Finish
 
@@ -101,20 +102,26 @@ class GenerateEndpoint(PostEndpoint[R]):
             await send_json(send, known)
             return
         generation_request = self._protocol.to_generation_request(request, self.service.engine_config)
+        if request.stream:
+            events = EventStream(send, self._protocol.stream_type)
+            await self._stream(generation_request, warnings, writer, events)
+            return
         async with self.service.generation(generation_request) as generation:
-            writer.prompts, writer.params = generation.prompts, generation_request.params
-            writer.warnings = [*warnings, *generation.warnings]
-            if request.stream:
-                await self._stream(generation, writer, EventStream(send, self._protocol.stream_type))
-                return
+            _begin(writer, generation, generation_request, warnings)
             choices = await generation.whole()
         assert generation.total is not None
         await send_json(send, writer.whole(choices, generation.total))
 
-    async def _stream(self, generation: Generation, writer: ApiWriter, events: EventStream) -> None:
+    async def _stream(
+        self, request: GenerationRequest, warnings: list[str], writer: ApiWriter, events: EventStream
+    ) -> None:
         """An error before the first event becomes an HTTP error; a later one becomes an event of the stream."""
         try:
-            await self._write_events(generation, writer, events)
+            while not await self.service.holder.awake(self.service.config.keep_alive_seconds):
+                await events.write(writer.keep_alive)
+            async with self.service.generation(request) as generation:
+                _begin(writer, generation, request, warnings)
+                await self._write_events(generation, writer, events)
         except SlipstreamError as error:
             if not events.started:
                 raise
@@ -131,6 +138,11 @@ class GenerateEndpoint(PostEndpoint[R]):
                 await events.write(opening + (text if deltas else writer.keep_alive))
                 opening = ""
                 heartbeat.num_writes += 1
+
+
+def _begin(writer: ApiWriter, generation: Generation, request: GenerationRequest, warnings: list[str]) -> None:
+    writer.prompts, writer.params = generation.prompts, request.params
+    writer.warnings = [*warnings, *generation.warnings]
 
 
 def _event_text(writer: ApiWriter, delta: ChoiceDelta, total: Finish | None, last: bool) -> str:

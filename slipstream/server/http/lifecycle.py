@@ -1,7 +1,7 @@
 """The server's start and shutdown: bind, listen, load, serve, drain; or fail with an error.
 
-The port is open while the model loads (/health is 200, /ready is 503). SIGTERM and SIGINT drain; a second signal exits
-without waiting. An engine failure ends the process with exit code 1.
+The port is open while the model loads (/health is 200, /ready is 503) and while it sleeps (both are 200). SIGTERM and
+SIGINT drain; a second signal exits without waiting. An engine failure ends the process with exit code 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import errno
 import logging
 import socket
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from types import FrameType
 
@@ -22,12 +21,11 @@ from slipstream.errors import ConfigError, LoadError, SlipstreamError
 from slipstream.host import allow_open_files
 from slipstream.server.http.app import make_app
 from slipstream.server.http.connection import BoundedConnection, connection_class
-from slipstream.server.service.service import LoadedModel, Service
+from slipstream.server.service.model_holder import Load, LoadedModel
+from slipstream.server.service.service import Service
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import SAMPLE_SECONDS
 
-OnDeath = Callable[[Exception], None]
-Load = Callable[[OnDeath], LoadedModel]  # blocks; called in its own thread
 SWITCH_SECONDS = 0.001  # the engine thread must not wait long for the GIL while the event loop writes to clients
 BACKLOG = 1024
 SEND_BUFFER = 64 << 10  # bytes
@@ -116,13 +114,12 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._service = Service(self._config, self._engine_config)
         self._uvicorn = _Uvicorn(self._uvicorn_config(), self._signalled)
-        loader = threading.Thread(target=self._load_model, name="slipstream-load", daemon=True)
-        loader.start()
-        sampler = asyncio.create_task(self._sample())
+        tasks = [asyncio.create_task(work()) for work in (self._load_model, self._sample)]
         try:
             await self._uvicorn.serve(sockets=[self.listener])
         finally:
-            sampler.cancel()
+            for task in tasks:
+                task.cancel()
             await self._service.close()
 
     def stop(self) -> None:
@@ -143,21 +140,6 @@ class Server:
             timeout_keep_alive=30,
         )
 
-    # The loading thread.
-
-    def _load_model(self) -> None:
-        try:
-            loaded = self._load(self._engine_died)
-            asyncio.run_coroutine_threadsafe(self._attach(loaded), self._loop).result()
-            loaded.engine.start()
-        except BaseException as error:  # a library's panic included: it must end the process, not only this thread
-            self._call(self._end, _as_load_error(error))
-            return
-        self._call(self._loaded, loaded)
-
-    async def _attach(self, loaded: LoadedModel) -> None:
-        self._service.attach(loaded)
-
     # The engine thread.
 
     def _engine_died(self, error: Exception) -> None:
@@ -170,9 +152,11 @@ class Server:
 
     # The event loop.
 
-    def _loaded(self, loaded: LoadedModel) -> None:
-        self._service.ready()
-        self._on_ready(loaded)
+    async def _load_model(self) -> None:
+        try:
+            await self._service.load(self._load, self._engine_died, self._on_ready)
+        except Exception as error:  # any exception must end the process, not only this task
+            self._end(_as_load_error(error))
 
     def _signalled(self) -> None:
         """A signal handler: runs in the main thread."""

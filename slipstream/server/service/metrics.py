@@ -76,7 +76,7 @@ class ServerCollector(_Collector):
     def collect(self) -> Iterable[Metric]:
         build = {"version": __version__, "python": platform.python_version()}
         yield InfoMetricFamily("slipstream_build", "Version of the server", value=build)
-        ready = float(self._monitor.state == "ready")
+        ready = float(self._monitor.takes_work)
         yield GaugeMetricFamily("slipstream_ready", "1 while new work is taken", value=ready)
         resident = self._monitor.memory()["rss_bytes"]
         yield GaugeMetricFamily("slipstream_resident_bytes", "Resident memory of the process", value=resident)

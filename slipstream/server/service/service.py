@@ -10,15 +10,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.engine.async_engine import AsyncEngine
-from slipstream.engine.engine import Engine
 from slipstream.host import lower_priority
-from slipstream.load import Tokenizer
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
 from slipstream.server.service.admission import FairThreads, Places
@@ -27,10 +23,11 @@ from slipstream.server.service.choice import ChoiceStream
 from slipstream.server.service.generation import Generation
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.metrics import Metrics
+from slipstream.server.service.model_holder import Load, LoadedModel, ModelHolder, OnDeath
 from slipstream.server.service.prepare import Preparation, Prepared, RenderedChat
 from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.service.settings import ServerConfig
-from slipstream.server.service.status import ModelFacts, StatusMonitor
+from slipstream.server.service.status import StatusMonitor
 from slipstream.server.text.markup.chat_format import ChatFormat
 from slipstream.server.text.tools import ToolUse
 
@@ -40,15 +37,6 @@ GRAMMAR_THREADS = 2
 SMALL_BODY = 8 << 10  # bytes; up to this size bodies are parsed on the event loop: a thread would cost more
 FINAL_ERROR_SECONDS = 2.0  # for clients to receive their last error
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model ready to be served. Its engine is not started yet."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    facts: ModelFacts
 
 
 class Service:
@@ -65,9 +53,8 @@ class Service:
         self._grammar_threads = FairThreads(
             GRAMMAR_THREADS, "slipstream-grammar", limit, self._queue_full, lower_priority
         )
-        self._loaded: LoadedModel | None = None
+        self.holder = ModelHolder(self.monitor, config.sleep_idle_seconds)
         self._preparation: Preparation | None = None
-        self._engine: AsyncEngine | None = None
         self._num_admitted = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -76,29 +63,26 @@ class Service:
 
     # The loaded model.
 
-    def attach(self, loaded: LoadedModel) -> None:
-        """Binds the engine to this event loop. Any thread may start it afterwards."""
-        self._engine = AsyncEngine(loaded.engine)
-        self._engine.attach()
-        self._loaded = loaded
-        self.engine_config = loaded.engine.config  # with the model's sampling defaults
-        self._preparation = Preparation(loaded.tokenizer)
+    async def load(self, load: Load, on_death: OnDeath, on_ready: Callable[[LoadedModel], None]) -> None:
+        """Returns when the model is loaded; raises what stopped it. ``on_ready``: called whenever it is loaded."""
 
-    def ready(self) -> None:
-        assert self._loaded is not None
-        self.monitor.loaded(self._loaded.engine, self._loaded.facts)
-        if self.monitor.state == "loading":
-            self.monitor.state = "ready"
+        def ready(loaded: LoadedModel) -> None:
+            self.engine_config = loaded.engine.config  # with the model's sampling defaults
+            if self._preparation is None:
+                self._preparation = Preparation(loaded.tokenizer)
+            on_ready(loaded)
+
+        await self.holder.load(load, on_death, ready)
 
     def loaded(self) -> LoadedModel:
-        """The model; raises ApiError while it loads and after the engine failed."""
+        """The model; raises ApiError while it loads for the first time and after the engine failed."""
         match self.monitor.state:
             case "loading":
                 raise ApiError(503, "the model is still being loaded", code="loading", retry_after=5)
             case "failed":
                 raise engine_failed()
-        assert self._loaded is not None
-        return self._loaded
+        assert self.holder.loaded is not None
+        return self.holder.loaded
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -132,8 +116,8 @@ class Service:
         return min(60, max(1, math.ceil(self._request_seconds * rounds / 2)))
 
     def _running(self) -> list[str]:
-        assert self._engine is not None
-        return [stream.id for stream in self._engine.engine.streams()]
+        engine = self.holder.engine
+        return [] if engine is None else [stream.id for stream in engine.engine.streams()]
 
     @asynccontextmanager
     async def generation(self, request: GenerationRequest) -> AsyncIterator[Generation]:
@@ -143,17 +127,16 @@ class Service:
         latencies = [
             each for _ in requests for each in self.metrics.latencies(request.num_choices, request.params.max_tokens)
         ]
-        async with self.admitted() as loaded:
+        async with self.admitted() as loaded, self.holder.in_use() as engine:
             self._places.check(client, num_choices)
             limit = loaded.engine.info.max_model_len
             prepared = [await self._constrain(await self.prepare(each, limit)) for each in requests]
             began = time.monotonic()
-            assert self._engine is not None
             async with AsyncExitStack() as held:
                 place = held.enter_context(self._places.taken(client, num_choices))
                 choices: list[ChoiceStream] = []
                 for each in prepared:
-                    for stream in self._engine.submit_many(each.tokens, each.params, request.num_choices, client):
+                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client):
                         held.enter_context(self.monitor.named(stream.id, caller().request_id))
                         await held.enter_async_context(stream)
                         index = len(choices)
@@ -224,8 +207,7 @@ class Service:
             threads.close()
         if self._preparation is not None:
             self._preparation.close()
-        if self._engine is not None and self._engine.engine.alive:
-            await self._engine.close()
+        await self.holder.close()
 
 
 def _note_tokens(generation: Generation) -> None:

@@ -32,6 +32,7 @@ class ServerConfig:
     write_seconds: float = 60.0  # after which a client that does not read is closed
     log_level: str = "info"
     log_format: str = "text"
+    sleep_idle_seconds: float | None = None  # without requests until the model is freed; None: never
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -53,6 +54,8 @@ class ServerConfig:
         for origin in self.cors_origins:
             if not ORIGIN.fullmatch(origin):
                 raise ConfigError(f"an origin is written like https://example.org or *, not {origin!r}")
+        if self.sleep_idle_seconds is not None and not self.sleep_idle_seconds > 0.0:
+            raise ConfigError(f"sleep_idle_seconds must be more than 0, not {self.sleep_idle_seconds}")
         self._check_keys()
 
     def _check_keys(self) -> None:

@@ -19,7 +19,8 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
 from slipstream.host import resident_bytes
 
-State = Literal["loading", "ready", "draining", "failed"]
+State = Literal["loading", "ready", "sleeping", "waking", "draining", "failed"]
+ASLEEP = ("sleeping", "waking")  # the model's memory is free; work is taken, and loads it again
 SAMPLE_SECONDS = 0.5
 NUM_SAMPLES = 9  # so speeds are averages over four seconds
 
@@ -49,6 +50,16 @@ class StatusMonitor:
 
     def loaded(self, engine: Engine, facts: ModelFacts) -> None:
         self._engine, self._facts = engine, facts
+        self._samples.clear()
+
+    def move(self, before: State, after: State) -> None:
+        """Unless something else has happened meanwhile, such as a shutdown."""
+        if self.state == before:
+            self.state = after
+
+    @property
+    def takes_work(self) -> bool:
+        return self.state == "ready" or self.state in ASLEEP
 
     @property
     def labels(self) -> dict[str, str] | None:
@@ -90,6 +101,8 @@ class StatusMonitor:
 
     def memory(self) -> dict[str, int]:
         facts, seen = self._facts, self.snapshot()
+        if self.state in ASLEEP:
+            facts, seen = None, StatsSnapshot()
         total = seen.num_used_blocks + seen.num_free_blocks
         block_size = 0 if self._engine is None or facts is None else self._engine.info.block_size
         return {
