@@ -8,7 +8,7 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.body import Body, Items, SomeItems
+from slipstream.server.protocols.body import Body, SomeItems
 from slipstream.server.protocols.fields import (
     Content,
     Count,
@@ -133,7 +133,7 @@ class ChatRequest(OpenAiSamplingFields, ConversationFields):
     thinking: ThinkingSwitch | None = None
     chat_template_kwargs: TemplateVariables | None = None
     chat_template_args: TemplateVariables | None = None  # another name of chat_template_kwargs
-    modalities: Items[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=8)] | None = None
     continue_final_message: bool | None = None  # false: a last message of the assistant is complete
     add_generation_prompt: bool | None = None
 

@@ -176,7 +176,7 @@ class ResponsesRequest(ConversationFields):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     text: TextOptions | None = None
     top_logprobs: TopLogprobs | None = None
-    include: Items[ShortText] | None = None
+    include: Annotated[list[ShortText], Field(fail_fast=True, max_length=64)] | None = None
     stream_options: StreamOptions | None = None
 
     @property
