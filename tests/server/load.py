@@ -24,6 +24,7 @@ NUM_CLIENTS = 200
 NUM_SLOW = 8
 SLOW_SECONDS = 5
 WAIT = 300.0
+LOCAL = "127.0.0.1"
 
 
 @dataclass
@@ -72,8 +73,9 @@ def text_in(answer: bytes) -> str:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-async def stay(port: int, body: dict[str, Any], slow: bool = False) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def stay(port: int, body: dict[str, Any], slow: bool = False, source: str = LOCAL) -> str:
+    """``source``: the address that it comes from."""
+    reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=(source, 0))
     head, data = as_http(body)
     writer.write(head + data)
     answer = b""
@@ -86,9 +88,9 @@ async def stay(port: int, body: dict[str, Any], slow: bool = False) -> str:
     return text_in(answer)
 
 
-async def leave(port: int, body: dict[str, Any], rng: random.Random, in_body: bool) -> None:
+async def leave(port: int, body: dict[str, Any], rng: random.Random, in_body: bool, source: str = LOCAL) -> None:
     """Goes at a random moment: in the body, in the queue, in the prompt, between two tokens."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=(source, 0))
     head, data = as_http(body)
     writer.write(head + (data[: rng.randrange(len(data))] if in_body else data))
     await writer.drain()
