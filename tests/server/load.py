@@ -73,8 +73,12 @@ def text_in(answer: bytes) -> str:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-async def stay(port: int, body: dict[str, Any], slow: bool = False, source: str = LOCAL) -> str:
-    """``source``: the address that it comes from."""
+async def stay(port: int, body: dict[str, Any], slow: bool = False) -> str:
+    return text_in(await answer_to(port, body, slow))
+
+
+async def answer_to(port: int, body: dict[str, Any], slow: bool = False, source: str = LOCAL) -> bytes:
+    """``source``: the address that the request comes from."""
     reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=(source, 0))
     head, data = as_http(body)
     writer.write(head + data)
@@ -85,7 +89,7 @@ async def stay(port: int, body: dict[str, Any], slow: bool = False, source: str 
     answer += await reader.read()
     writer.close()
     await writer.wait_closed()
-    return text_in(answer)
+    return answer
 
 
 async def leave(port: int, body: dict[str, Any], rng: random.Random, in_body: bool, source: str = LOCAL) -> None:

@@ -16,6 +16,7 @@ def test_the_others_get_their_texts_before_the_hostile_client_has_all_of_its() -
     with RealServer(*ARGUMENTS) as server:
         seen = asyncio.run(neighbourhood(server))
     assert seen.wrong == []
+    assert seen.refused == 0
     assert seen.right + seen.left == NUM_CLIENTS
     assert seen.hostile_done_first < NUM_HOSTILE / 2
     assert set(seen.hostile) <= {"200", "429"}
