@@ -14,12 +14,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import httpx
 from fuzz_bodies import Fuzzed, fuzzed, large_bodies
 from real_server import RealServer
+from schema_bodies import schema_bodies
 
 ARGUMENTS = ("--shape", "tiny", "--random-weights", "--dtype", "int8", "--max-context", "256", "--max-streams", "8")
 CLIENTS = 8  # at once
@@ -107,13 +110,15 @@ class HealthWatch:
 
 
 def fuzz(server: RealServer, count: int, seed: int = 1) -> FuzzReport:
-    """``count`` bodies after a first round; of the large kinds as many as there are, at most one in ten."""
-    report = FuzzReport()
-    asyncio.run(send_all(server.port, fuzzed(WARM_BODIES, seed + 1, 0), FuzzReport()))
+    """``count`` bodies, a fifth of them from the server's schema, after a first round with some of each kind."""
+    report, num_large = FuzzReport(), len(list(large_bodies()))
+    first = [*fuzzed(WARM_BODIES, seed + 1, 0), *large_bodies()]
+    asyncio.run(send_all(server.port, first, FuzzReport()))
     before = _resting_rss(server)
-    num_large = min(len(list(large_bodies())), count // 10)
+    described = schema_bodies(httpx.get(f"{server.url}/openapi.json", timeout=WAIT).json(), count // 5)
+    mutated = fuzzed(count - len(described), seed, min(num_large, count // 10))
     with HealthWatch(server.port, report.health):
-        asyncio.run(send_all(server.port, fuzzed(count, seed, num_large), report))
+        asyncio.run(send_all(server.port, chain(described, mutated), report))
     report.rss = (before, _resting_rss(server))
     return report
 

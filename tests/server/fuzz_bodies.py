@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,7 @@ def large_bodies() -> Iterator[Fuzzed]:
 
 
 def _mutated(source: Recorded, rng: random.Random) -> Fuzzed:
-    body = _limited(json.loads(json.dumps(source.body)))
+    body = _limited(deepcopy(source.body))
     raw = None
     for _ in range(rng.choice((1, 1, 2, 4))):
         how = rng.choice(STRUCTURAL)
@@ -123,7 +124,7 @@ def _place(body: dict[str, Any], rng: random.Random) -> tuple[Any, Any]:
 
 def _replace(body: dict[str, Any], rng: random.Random) -> None:
     holder, key = _place(body, rng)
-    holder[key] = rng.choice(ODD_VALUES)
+    holder[key] = deepcopy(rng.choice(ODD_VALUES))
 
 
 def _replace_raw(body: dict[str, Any], rng: random.Random) -> str:
@@ -149,7 +150,7 @@ def _swap(body: dict[str, Any], rng: random.Random) -> None:
     """A value of one place at another: right types in wrong places."""
     (one, a), (other, b) = _place(body, rng), _place(body, rng)
     if isinstance(other, list) or b in other:
-        one[a] = json.loads(json.dumps(other[b]))
+        one[a] = deepcopy(other[b])
 
 
 def _rename(body: dict[str, Any], rng: random.Random) -> None:
@@ -161,7 +162,7 @@ def _rename(body: dict[str, Any], rng: random.Random) -> None:
 def _add(body: dict[str, Any], rng: random.Random) -> None:
     holder, _ = _place(body, rng)
     if isinstance(holder, dict):
-        holder[f"unknown_{rng.randrange(100)}"] = rng.choice(ODD_VALUES)
+        holder[f"unknown_{rng.randrange(100)}"] = deepcopy(rng.choice(ODD_VALUES))
 
 
 STRUCTURAL: list[Callable[[dict[str, Any], random.Random], str | None]] = [
