@@ -55,7 +55,8 @@ def mtp_bench(setting: Setting, url: str) -> str:
 def aiperf(setting: Setting, url: str) -> str:
     arguments = ["--model", "llama", "--tokenizer", TOKENIZER, "--url", url, "--endpoint-type", "chat", "--streaming"]
     arguments += ["--concurrency", "2", "--request-count", "6", "--synthetic-input-tokens-mean", "32"]
-    arguments += ["--output-tokens-mean", "16", "--artifact-dir", str(setting.work / "out"), "--ui", "none"]
+    arguments += ["--output-tokens-mean", "16", "--extra-inputs", "ignore_eos:true", "--ui", "none"]
+    arguments += ["--artifact-dir", str(setting.work / "out")]
     setting.run("aiperf", "profile", *arguments)
     report = only(setting.work / "out", "profile_export_aiperf.json")
     good = report["request_count"]["avg"]

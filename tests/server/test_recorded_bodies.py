@@ -23,8 +23,20 @@ SYSTEM_FIRST = (
     "{{ raise_exception('the system message must be the first') }}{% endif %}{% endfor %}"
 )
 TEMPLATES = {"thinks": HERMES, "plain": TEMPLATE, "system first": SYSTEM_FIRST + HERMES}
-ANSWER, OBJECT = "Fine, thank you.", '{"title": "x"}'
+ANSWER, OBJECT = "Fine.", '{"title": "x"}'
+SEVERAL_SYSTEM_MESSAGES = ("codex", "claude_code")
 BODIES = recorded()
+
+
+def cases(bodies: list[Recorded]) -> list[Any]:
+    """Every body on the first model, and those on the others that show something new; the rest is exhaustive."""
+    found = []
+    for kind in TEMPLATES:
+        for each in bodies:
+            new = kind == "thinks" or (kind == "system first" and each.client in SEVERAL_SYSTEM_MESSAGES)
+            marks = () if new else pytest.mark.exhaustive
+            found.append(pytest.param(kind, each, marks=marks, id=f"{kind}-{each}"))
+    return found
 
 
 class Model:
@@ -38,9 +50,10 @@ class Model:
         self.server = FakeServer(self.runner, tokenizer=tokenizer, engine=replace(ENGINE, max_step_tokens=4096))
 
     def _script(self, prompt: str) -> str:
-        if not self.thinks or prompt.endswith("</think>\n\n"):
+        """It thinks in a chat that has not begun or ended its thinking; a bare text is only continued."""
+        if not self.thinks or not prompt.endswith(("a:", "<think>\n")):
             return self.answer
-        start = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
+        start = "<think>\n" if prompt.endswith("a:") else ""
         return f"{start}hm\n</think>\n\n{self.answer}"
 
     def post(self, each: Recorded, **changes: Any) -> httpx.Response:
@@ -48,7 +61,7 @@ class Model:
         return httpx.post(url, json=each.body | changes, headers=each.headers, timeout=WAIT)
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     found = Model(TEMPLATES[request.param])
     with found.server:
@@ -108,7 +121,7 @@ def is_cut(each: Recorded) -> bool:
     return each.body.get("max_tokens") == 1
 
 
-@pytest.mark.parametrize("each", [each for each in BODIES if not each.refused], ids=str)
+@pytest.mark.parametrize(("model", "each"), cases([each for each in BODIES if not each.refused]), indirect=["model"])
 def test_it_is_answered(model: Model, each: Recorded) -> None:
     path = each.path.partition("?")[0]
     model.answer = OBJECT if each.json else ANSWER
@@ -131,15 +144,16 @@ def test_it_is_answered(model: Model, each: Recorded) -> None:
         assert "".join(piece_of(path, event) for event in found) == model.answer
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("each", [each for each in BODIES if each.refused], ids=str)
-def test_it_is_refused_by_that_word(model: Model, each: Recorded, streaming: bool) -> None:
-    response = model.post(each, stream=streaming)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert str(each.refused) in (error if isinstance(error, str) else error["message"])
+@pytest.mark.parametrize(("model", "each"), cases([each for each in BODIES if each.refused]), indirect=["model"])
+def test_it_is_refused_by_that_word(model: Model, each: Recorded) -> None:
+    for streaming in (False, True):
+        response = model.post(each, stream=streaming)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert str(each.refused) in (error if isinstance(error, str) else error["message"])
 
 
+@pytest.mark.parametrize("model", ["thinks"], indirect=True)
 def test_log_likelihoods_of_several_prompts(model: Model) -> None:
     """As lm-eval asks for them: each prompt's own tokens, and one more."""
     [each] = [each for each in BODIES if each.whole_only]
