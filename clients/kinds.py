@@ -82,7 +82,8 @@ def guidellm(setting: Setting, url: str) -> str:
     arguments = ["--backend", f"kind=openai_http,target={url}"]
     arguments += ["--profile", "kind=concurrent,streams=2"]
     arguments += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"]
-    arguments += ["--tokenizer", TOKENIZER, "--constraint", "kind=max_requests,count=6", "--disable-progress"]
+    arguments += ["--tokenizer", f"kind=hf_auto,model={TOKENIZER}", "--constraint", "kind=max_requests,count=6"]
+    arguments += ["--output", "kind=json,path=benchmarks.json", "--disable-progress"]
     setting.run("guidellm", "run", *arguments)
     [benchmark] = only(setting.work, "benchmarks.json")["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
