@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tokenizers
+
 from slipstream.load.default_model import cache_dir, default_model_path
 from slipstream.load.opened import open_tokenizer
 
@@ -106,7 +108,9 @@ def hub_cache() -> Path:
     (repository / "refs").mkdir(exist_ok=True)
     (repository / "refs" / "main").write_text(revision)
     tokenizer = open_tokenizer(default_model_path())
-    tokenizer._backend.save(str(snapshot / "tokenizer.json"))
+    backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.save(str(snapshot / "tokenizer.json"))
     end = tokenizer.decode(tokenizer.eos_token_ids[:1], skip_special=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

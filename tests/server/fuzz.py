@@ -9,10 +9,12 @@ import argparse
 import asyncio
 import http.client
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,8 +25,9 @@ import httpx
 from fuzz_bodies import Fuzzed, fuzzed, large_bodies
 from real_server import RealServer
 from schema_bodies import schema_bodies
+from tiny_chat_model import write_tiny_chat_model
 
-ARGUMENTS = ("--shape", "tiny", "--random-weights", "--dtype", "int8", "--max-context", "256", "--max-streams", "8")
+ARGUMENTS = ("--max-context", "2048", "--kv-memory", "64M", "--max-streams", "8")
 CLIENTS = 8  # at once
 WAIT = 300.0
 WARM_BODIES = 300
@@ -109,6 +112,14 @@ class HealthWatch:
         self._thread.join(WAIT)
 
 
+@contextmanager
+def fuzzed_server() -> Iterator[RealServer]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_tiny_chat_model(Path(folder))
+        with RealServer(str(model), *ARGUMENTS) as server:
+            yield server
+
+
 def fuzz(server: RealServer, count: int, seed: int = 1) -> FuzzReport:
     """``count`` bodies, a fifth of them from the server's schema, after a first round with some of each kind."""
     report, num_large = FuzzReport(), len(list(large_bodies()))
@@ -139,7 +150,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     began = time.monotonic()
-    with RealServer(*ARGUMENTS) as server:
+    with fuzzed_server() as server:
         report = fuzz(server, args.bodies, args.seed)
     print(f"{sum(report.statuses.values())} bodies in {time.monotonic() - began:.0f} s: {dict(report.statuses)}")
     for status, path, data in report.failures[:20]:

@@ -12,7 +12,14 @@ from typing import Any
 from recorded_bodies import Recorded, recorded
 
 LIMIT = 4 << 20  # bytes; what `--max-body` is unless told
-FEW_TOKENS = {"max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict"}
+LIMITS = {  # by the path's beginning: where a body says how long the answer may be
+    "/v1/chat": ("max_tokens",),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages?": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/completion": ("n_predict",),
+    "/api/": ("options", "num_predict"),
+}
 JSON_TYPE = {"content-type": "application/json"}
 ODD_VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, -0.0, 1e308, 1e-320, "", " ", "\0",
@@ -84,7 +91,7 @@ def large_bodies() -> Iterator[Fuzzed]:
 
 
 def _mutated(source: Recorded, rng: random.Random) -> Fuzzed:
-    body = _limited(deepcopy(source.body))
+    body = _limited(source.path, deepcopy(source.body))
     raw = None
     for _ in range(rng.choice((1, 1, 2, 4))):
         how = rng.choice(STRUCTURAL)
@@ -101,10 +108,15 @@ def _mutated(source: Recorded, rng: random.Random) -> Fuzzed:
     return Fuzzed(source.path, data[:LIMIT], headers)
 
 
-def _limited(body: dict[str, Any]) -> dict[str, Any]:
+def _limited(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Answers of a few tokens, so that most of the time goes to the bodies."""
-    for holder in (body, body.get("options") or {}):
-        holder.update(dict.fromkeys(FEW_TOKENS & holder.keys(), 2))
+    for start, (*holders, name) in LIMITS.items():
+        if path.startswith(start):
+            holder = body
+            for key in holders:
+                holder = holder.setdefault(key, {})
+            holder.pop("max_completion_tokens", None)
+            holder[name] = 2
     return body
 
 

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 from fake_server import FakeServer
-from fuzz import ARGUMENTS, FuzzReport, HealthWatch, fuzz, send_all
+from fuzz import FuzzReport, HealthWatch, fuzz, fuzzed_server, send_all
 from fuzz_bodies import fuzzed, large_bodies
-from real_server import RealServer
 
 PATIENCE = 60.0  # seconds for one answer of /health on the slowest machine
 
@@ -25,7 +24,7 @@ def test_no_body_is_a_server_error(fake: FakeServer) -> None:
 
 @pytest.mark.exhaustive
 def test_ten_thousand_bodies_leave_nothing_behind() -> None:
-    with RealServer(*ARGUMENTS) as server:
+    with fuzzed_server() as server:
         report = fuzz(server, 10_000)
     assert report.failures == []
     assert sum(report.statuses.values()) == 10_000
