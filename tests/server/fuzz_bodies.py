@@ -91,7 +91,7 @@ def large_bodies() -> Iterator[Fuzzed]:
 
 
 def _mutated(source: Recorded, rng: random.Random) -> Fuzzed:
-    body = _limited(source.path, deepcopy(source.body))
+    body = limited(source.path, deepcopy(source.body))
     raw = None
     for _ in range(rng.choice((1, 1, 2, 4))):
         how = rng.choice(STRUCTURAL)
@@ -108,15 +108,14 @@ def _mutated(source: Recorded, rng: random.Random) -> Fuzzed:
     return Fuzzed(source.path, data[:LIMIT], headers)
 
 
-def _limited(path: str, body: dict[str, Any]) -> dict[str, Any]:
+def limited(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Answers of a few tokens, so that most of the time goes to the bodies."""
     for start, (*holders, name) in LIMITS.items():
         if path.startswith(start):
-            holder = body
-            for key in holders:
-                holder = holder.setdefault(key, {})
-            holder.pop("max_completion_tokens", None)
-            holder[name] = 2
+            holder = body.setdefault(holders[0], {}) if holders else body
+            if isinstance(holder, dict):
+                holder.pop("max_completion_tokens", None)
+                holder[name] = 2
     return body
 
 

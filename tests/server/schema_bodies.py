@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Any
 
 import schemathesis
-from fuzz_bodies import Fuzzed
+from fuzz_bodies import Fuzzed, limited
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import APIOperation, Case, GenerationMode
 
@@ -34,6 +35,8 @@ def _bodies(operation: APIOperation, mode: GenerationMode, count: int) -> list[F
     def collect(case: Case) -> None:
         sent = case.as_transport_kwargs(base_url="http://localhost")
         value = sent.get("data", sent.get("json"))
+        if isinstance(value, dict) and mode == GenerationMode.POSITIVE:
+            value = limited(case.formatted_path, deepcopy(value))
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         bodies.append(Fuzzed(case.formatted_path, data))
 
