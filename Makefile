@@ -1,6 +1,7 @@
 # Everything a newcomer needs: `make serve`, `make test`, `make check`. Each sets up .venv first; plain `make` only that.
 # `make serve MODEL=folder-or-hub-name DRAFT=adaptive|off|1..8 PORT=8000 ARGS='--dtype int8'`; without MODEL the default.
 # `make test` shows every promise once; `make test-all` runs it and then the other cases.
+# `make clients NAMES='ollama aiperf'` runs other people's clients against the server (clients/README.md); without NAMES all.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -23,7 +24,7 @@ ATEN_avx2 := avx2
 ATEN_portable := default
 ISA_TESTS := tests/runners/cpu tests/runners/test_step.py $(addprefix tests/conformance/test_,equality.py forks.py constrained.py fp8.py logits.py)
 
-.PHONY: install serve test test-all test-exhaustive test-isas $(ISAS:%=test-isa-%) check setup clean
+.PHONY: install serve test test-all test-exhaustive test-isas $(ISAS:%=test-isa-%) clients check setup clean
 
 install: $(VENV)/.serve-ready
 
@@ -42,6 +43,9 @@ test-isas: $(ISAS:%=test-isa-%)
 
 $(ISAS:%=test-isa-%): test-isa-%: setup
 	SLIPSTREAM_CPU_ISA=$* ATEN_CPU_CAPABILITY=$(ATEN_$*) $(PYTEST) $(ISA_TESTS)
+
+clients: install
+	$(BIN)/python -m clients $(NAMES)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -70,12 +70,13 @@ class FakeServer:
         config: ServerConfig | None = None,
         tokenizer: Tokenizer = TOKENIZER,
         sampling_defaults: SamplingDefaults = NEUTRAL,
+        engine: EngineConfig = ENGINE,
     ) -> None:
         self.tokenizer = tokenizer
         self.runner = runner or FakeRunner(make_info(), hit=0.7)
         self.config = config or ServerConfig(port=0)
-        self.engine_config = replace(ENGINE, sampling_defaults=sampling_defaults)
-        self.server = Server(self.config, ENGINE, self._load)
+        self.engine_config = replace(engine, sampling_defaults=sampling_defaults)
+        self.server = Server(self.config, engine, self._load)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.engine: Engine | None = None
 

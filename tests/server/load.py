@@ -24,6 +24,7 @@ NUM_CLIENTS = 200
 NUM_SLOW = 8
 SLOW_SECONDS = 5
 WAIT = 300.0
+LOCAL = "127.0.0.1"
 
 
 @dataclass
@@ -73,7 +74,12 @@ def text_in(answer: bytes) -> str:
 
 
 async def stay(port: int, body: dict[str, Any], slow: bool = False) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    return text_in(await answer_to(port, body, slow))
+
+
+async def answer_to(port: int, body: dict[str, Any], slow: bool = False, source: str = LOCAL) -> bytes:
+    """``source``: the address that the request comes from."""
+    reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=(source, 0))
     head, data = as_http(body)
     writer.write(head + data)
     answer = b""
@@ -83,12 +89,12 @@ async def stay(port: int, body: dict[str, Any], slow: bool = False) -> str:
     answer += await reader.read()
     writer.close()
     await writer.wait_closed()
-    return text_in(answer)
+    return answer
 
 
-async def leave(port: int, body: dict[str, Any], rng: random.Random, in_body: bool) -> None:
+async def leave(port: int, body: dict[str, Any], rng: random.Random, in_body: bool, source: str = LOCAL) -> None:
     """Goes at a random moment: in the body, in the queue, in the prompt, between two tokens."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=(source, 0))
     head, data = as_http(body)
     writer.write(head + (data[: rng.randrange(len(data))] if in_body else data))
     await writer.drain()

@@ -1,0 +1,1 @@
+"""Other people's clients, unmodified, against `slipstream serve`: `python -m clients`, or `make clients`."""
