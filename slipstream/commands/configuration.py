@@ -111,7 +111,7 @@ def _from_text(action: argparse.Action, text: str, where: str) -> Any:
             raise ConfigError(f"{where} must be true or false, not {text!r}")
         return _switched(action, WORDS[text.lower()])
     if is_list(action):
-        parts = [text] if action.metavar == "TEXT" else text.split(",")  # a comma in a text is a comma
+        parts = text.split(",") if action.metavar in ("NAME", "ORIGIN") else [text]  # texts and keys have commas
         return [_converted(action, part.strip(), where) for part in parts]
     return _converted(action, text, where)
 

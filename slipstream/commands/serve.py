@@ -23,7 +23,7 @@ def serve(options: ModelOptions, config: ServerConfig) -> int:
     set_up_logging(config.log_level, config.log_format)
     loading = Loading(options)
     server = Server(config, options.engine_config, loading, lambda loaded: loading.ready(loaded, server.address))
-    print(f"listening on {server.address}, loading {_what(options)}", flush=True)
+    show(f"listening on {server.address}, loading {_what(options)}")
     try:
         server.run()
     finally:
@@ -52,8 +52,8 @@ class Loading:
     options: ModelOptions
     bar: LoadingBar = field(default_factory=LoadingBar)
     model_line: str = ""
-    memory_line: str = ""
     chat_fault: str = ""  # why its chat template cannot be used
+    memory_line: str = ""
     announced: bool = False
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
@@ -62,7 +62,8 @@ class Loading:
         model = self.options.open()
         engine_config = replace(self.options.engine_config, sampling_defaults=self.options.sampling_of(model))
         tokenizer = model.tokenizer  # before the plan: its memory counts
-        self.chat_fault = tokenizer.check_chat()
+        if not self.announced:
+            self.chat_fault = tokenizer.check_chat()
         memory = backend.plan_memory(model, engine_config)
         engine = make_engine(model, engine_config, backend, memory, self.bar, on_death)
         facts = ModelFacts(
@@ -84,9 +85,11 @@ class Loading:
 
     def ready(self, loaded: LoadedModel, address: str) -> None:
         self.bar.close()
-        if self.announced:
-            return
-        self.announced = True
+        if not self.announced:
+            self.announced = True
+            self._announce(loaded, address)
+
+    def _announce(self, loaded: LoadedModel, address: str) -> None:
         engine = loaded.engine
         show(f"model   {self.model_line}")
         if self.chat_fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,9 @@ def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
 
     def run(what: str, *arguments: str) -> dict[str, Any]:
         assert main(["bench", what, *TINY, *arguments]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        printed = capsys.readouterr()
+        assert re.search(r"loading: .* read|: 0 of \d+", printed.err), "no word about its progress"
+        lines = printed.out.splitlines()
         return {**json.loads(lines[-1]), "shown": "\n".join(lines[:-1])}
 
     return run

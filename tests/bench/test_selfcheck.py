@@ -71,10 +71,19 @@ class Tampering:
         return replace(result, rows=(*others, replace(last, tokens=wrong)))
 
 
-def test_wrong_tokens_are_noticed(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_tokens_are_noticed(
+    options: ModelOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     backend = type(options.backend)
     load = backend.load
     monkeypatch.setattr(backend, "load", lambda *given: Tampering(load(*given)))
     found = check(options.open(), options, PROMPTS, 3)
     assert not found.good
+    said = capsys.readouterr().err
+    for part in (
+        "measuring what steps cost",
+        *(f"equality, {kind}: 5 of 5" for kind in found.different),
+        "speed: 2 of 2",
+    ):
+        assert part in said
     assert "selfcheck: FAILED" in report("tiny", found)

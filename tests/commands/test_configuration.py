@@ -50,6 +50,8 @@ def test_a_list_is_replaced_not_extended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert args("serve", "--allowed-host", "e").allowed_host == ["e"]
     monkeypatch.setenv("SLIPSTREAM_PROMPT", "One, two, what comes next?")
     assert args("generate").prompt == ["One, two, what comes next?"]
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "one,key")
+    assert args("serve").api_key == ["one,key"], "half a key opens nothing"
 
 
 def test_the_file_spells_names_with_either_dash_and_has_sections() -> None:

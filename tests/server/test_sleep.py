@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -161,6 +163,11 @@ def test_a_sleeping_server_shuts_down() -> None:
     assert sleepy.server.error is None
 
 
+def children(pid: int) -> list[str]:
+    return sorted(child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what a process holds")
 def test_the_memory_of_a_real_model_goes_back_to_the_system() -> None:
     paris = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     with RealServer("--draft", "2", "--kv-memory", "300MB", "--sleep-idle", "0.5") as server:
@@ -172,7 +179,8 @@ def test_the_memory_of_a_real_model_goes_back_to_the_system() -> None:
             return str(server.post("/v1/chat/completions", **paris).json()["choices"][0]["message"]["content"])
 
         before = text()
-        taken = resident()
+        taken, processes = resident(), children(server.process.pid)
         until(lambda: server.status()["state"] == "sleeping")
         until(lambda: resident() < taken - 300_000_000)  # KV, and most of 110 MB of weights
         assert text() == before
+        assert children(server.process.pid) == processes, "a second model's helpers"

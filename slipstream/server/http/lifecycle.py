@@ -17,11 +17,11 @@ from types import FrameType
 import uvicorn
 
 from slipstream.config import EngineConfig
-from slipstream.errors import ConfigError, LoadError, SlipstreamError
+from slipstream.errors import ConfigError
 from slipstream.host import allow_open_files
 from slipstream.server.http.app import make_app
 from slipstream.server.http.connection import BoundedConnection, connection_class
-from slipstream.server.service.model_holder import Load, LoadedModel
+from slipstream.server.service.model_holder import Load, LoadedModel, as_load_error
 from slipstream.server.service.service import Service
 from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import SAMPLE_SECONDS
@@ -63,13 +63,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _as_load_error(error: BaseException) -> SlipstreamError:
-    if isinstance(error, SlipstreamError):
-        return error
-    log.error("loading failed", exc_info=error)
-    return LoadError(f"The model cannot be loaded: {type(error).__name__}: {error}")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -156,7 +149,7 @@ class Server:
         try:
             await self._service.load(self._load, self._engine_died, self._on_ready)
         except Exception as error:  # any exception must end the process, not only this task
-            self._end(_as_load_error(error))
+            self._end(as_load_error(error))
 
     def _signalled(self) -> None:
         """A signal handler: runs in the main thread."""

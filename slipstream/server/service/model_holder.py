@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.engine.engine import Engine
+from slipstream.errors import LoadError, SlipstreamError
 from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
 from slipstream.server.service.status import ModelFacts, StatusMonitor
@@ -67,7 +68,8 @@ class ModelHolder:
         engine = AsyncEngine(loaded.engine)
         engine.attach()
         await in_own_thread(loaded.engine.start)
-        if self.loaded is not None:
+        if self.loaded is not None and self.loaded.tokenizer is not loaded.tokenizer:
+            loaded.tokenizer.close()
             loaded = replace(loaded, tokenizer=self.loaded.tokenizer)  # requests that wait were prepared with it
         self.loaded, self.engine = loaded, engine
         self._monitor.loaded(loaded.engine, loaded.facts)
@@ -110,8 +112,9 @@ class ModelHolder:
             log.info("the model is loaded again, after %.1f s", time.monotonic() - began)
         except Exception as error:
             self._monitor.move("waking", "sleeping")
-            log.exception("the model cannot be loaded again")
-            raise ApiError(503, f"the model cannot be loaded again: {error}", code="loading", retry_after=5) from error
+            why = as_load_error(error)
+            log.error("the model cannot be loaded again: %s", why)
+            raise ApiError(503, f"the model cannot be loaded again: {why}", code="loading", retry_after=5) from error
         finally:
             self._wake = None
             self._start_timer()
@@ -144,6 +147,13 @@ class ModelHolder:
             await self.engine.close()
 
 
+def as_load_error(error: BaseException) -> SlipstreamError:
+    if isinstance(error, SlipstreamError):
+        return error
+    log.error("loading failed", exc_info=error)
+    return LoadError(f"The model cannot be loaded: {type(error).__name__}: {error}")
+
+
 async def in_own_thread(work: Callable[[], T]) -> T:
     """In a thread that the process does not wait for when it ends."""
     loop = asyncio.get_running_loop()
@@ -161,8 +171,8 @@ async def in_own_thread(work: Callable[[], T]) -> T:
         result, failed = None, None
         try:
             result = work()
-        except BaseException as error:  # a panic of a library in another language, too
-            failed = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # a library's panic included, which is no Exception
+            failed = error if isinstance(error, Exception) else as_load_error(error)
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, result, failed)
 
