@@ -15,7 +15,7 @@ LIMIT = 4 << 20  # bytes; what `--max-body` is unless told
 LIMITS = {  # by the path's beginning: where a body says how long the answer may be
     "/v1/chat": ("max_tokens",),
     "/v1/completions": ("max_tokens",),
-    "/v1/messages?": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
     "/completion": ("n_predict",),
     "/api/": ("options", "num_predict"),

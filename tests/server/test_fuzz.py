@@ -22,6 +22,13 @@ def test_no_body_is_a_server_error(fake: FakeServer) -> None:
     assert max(report.health) < PATIENCE
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"])
+def test_no_parts_are_an_empty_message(fake: FakeServer, path: str) -> None:
+    for content in ([], ""):
+        response = fake.post(path, messages=[{"role": "user", "content": content}], max_tokens=2)
+        assert response.status_code == 200, response.text
+
+
 @pytest.mark.exhaustive
 def test_ten_thousand_bodies_leave_nothing_behind() -> None:
     with fuzzed_server() as server:

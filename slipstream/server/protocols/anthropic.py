@@ -103,8 +103,8 @@ class Message(Body):
 
 
 def _user(blocks: list[Block]) -> list[dict[str, Any]]:
-    """One message per tool result, and one for each text between them."""
-    found: list[dict[str, Any]] = []
+    """One message per tool result, and one for each text between them. Of no blocks, an empty one."""
+    found: list[dict[str, Any]] = [] if blocks else [{"role": "user", "content": ""}]
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             found.append({"role": "tool", "content": text_of(block.content or ""), "tool_call_id": block.tool_use_id})
