@@ -41,6 +41,7 @@ class TorchDevice:
     def release_memory(self) -> None:
         gc.collect()
         if self.kind == "cuda":
+            torch._C._cuda_clearCublasWorkspaces()  # each engine thread leaves one, 32 MiB
             torch.cuda.empty_cache()
         trim_heap()
 
