@@ -167,7 +167,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def check(self) -> None:
         """Ends a connection whose client is gone, or has not read for too long."""
-        if self._half_closed and self in self.connections:
+        if self._half_closed and not self.transport.is_closing():
             self._check_reset()
         if self in self.connections:
             self._check_reading()
