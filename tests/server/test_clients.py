@@ -119,7 +119,7 @@ def test_models(chatgpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
 
 def test_openai_errors(chatgpt: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'"):
-        chatgpt.chat.completions.create(model="gpt-9", messages=HELLO)
+        chatgpt.models.retrieve("gpt-9")
     with pytest.raises(openai.BadRequestError, match="n: input should be less than or equal to 16") as caught:
         chatgpt.chat.completions.create(model=MODEL, messages=HELLO, n=17)
     assert caught.value.param == "n"
@@ -167,15 +167,26 @@ def test_count_tokens(claude: anthropic.Anthropic) -> None:
 
 
 def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.type"):
-        claude.messages.create(
-            model=MODEL, messages=HELLO, max_tokens=3, tools=[{"type": "web_search_20250305", "name": "web_search"}]
-        )
-    thinking = {"type": "enabled", "budget_tokens": 1024}
-    with pytest.raises(anthropic.BadRequestError, match="this model does not think"):
-        claude.messages.create(model=MODEL, messages=HELLO, max_tokens=2048, thinking=thinking)
-    with pytest.raises(anthropic.NotFoundError):
-        claude.messages.create(model="claude-9", messages=HELLO, max_tokens=3)
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0 .* images cannot be read here"):
+        claude.messages.create(model=MODEL, messages=[{"role": "user", "content": [picture]}], max_tokens=3)
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        claude.messages.create(model=MODEL, messages=HELLO, max_tokens=0)
+
+
+def test_what_anthropic_s_agents_send_is_answered(claude: anthropic.Anthropic) -> None:
+    """A name of another model, a tool that a server would run, thinking, and the beginning of the answer."""
+    messages = [*HELLO, {"role": "assistant", "content": "The capital of"}]
+    response = claude.messages.create(
+        model="claude-9",
+        messages=messages,
+        max_tokens=2048,
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        tools=[{"type": "web_search_20250305", "name": "web_search"}],
+        extra_body=GREEDY,
+    )
+    assert response.content[0].text == ANSWER.removeprefix("The capital of")
+    assert [warning.split()[0] for warning in response.warnings] == ["tools.0", "thinking"]
 
 
 # Calls that have to come, from a model that was never taught any: the grammar sees to it.
