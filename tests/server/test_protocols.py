@@ -275,6 +275,12 @@ def test_tokens_there_and_back(fake: FakeServer) -> None:
     assert counted == {"input_tokens": len("s:be brief\nu:hello\n")}
 
 
+def test_a_text_of_millions_of_tokens_is_not_listed(fake: FakeServer) -> None:
+    response = fake.post("/tokenize", prompt="a" * 3_000_000)
+    assert response.status_code == 400
+    assert "more than 131072 tokens" in response.json()["error"]["message"]
+
+
 def test_models(fake: FakeServer) -> None:
     [entry] = fake.get("/v1/models").json()["data"]
     assert (entry["id"], entry["object"], entry["max_model_len"]) == ("fake", "model", 128)

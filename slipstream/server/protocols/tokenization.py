@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from slipstream.errors import PromptTooLong
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.anthropic import CountTokensRequest
@@ -17,7 +19,7 @@ from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, MixedPrompt, Prompt
 from slipstream.server.service.service import Service
 
-MAX_TOKENIZED = 1 << 20  # tokens in an answer
+MAX_TOKENIZED = 1 << 17  # tokens in an answer, or the context if that is more
 
 
 class TokenizeRequest(Body):
@@ -48,11 +50,19 @@ class DetokenizeRequest(Body):
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
-    tokens = (await service.prepare(GenerationRequest(request.as_prompt(), SamplingParams()))).tokens
-    if len(tokens) > MAX_TOKENIZED:
-        raise ApiError(400, f"the text has {len(tokens)} tokens; at most {MAX_TOKENIZED} are listed", param="prompt")
+    context = service.loaded().engine.info.max_model_len
+    tokens = await _tokens(service, request.as_prompt(), max(MAX_TOKENIZED, context))
     shown = _with_pieces(service, tokens) if request.with_pieces else list(tokens)
-    return {"tokens": shown, "count": len(tokens), "max_model_len": service.loaded().engine.info.max_model_len}
+    return {"tokens": shown, "count": len(tokens), "max_model_len": context}
+
+
+async def _tokens(service: Service, prompt: Prompt, limit: int) -> Sequence[int]:
+    """Writing millions of ids would keep all streams waiting."""
+    with suppress(PromptTooLong):
+        tokens = (await service.prepare(GenerationRequest(prompt, SamplingParams()), limit)).tokens
+        if len(tokens) <= limit:
+            return tokens
+    raise ApiError(400, f"the text has more than {limit} tokens: send it in parts", param="prompt")
 
 
 def _with_pieces(service: Service, tokens: Sequence[int]) -> list[dict[str, Any]]:
