@@ -1,16 +1,16 @@
 """Thousands of hostile bodies, and what became of the server. Also a command: `python tests/server/fuzz.py`.
 
-`/health` is asked all the time from a thread of its own; memory is compared with that after a smaller first round.
+`/health` is asked all the time; memory is compared with that after a smaller first round.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
+import json
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -87,29 +87,13 @@ async def send_all(port: int, bodies: Iterable[Fuzzed], report: FuzzReport) -> N
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
 
-class HealthWatch:
-    """Asks `/health` every 50 ms, until it is left."""
-
-    def __init__(self, port: int, seconds: list[float]) -> None:
-        self._port, self._seconds = port, seconds
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.05):
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=WAIT)
-            began = time.monotonic()
-            connection.request("GET", "/health")
-            assert connection.getresponse().status == 200
-            self._seconds.append(time.monotonic() - began)
-            connection.close()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join(WAIT)
+@contextmanager
+def watching_health(port: int, report: FuzzReport) -> Iterator[None]:
+    watch = [sys.executable, str(Path(__file__).parent / "health_watch.py"), str(port)]
+    with subprocess.Popen(watch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield
+        output, _ = process.communicate()
+    report.health = json.loads(output)
 
 
 @contextmanager
@@ -128,7 +112,7 @@ def fuzz(server: RealServer, count: int, seed: int = 1) -> FuzzReport:
     before = _resting_rss(server)
     described = schema_bodies(httpx.get(f"{server.url}/openapi.json", timeout=WAIT).json(), count // 5)
     mutated = fuzzed(count - len(described), seed, min(num_large, count // 10))
-    with HealthWatch(server.port, report.health):
+    with watching_health(server.port, report):
         asyncio.run(send_all(server.port, chain(described, mutated), report))
     report.rss = (before, _resting_rss(server))
     return report

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from fake_server import FakeServer
-from fuzz import FuzzReport, HealthWatch, fuzz, fuzzed_server, send_all
+from fuzz import FuzzReport, fuzz, fuzzed_server, send_all, watching_health
 from fuzz_bodies import fuzzed, large_bodies
 
 PATIENCE = 60.0  # seconds for one answer of /health on the slowest machine
@@ -14,7 +14,7 @@ PATIENCE = 60.0  # seconds for one answer of /health on the slowest machine
 
 def test_no_body_is_a_server_error(fake: FakeServer) -> None:
     report = FuzzReport()
-    with HealthWatch(fake.port, report.health):
+    with watching_health(fake.port, report):
         asyncio.run(send_all(fake.port, fuzzed(400, seed=7, num_large=8), report))
     assert report.failures == []
     assert report.statuses["200"] > 0
