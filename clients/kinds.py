@@ -61,7 +61,8 @@ def aiperf(setting: Setting, url: str) -> str:
     report = only(setting.work / "out", "profile_export_aiperf.json")
     good = report["request_count"]["avg"]
     expect(good == 6 and not report.get("error_summary"), f"{good} of 6 requests, {report.get('error_summary')}")
-    return f"{good:g} requests, {report['output_token_throughput']['avg']:.1f} tok/s"
+    speed, length = (report[key]["avg"] for key in ("output_token_throughput", "spec_decode_acceptance_length"))
+    return f"{good:g} requests, {speed:.1f} tok/s, acceptance length {length:.2f}"
 
 
 def evalscope(setting: Setting, url: str) -> str:

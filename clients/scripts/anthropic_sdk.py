@@ -16,7 +16,7 @@ def main() -> None:
 
 def ask(client: anthropic.Anthropic) -> None:
     greedy = {"temperature": 0}  # not every release of the package has an argument for it
-    name = "claude-sonnet-4-5"
+    name = "claude-of-today"
     message = client.messages.create(model=name, messages=HELLO, max_tokens=16, extra_body=greedy)
     assert "Paris" in message.content[0].text
     with client.messages.stream(model=name, messages=HELLO, max_tokens=16, extra_body=greedy) as stream:
