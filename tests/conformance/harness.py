@@ -23,7 +23,7 @@ from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.host_model import TorchModel
 from slipstream.runners.torch.loading import TorchRunner, load_runner
-from slipstream.sampling import SamplingParams
+from slipstream.sampling import DraftSetting, SamplingParams
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.policy import DepthPolicy, DraftRequest, Load, SamplingRow
 
@@ -149,6 +149,9 @@ class Floored(DepthPolicy):
     @property
     def reason(self) -> str:
         return self._policy.reason
+
+    def why_plain(self, setting: DraftSetting | None) -> str:
+        return self._policy.why_plain(setting)
 
     def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
         return [
