@@ -63,7 +63,7 @@ LOAD = {
 }
 LOAD_SHARED = {"dequantize", "fields", "json_file", "mapped_file", "shapes", "spec", "tensor"}
 
-MAX_FILE, MAX_FUNCTION, MAX_PEERS = 400, 60, 20
+MAX_FILE, MAX_FUNCTION, MAX_PEERS = 400, 60, 16
 # Kernels are one function each, whatever their length; those over the ceiling are named.
 LONG_KERNELS = {"_attend_kernel", "skinny_prefetch", "_conv", "_recur", "_across", "_border_kernel"}
 

@@ -15,8 +15,8 @@ from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import open_hf
+from slipstream.runners.cuda.model.quantized import CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.platform import cuda_platform
-from slipstream.runners.cuda.quantized import CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.rows import RowSpan

@@ -23,10 +23,10 @@ from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import HfCheckpoint, open_hf
 from slipstream.load.random_model import open_random
-from slipstream.runners.cuda.linear import CudaLinear
-from slipstream.runners.cuda.ops import CudaOps
+from slipstream.runners.cuda.model.linear import CudaLinear
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format
 from slipstream.runners.cuda.platform import cuda_platform
-from slipstream.runners.cuda.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format
 from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.loading import load_runner

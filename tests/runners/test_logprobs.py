@@ -7,7 +7,7 @@ import torch
 
 from slipstream.engine.contract import TokenLogprobs
 from slipstream.runners.logprobs import read_logprobs
-from slipstream.runners.torch.logprobs import hidden_logprobs, likeliest, log_probabilities, token_logprobs
+from slipstream.runners.torch.sampling.logprobs import hidden_logprobs, likeliest, log_probabilities, token_logprobs
 
 
 def chances_with_ties() -> torch.Tensor:
@@ -30,7 +30,7 @@ def test_the_likeliest_come_first_and_of_equals_the_lower_id(count: int) -> None
 @pytest.mark.parametrize("count", [0, 1, 20, 97])
 def test_the_same_on_mlx(count: int) -> None:
     mx = pytest.importorskip("mlx.core")
-    from slipstream.runners.mlx.logprobs import likeliest as mlx_likeliest
+    from slipstream.runners.mlx.sampling.logprobs import likeliest as mlx_likeliest
 
     chances = chances_with_ties()
     assert mlx_likeliest(mx.array(chances.numpy()), count).tolist() == in_order(chances, count)
@@ -48,7 +48,7 @@ def test_pieces_give_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
         shapes.append(part.shape[0])
         return log_probabilities(part @ weight.T)
 
-    monkeypatch.setattr("slipstream.runners.torch.logprobs.PIECE", 97 * 4)
+    monkeypatch.setattr("slipstream.runners.torch.sampling.logprobs.PIECE", 97 * 4)
     assert torch.equal(hidden_logprobs(hidden, chances, 97, tokens, 3), whole)
     assert shapes == [4, 4, 3]
 

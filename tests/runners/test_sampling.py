@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.config import EngineConfig
-from slipstream.runners.torch.noise import gumbel_noise, noise_keys, signed64
-from slipstream.runners.torch.processors import History, processors_for, truncation_for
+from slipstream.runners.torch.sampling.noise import gumbel_noise, noise_keys, signed64
+from slipstream.runners.torch.sampling.processors import History, processors_for, truncation_for
 from slipstream.sampling import SamplingParams
 
 CPU = torch.device("cpu")

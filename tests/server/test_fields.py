@@ -12,8 +12,8 @@ from templates import QWEN_XML
 
 from slipstream.config import EngineConfig
 from slipstream.grammar import Gbnf, JsonSchema
-from slipstream.server.protocols.chat import ChatRequest, chat_generation_request
-from slipstream.server.protocols.responses import ResponsesRequest
+from slipstream.server.protocols.openai.chat import ChatRequest, chat_generation_request
+from slipstream.server.protocols.openai.responses import ResponsesRequest
 from slipstream.server.service.settings import ServerConfig
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (

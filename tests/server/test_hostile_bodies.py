@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel
 
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.anthropic import MessagesRequest
+from slipstream.server.protocols.anthropic.messages import MessagesRequest
 from slipstream.server.protocols.body import MAX_LIST, MAX_STRINGS, MIN_VALUES, JsonLimits, check_limits, parse
-from slipstream.server.protocols.chat import ChatRequest
-from slipstream.server.protocols.completions import CompletionRequest
-from slipstream.server.protocols.responses import ResponsesRequest
+from slipstream.server.protocols.openai.chat import ChatRequest
+from slipstream.server.protocols.openai.completions import CompletionRequest
+from slipstream.server.protocols.openai.responses import ResponsesRequest
 from slipstream.server.protocols.tokenization import DetokenizeRequest
 
 LIMITS = JsonLimits()

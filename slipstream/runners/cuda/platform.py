@@ -17,10 +17,10 @@ DRAFT_VOCAB = 65536  # where a vocabulary is much larger than that
 
 def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.cuda.fused_layers import stack  # Triton is not everywhere
-    from slipstream.runners.cuda.linear import CudaFormat
-    from slipstream.runners.cuda.ops import CudaOps
-    from slipstream.runners.cuda.quantized import CudaStoredFormat, quantized_format
+    from slipstream.runners.cuda.model.fused_layers import stack  # Triton is not everywhere
+    from slipstream.runners.cuda.model.linear import CudaFormat
+    from slipstream.runners.cuda.model.ops import CudaOps
+    from slipstream.runners.cuda.model.quantized import CudaStoredFormat, quantized_format
 
     quantized, as_stored = config.dtype in QUANTIZED, config.dtype == "auto"
     name = _activation_dtype(device) if quantized else "bfloat16" if as_stored else config.dtype

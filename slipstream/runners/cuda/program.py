@@ -23,9 +23,9 @@ from slipstream.runners.cuda.layout import Layout, StepShape
 from slipstream.runners.cuda.report import StepReport
 from slipstream.runners.cuda.rows import DeviceRows
 from slipstream.runners.drafter import Drafter
-from slipstream.runners.torch.logprobs import hidden_logprobs, log_probabilities
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.layers import Layers
+from slipstream.runners.torch.sampling.logprobs import hidden_logprobs, log_probabilities
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 CudaDrafter = Drafter[StepShape, DraftPass, None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.contract import RowJoin
 from slipstream.runners.cuda.kernels.step import RowState
-from slipstream.runners.torch.noise import signed64
+from slipstream.runners.torch.sampling.noise import signed64
 from slipstream.sampling.params import MAX_BIAS
 
 _INTS = ("known", "cursor", "num_drafts", "replay", "num_prompt", "top_k", "num_bias", "greedy")

@@ -18,10 +18,10 @@ from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.grid import Grids, make_grids
-from slipstream.runners.mlx.logprobs import token_logprobs
 from slipstream.runners.mlx.mtp import MtpHead
-from slipstream.runners.mlx.processors import processors_for, truncation_for
-from slipstream.runners.mlx.sampling import apply_masks, process, sample
+from slipstream.runners.mlx.sampling.logprobs import token_logprobs
+from slipstream.runners.mlx.sampling.processors import processors_for, truncation_for
+from slipstream.runners.mlx.sampling.sample import apply_masks, process, sample
 from slipstream.runners.mlx.target import Cache, OpenTarget, TargetModel
 from slipstream.runners.rows import RowSpan
 from slipstream.sampling.params import SamplingParams

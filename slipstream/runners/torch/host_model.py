@@ -19,12 +19,12 @@ from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
-from slipstream.runners.torch.logprobs import token_logprobs
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
-from slipstream.runners.torch.processors import processors_for, truncation_for
-from slipstream.runners.torch.sampling import apply_masks, process, sample
+from slipstream.runners.torch.sampling.logprobs import token_logprobs
+from slipstream.runners.torch.sampling.processors import processors_for, truncation_for
+from slipstream.runners.torch.sampling.sample import apply_masks, process, sample
 from slipstream.runners.torch.threads import keep_to_this_thread
 from slipstream.sampling.params import SamplingParams
 

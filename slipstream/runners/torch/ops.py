@@ -16,8 +16,8 @@ from slipstream.load.spec import GdnSpec
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnLayerCache, LayerKv
 from slipstream.runners.torch.gdn import gdn_mix
-from slipstream.runners.torch.logprobs import log_probabilities
-from slipstream.runners.torch.noise import gumbel_noise
+from slipstream.runners.torch.sampling.logprobs import log_probabilities
+from slipstream.runners.torch.sampling.noise import gumbel_noise
 
 
 class Linear(Protocol):

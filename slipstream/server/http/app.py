@@ -23,11 +23,11 @@ from slipstream.server.http.access import AccessMiddleware
 from slipstream.server.http.endpoint import GenerateEndpoint, JsonEndpoint, PostEndpoint, unknown_model
 from slipstream.server.http.openapi import openapi_document
 from slipstream.server.http.security import SecurityMiddleware
-from slipstream.server.protocols.anthropic import CountTokensRequest
-from slipstream.server.protocols.chat import ChatRequest
+from slipstream.server.protocols.anthropic.messages import CountTokensRequest
 from slipstream.server.protocols.llamacpp.properties import apply_template, lora_adapters, props, slots
 from slipstream.server.protocols.not_served import NOT_SERVED
 from slipstream.server.protocols.ollama.models import OllamaShowRequest, running, show, tags, version
+from slipstream.server.protocols.openai.chat import ChatRequest
 from slipstream.server.protocols.registry import (
     CHAT,
     COMPLETIONS,

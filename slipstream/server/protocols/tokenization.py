@@ -11,10 +11,10 @@ from pydantic import Field
 from slipstream.errors import PromptTooLong
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.anthropic import CountTokensRequest
+from slipstream.server.protocols.anthropic.messages import CountTokensRequest
 from slipstream.server.protocols.body import Body, SomeItems
-from slipstream.server.protocols.chat import ChatMessage, for_template
 from slipstream.server.protocols.fields import ShortText, TokenId
+from slipstream.server.protocols.openai.chat import ChatMessage, for_template
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, MixedPrompt, Prompt
 from slipstream.server.service.service import Service

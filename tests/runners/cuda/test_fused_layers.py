@@ -10,13 +10,13 @@ import torch
 from test_linear_int8 import codes
 from torch import Tensor
 
-from slipstream.runners.cuda.fused_layers import FusedLayers, InterleavedMlp, stack
 from slipstream.runners.cuda.kernels.matmul.linear import FEW_TOKENS, MAX_TOKENS, Scratch
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
-from slipstream.runners.cuda.linear import CudaFormat, CudaLinear, make_linear
-from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaQuantizedLinear, quantized_format
+from slipstream.runners.cuda.model.fused_layers import FusedLayers, InterleavedMlp, stack
+from slipstream.runners.cuda.model.linear import CudaFormat, CudaLinear, make_linear
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, quantized_format
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, Sequential
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm, TorchOps
 
@@ -72,7 +72,7 @@ def test_equals_layer_by_layer(
     num_tokens: int, dtype: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr("slipstream.runners.cuda.linear.library_product", careful_product)
+        monkeypatch.setattr("slipstream.runners.cuda.model.linear.library_product", careful_product)
     weights = [[weight.to(device, torch.bfloat16) for weight in matrices()] for _ in range(2)]
     norms = (1 + 0.3 * torch.randn(2, 2, HIDDEN)).to(device)
     ops, exact_ops = CudaOps(device, torch.bfloat16), TorchOps(device, torch.float64)
@@ -120,7 +120,9 @@ def test_wide_matrices_are_joined_for_more_tokens() -> None:
     layer = DecoderLayer(norm, Halves(entry, out), norm, DenseMlp(gate_up, down, ops))
     assert all(each.some is not None for each in (entry, out, gate_up, down))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipstream.runners.cuda.fused_layers._interleaved_mlp", lambda _: InterleavedMlp(gate_up, down))
+        patch.setattr(
+            "slipstream.runners.cuda.model.fused_layers._interleaved_mlp", lambda _: InterleavedMlp(gate_up, down)
+        )
         fused = stack([layer])
     assert isinstance(fused, FusedLayers)
     assert fused.max_tokens == MAX_TOKENS

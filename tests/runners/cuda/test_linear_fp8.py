@@ -17,9 +17,9 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     quantized_normed,
 )
 from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, quantize, stored_bytes
-from slipstream.runners.cuda.linear import CudaLinear
-from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaFp8Format, CudaQuantizedLinear, CudaStoredFormat
+from slipstream.runners.cuda.model.linear import CudaLinear
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.cuda.model.quantized import CudaFp8Format, CudaQuantizedLinear, CudaStoredFormat
 from slipstream.runners.torch.ops import TorchOps
 
 # Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter truncates.

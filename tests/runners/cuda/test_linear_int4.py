@@ -23,9 +23,9 @@ from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
 from slipstream.runners.cuda.kernels.quant.int4 import FACTOR_BITS, GROUP, MAX_CODE, Int4Matrix, quantize
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix
 from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, QuantizedMatrix
-from slipstream.runners.cuda.linear import CudaLinear
-from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import WEIGHT_BYTES, CudaInt4Format, CudaQuantizedLinear
+from slipstream.runners.cuda.model.linear import CudaLinear
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.cuda.model.quantized import WEIGHT_BYTES, CudaInt4Format, CudaQuantizedLinear
 
 # Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most; the interpreter truncates.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

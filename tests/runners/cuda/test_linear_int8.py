@@ -17,9 +17,9 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
 )
 from slipstream.runners.cuda.kernels.quant import int8
 from slipstream.runners.cuda.kernels.quant.int8 import BIAS, MAX_CODE, Int8Matrix, quantize
-from slipstream.runners.cuda.linear import CudaLinear
-from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import CudaQuantizedFormat, CudaQuantizedLinear
+from slipstream.runners.cuda.model.linear import CudaLinear
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.cuda.model.quantized import CudaQuantizedFormat, CudaQuantizedLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -25,7 +25,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     skinny_linear,
     skinny_normed,
 )
-from slipstream.runners.cuda.linear import make_linear
+from slipstream.runners.cuda.model.linear import make_linear
 from slipstream.runners.torch.ops import TorchOps
 
 CONFIGS = [

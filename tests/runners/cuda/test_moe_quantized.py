@@ -9,8 +9,8 @@ from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
-from slipstream.runners.cuda.ops import CudaOps
-from slipstream.runners.cuda.quantized import QuantizedExperts, quantized_format
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.cuda.model.quantized import QuantizedExperts, quantized_format
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 # tokens, experts, active, hidden, inner: widths that fill no tile evenly, a block of tokens, and several of pairs.

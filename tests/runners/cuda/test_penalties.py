@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.sampling.penalties import add_bias, penalise
-from slipstream.runners.torch.processors import CountPenalty, History, LogitBias, RepetitionPenalty
+from slipstream.runners.torch.sampling.processors import CountPenalty, History, LogitBias, RepetitionPenalty
 
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2}
 MAX_TOKENS = 1500

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.sampling import sample
 from slipstream.runners.cuda.kernels.sampling.sample import choose, choose_sure
-from slipstream.runners.torch.noise import signed64
 from slipstream.runners.torch.ops import TorchOps
+from slipstream.runners.torch.sampling.noise import signed64
 
 NUM_SLOTS = 7
 SIZES = [(1, 1), (5, 77), (3, 1024), (9, 5003), (2, 20001)]

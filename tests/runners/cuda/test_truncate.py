@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.sampling import truncate as module
 from slipstream.runners.cuda.kernels.sampling.truncate import truncate
-from slipstream.runners.torch.processors import History, Truncation
+from slipstream.runners.torch.sampling.processors import History, Truncation
 
 # top_k, top_p, min_p, inverse temperature
 ASKED = {

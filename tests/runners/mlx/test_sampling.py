@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.runners.mlx import noise, processors
+from slipstream.runners.mlx.sampling import noise, processors
 from slipstream.runners.noise import noise_key
-from slipstream.runners.torch import noise as torch_noise
-from slipstream.runners.torch import processors as torch_processors
+from slipstream.runners.torch.sampling import noise as torch_noise
+from slipstream.runners.torch.sampling import processors as torch_processors
 from slipstream.sampling import SamplingParams
 
 VOCAB = 61

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from slipstream.config import EngineConfig
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
-from slipstream.server.protocols.completions import MAX_PROMPTS
 from slipstream.server.protocols.fields import MAX_TOKENS, Bias, ShortText, TokenId, TopLogprobs
-from slipstream.server.protocols.openai_fields import OpenAiSamplingFields
+from slipstream.server.protocols.openai.completions import MAX_PROMPTS
+from slipstream.server.protocols.openai.fields import OpenAiSamplingFields
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import MixedPrompt, Prompt, TextPrompt
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.server.protocols.api_protocol import ApiWriter, data, error_field, with_warnings
-from slipstream.server.protocols.live_fields import LiveFields
 from slipstream.server.protocols.llamacpp.completion import LlamaCompletionRequest
 from slipstream.server.protocols.llamacpp.settings import request_settings
+from slipstream.server.protocols.openai.live_fields import LiveFields
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.prompts import TextPrompt
 from slipstream.server.service.timings import Finish

@@ -7,8 +7,8 @@ from typing import Any
 from slipstream import __version__
 from slipstream.engine.stats import StreamSnapshot
 from slipstream.sampling import SamplingParams
-from slipstream.server.protocols.chat import ChatRequest
 from slipstream.server.protocols.llamacpp.settings import sampling_settings
+from slipstream.server.protocols.openai.chat import ChatRequest
 from slipstream.server.service.service import Service
 
 

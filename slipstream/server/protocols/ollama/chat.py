@@ -8,10 +8,10 @@ from pydantic import Field
 
 from slipstream.config import EngineConfig
 from slipstream.server.protocols.body import Body, Items
-from slipstream.server.protocols.chat import ChatMessage
 from slipstream.server.protocols.fields import Content, ShortText
 from slipstream.server.protocols.ollama.fields import Images, OllamaFields
-from slipstream.server.protocols.openai_fields import Function
+from slipstream.server.protocols.openai.chat import ChatMessage
+from slipstream.server.protocols.openai.fields import Function
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import chat_prompt
 from slipstream.server.text.tools import MAX_TOOLS, tool_use

@@ -9,10 +9,10 @@ from typing import Any
 
 from slipstream.server.errors import ApiError, ollama_error
 from slipstream.server.protocols.api_protocol import ApiWriter, error_field, new_id
-from slipstream.server.protocols.logprobs import entries
 from slipstream.server.protocols.ollama.chat import OllamaChatRequest
 from slipstream.server.protocols.ollama.fields import OllamaFields
 from slipstream.server.protocols.ollama.generate import OllamaGenerateRequest
+from slipstream.server.protocols.openai.logprobs import entries
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import compact

@@ -20,7 +20,7 @@ from slipstream.server.protocols.fields import (
     text_of,
 )
 from slipstream.server.protocols.known_fields import CALL, CHAT, CHAT_ONLY, MESSAGE, THINKING
-from slipstream.server.protocols.openai_fields import (
+from slipstream.server.protocols.openai.fields import (
     ConversationFields,
     Effort,
     Function,

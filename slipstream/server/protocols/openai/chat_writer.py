@@ -15,9 +15,9 @@ from slipstream.server.protocols.api_protocol import (
     openai_usage,
     origins,
 )
-from slipstream.server.protocols.chat import ChatRequest
-from slipstream.server.protocols.live_fields import LiveFields
-from slipstream.server.protocols.logprobs import chat_logprobs
+from slipstream.server.protocols.openai.chat import ChatRequest
+from slipstream.server.protocols.openai.live_fields import LiveFields
+from slipstream.server.protocols.openai.logprobs import chat_logprobs
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.json_text import compact

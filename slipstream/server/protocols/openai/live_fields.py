@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.server.protocols.openai_fields import OpenAiSamplingFields
+from slipstream.server.protocols.openai.fields import OpenAiSamplingFields
 from slipstream.server.service.choice import ChoiceDelta, Progress
 
 

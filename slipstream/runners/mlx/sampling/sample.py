@@ -9,8 +9,8 @@ import numpy as np
 
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.masks import StepMasks
-from slipstream.runners.mlx.noise import gumbel_noise, key_halves
-from slipstream.runners.mlx.processors import History, Processor
+from slipstream.runners.mlx.sampling.noise import gumbel_noise, key_halves
+from slipstream.runners.mlx.sampling.processors import History, Processor
 from slipstream.runners.noise import noise_key
 from slipstream.runners.rows import RowSpan
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.api_protocol import ApiWriter, named, new_id, now
-from slipstream.server.protocols.logprobs import entries
-from slipstream.server.protocols.responses import ResponsesRequest
+from slipstream.server.protocols.openai.logprobs import entries
+from slipstream.server.protocols.openai.responses import ResponsesRequest
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish
 from slipstream.server.text.parts import Call, Part, Text, Thinking, continues, joined

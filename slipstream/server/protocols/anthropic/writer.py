@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.server.errors import ApiError, anthropic_error
-from slipstream.server.protocols.anthropic import MessagesRequest
+from slipstream.server.protocols.anthropic.messages import MessagesRequest
 from slipstream.server.protocols.api_protocol import ApiWriter, error_field, named, new_id
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.timings import Finish

@@ -1,4 +1,4 @@
-"""Requests of `/v1/messages` and `/v1/messages/count_tokens`. Responses: anthropic_writer.py."""
+"""Requests of `/v1/messages` and `/v1/messages/count_tokens`. Responses: writer.py."""
 
 from __future__ import annotations
 

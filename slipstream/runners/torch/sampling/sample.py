@@ -11,9 +11,9 @@ from torch import Tensor
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import RowSpan
-from slipstream.runners.torch.noise import signed64
 from slipstream.runners.torch.ops import Ops
-from slipstream.runners.torch.processors import History, Processor
+from slipstream.runners.torch.sampling.noise import signed64
+from slipstream.runners.torch.sampling.processors import History, Processor
 
 
 def sample(ops: Ops, logits: Tensor, sampling: Sequence[RowSampling], positions: Sequence[int]) -> Tensor:

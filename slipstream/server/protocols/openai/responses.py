@@ -12,7 +12,7 @@ from slipstream.server.errors import ApiError
 from slipstream.server.protocols.body import Body, Items, SomeItems
 from slipstream.server.protocols.fields import Content, Limit, ShortText, TopLogprobs, left_out, text_of
 from slipstream.server.protocols.known_fields import RESPONSES, TOOL
-from slipstream.server.protocols.openai_fields import (
+from slipstream.server.protocols.openai.fields import (
     ConversationFields,
     Function,
     Reasoning,

@@ -33,7 +33,7 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
-from slipstream.runners.cuda.linear import CudaFormat, ExpertStack, library_product, shared_bytes
+from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product, shared_bytes
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor

@@ -20,9 +20,9 @@ from slipstream.server.protocols.api_protocol import (
     origins,
 )
 from slipstream.server.protocols.fields import Limit, TokenIds, TopLogprobs
-from slipstream.server.protocols.live_fields import LiveFields
-from slipstream.server.protocols.logprobs import legacy_logprobs
-from slipstream.server.protocols.openai_fields import Choices, OpenAiSamplingFields
+from slipstream.server.protocols.openai.fields import Choices, OpenAiSamplingFields
+from slipstream.server.protocols.openai.live_fields import LiveFields
+from slipstream.server.protocols.openai.logprobs import legacy_logprobs
 from slipstream.server.service.choice import ChoiceDelta, FinishedChoice
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import Prompt, TextPrompt, TokenPrompt
