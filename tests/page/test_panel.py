@@ -45,6 +45,13 @@ def test_every_number_of_the_status_is_shown(page: Page, fake: ScriptedServer) -
     expect(page.locator("#state-part")).to_be_hidden()
 
 
+def test_a_server_that_sleeps_says_how_it_wakes(page: Page, fake: ScriptedServer) -> None:
+    state = page.locator(".side-foot [data-field='model.state']")
+    for name, words in (("sleeping", "asleep, the next question wakes it"), ("waking", "loading the model again")):
+        fake.status["state"] = name
+        expect(state).to_have_text(words)
+
+
 def half_of(page: Page) -> str:
     width = page.locator(".meter").evaluate("track => track.clientWidth")
     return f"{width / 2:g}px"

@@ -14,6 +14,8 @@ const STATES = {
   ready: "ready",
   draining: "finishing its work, then leaving",
   loading: "loading the model",
+  sleeping: "asleep, the next question wakes it",
+  waking: "loading the model again",
   failed: "its engine has failed",
 };
 const MAX_STREAM_ROWS = 24;
