@@ -208,7 +208,7 @@ def test_neutral_values_pass(fake: FakeServer) -> None:
 
 
 def test_log_probabilities(fake: FakeServer) -> None:
-    asked_for = {"messages": ASK, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
+    asked_for = {"messages": ASK, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3, "seed": 5}}
     whole = answer(fake, "/api/chat", **asked_for)
     assert [len(each["top_logprobs"]) for each in whole["logprobs"]] == [2, 2, 2]
     assert "".join(each["token"] for each in whole["logprobs"]) == whole["message"]["content"]
