@@ -62,7 +62,7 @@ def test_chat_streams_by_default(fake: FakeServer) -> None:
 
 @pytest.mark.parametrize("stream", [None, True])
 def test_only_false_turns_streaming_off(fake: FakeServer, stream: bool | None) -> None:
-    assert len(lines(fake, "/api/chat", messages=ASK, stream=stream, options={"num_predict": 3})) > 1
+    assert len(lines(fake, "/api/chat", messages=ASK, stream=stream, options={"num_predict": 3, "seed": 3})) > 1
 
 
 def test_the_last_object_counts_tokens_and_nanoseconds(fake: FakeServer) -> None:
