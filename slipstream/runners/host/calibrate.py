@@ -51,7 +51,7 @@ def measure(
         model.leave(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
     costs = StepCosts(rising(_of(seconds, "verify")), rising(draft))
-    log.info("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
+    log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
     return costs
 
 
