@@ -99,17 +99,22 @@ def test_keys_tell_clients_apart(threads: ThreadPoolExecutor) -> None:
 
 def test_grammars_under_trial_take_no_place(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are places: plain requests are served all the same."""
-    free = threading.Event()
+    free, begun = threading.Event(), list[object]()
     compile_ = GrammarCompiler.compile
 
     def stuck(compiler: GrammarCompiler, *arguments: object) -> object:
+        begun.append(arguments)
         assert free.wait(300)
         return compile_(compiler, *arguments)
 
     monkeypatch.setattr(GrammarCompiler, "compile", stuck)
     with FakeServer(config=ServerConfig(port=0, queue_limit=1)) as server:
-        tried = [threads.submit(server.post, CHAT, messages=HELLO, guided_regex=f"a{{{i}}}") for i in range(1, 22)]
+        tried: list[Future[httpx.Response]] = []
+        line = server.server._service._grammar_threads._line
         limit = ENGINE.max_streams + 1
+        for i in range(1, 22):  # one after the other: at once, they would fill the line for templates as well
+            tried.append(threads.submit(server.post, CHAT, messages=HELLO, guided_regex=f"a{{{i}}}"))
+            until(lambda: len(begun) + len(line) + sum(each.done() for each in tried) == len(tried))
         until(lambda: sum(each.done() for each in tried) == len(tried) - limit - 2)
         assert {each.result().status_code for each in tried if each.done()} == {429}
         assert server.post(CHAT, messages=HELLO, max_tokens=5).status_code == 200
