@@ -24,6 +24,7 @@ class EngineConfig:
     max_depth: int = 4
     p_min: float = 0.0
     block_size: int = 16
+    prefix_cache: bool = True  # a prompt that begins like an earlier one is computed from where they part
     sampling_defaults: SamplingDefaults = NEUTRAL  # of requests that leave fields out; the server applies them
 
     def __post_init__(self) -> None:

@@ -109,8 +109,8 @@ def test_what_is_allocated_is_what_was_planned(
     folder = tiny.save(tiny.build(shape), tmp_path, head=True)
     loaded = Loaded(folder, dtype, kernels, monkeypatch)
     assert loaded.runner.model.kv.buffer.nbytes == loaded.plan.kv_pool
-    assert _state_bytes(loaded.runner) == loaded.plan.states
-    assert loaded.plan.kv_pool + loaded.plan.states <= 4_000_000
+    assert _state_bytes(loaded.runner) == loaded.plan.states + loaded.plan.kept_states
+    assert loaded.plan.caches <= 4_000_000
     planned = loaded.plan.weights + loaded.plan.head
     # The kernels round a matrix's rows up to whole panels; merged matrices share one, the plan gives each its own.
     assert loaded.stored <= planned if kernels else loaded.stored == pytest.approx(planned, rel=0.02)
@@ -150,7 +150,7 @@ def plan_of(kv_memory: int | None, streams: int, folder: Path) -> MemoryPlan:
 def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path)
     room = plan_of(500_000, 2, folder)
-    free = room.weights + room.workspace + room.states + room.kv_pool
+    free = room.weights + room.workspace + room.caches
     monkeypatch.setattr("slipstream.runners.torch.memory.free_bytes", lambda device: free)
     assert plan_of(500_000, 2, folder).kv_pool == room.kv_pool
     with pytest.raises(ConfigError, match=r"only 0\.5 MB are free"):
@@ -165,7 +165,7 @@ def test_states_come_out_of_the_same_purse(tmp_path: Path) -> None:
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path)
     few, many = plan_of(500_000, 1, folder), plan_of(500_000, 8, folder)
     assert many.states == 8 * few.states
-    assert many.kv_pool + many.states <= 500_000 < many.kv_pool + many.states + 2 * 8 * many.kv_per_token
+    assert many.caches <= 500_000 < many.caches + 2 * 8 * many.kv_per_token
     assert few.streams_of(10) == 1
     assert many.streams_of(10) == min(8, many.num_blocks // 2)
     with pytest.raises(ConfigError, match="left for KV"):

@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.request import FinishReason, TokenEvent
+from slipstream.engine.request import DEFAULT_CACHE, FinishReason, PromptCache, TokenEvent
 from slipstream.engine.stats import StatsSnapshot
 from slipstream.sampling.params import SamplingParams
 
@@ -131,11 +131,17 @@ class AsyncEngine:
         return self.submit_many(prompt_tokens, params, 1)[0]
 
     def submit_many(
-        self, prompt_tokens: Iterable[int], params: SamplingParams, n: int, client: str = ""
+        self,
+        prompt_tokens: Iterable[int],
+        params: SamplingParams,
+        n: int,
+        client: str = "",
+        cache: PromptCache = DEFAULT_CACHE,
     ) -> list[TokenStream]:
         """``n`` answers to one prompt, which is computed once. Leaving one of them does not touch the others."""
         streams = [TokenStream(self.engine) for _ in range(n)]
-        ids = self.engine.submit_many(prompt_tokens, params, [partial(self._put, stream) for stream in streams], client)
+        sinks = [partial(self._put, stream) for stream in streams]
+        ids = self.engine.submit_many(prompt_tokens, params, sinks, client, cache)
         for stream, request_id in zip(streams, ids, strict=True):
             stream.id = request_id
         return streams

@@ -29,8 +29,8 @@ from slipstream.sampling.params import SamplingParams
 class Start:
     """The part of a joining row that is computed already: the KV blocks that hold it, the recurrent state it continues.
 
-    The default is an empty cache. Today a start with computed tokens continues another row that has the same tokens up
-    to there, is at rest (nothing in flight) and holds no drafts.
+    The default is an empty cache. A start with computed tokens continues another row, which has the same tokens up to
+    there, is at rest (nothing in flight) and holds no drafts; or it continues from what a row kept (`Keep`).
     """
 
     num_computed: int = 0  # the row's cursor when it joins
@@ -38,7 +38,7 @@ class Start:
         int, ...
     ] = ()  # its block table begins with these; full ones may be shared and are never written again
     copied: tuple[int, int] | None = None  # a partly filled block, and the row's own copy of it (the last of blocks)
-    state_of: int | None = None  # the slot whose recurrent state, as of num_computed, is copied
+    state_of: int | None = None  # the slot or state slot whose recurrent state, as of num_computed, is copied
 
 
 EMPTY = Start()
@@ -67,6 +67,23 @@ NO_DRAFTS = DraftRequest()
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Make what a row computed up to ``position`` fit for other rows to start from.
+
+    Its KV lies in its blocks anyway. The MTP head must have been fed every token before ``position`` by the end of the
+    step, and where layers are recurrent, their state after exactly so many tokens is copied into the state slot. It
+    happens in the step in which the row's committed state passes the position: known tokens and drafts accepted in an
+    earlier step, never the drafts of this one. In a step that does not pass it, nothing happens.
+    """
+
+    position: int  # tokens; a multiple of RunnerInfo.keep_grid
+    state: int | None = None  # a state slot, numbered from num_slots on; None: no layer is recurrent
+
+
+MAX_KEEPS = 4  # of one row in one step
+
+
+@dataclass(frozen=True, slots=True)
 class RowJoin:
     """A stream enters a slot."""
 
@@ -89,6 +106,7 @@ class RowStep:
     feed: int  # at most this many tokens are fed, >= 1
     draft: DraftRequest = NO_DRAFTS
     blocks: tuple[int, ...] = ()  # KV blocks appended to the row's table before it runs
+    keeps: tuple[Keep, ...] = ()  # with rising positions, at most MAX_KEEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +176,8 @@ class RunnerInfo:
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
     prompt_tokens: int = 0  # prefill budget of a step in which no stream decodes, if above the engine's
+    keep_grid: int = 0  # rows start from kept positions that are multiples of this, as of block_size; 0: they cannot
+    num_states: int = 0  # state slots for what rows keep; 0: no layer is recurrent
     stops_early: bool = False  # a row whose drafts have ended costs nothing in the step's later draft passes
     note: str = ""  # device and precision, one line for people
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, RunnerInfo, StepCosts
-from slipstream.engine.request import FinishReason, Request, TokenEvent, check_request
+from slipstream.engine.request import DEFAULT_CACHE, FinishReason, PromptCache, Request, TokenEvent, check_request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
 from slipstream.errors import EngineDead, RequestError
@@ -101,7 +101,12 @@ class Engine:
         return self.submit_many(prompt_tokens, params, [sink])[0]
 
     def submit_many(
-        self, prompt_tokens: Iterable[int], params: SamplingParams, sinks: Sequence[Sink], client: str = ""
+        self,
+        prompt_tokens: Iterable[int],
+        params: SamplingParams,
+        sinks: Sequence[Sink],
+        client: str = "",
+        cache: PromptCache = DEFAULT_CACHE,
     ) -> list[str]:
         """As many answers to one prompt as there are sinks, the prompt computed once; their ids.
 
@@ -109,7 +114,7 @@ class Engine:
         """
         self._check_alive()
         self._check_count(len(sinks))
-        requests = self._requests(prompt_tokens, params, len(sinks), client)
+        requests = self._requests(prompt_tokens, params, len(sinks), client, cache)
         check_request(requests[0], self.info)
         self._send(_Submit(requests, tuple(sinks)))
         return [request.id for request in requests]
@@ -148,7 +153,7 @@ class Engine:
             )
 
     def _requests(
-        self, prompt_tokens: Iterable[int], params: SamplingParams, count: int, client: str
+        self, prompt_tokens: Iterable[int], params: SamplingParams, count: int, client: str, cache: PromptCache
     ) -> tuple[Request, ...]:
         try:
             prompt = tuple(map(operator.index, prompt_tokens))
@@ -159,7 +164,7 @@ class Engine:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_token_ids)
         now = time.monotonic()
         return tuple(
-            Request(f"r{next(self._ids)}", prompt, params, (seed + i) & _SEED_MASK, p_min, ends, now, client)
+            Request(f"r{next(self._ids)}", prompt, params, (seed + i) & _SEED_MASK, p_min, ends, now, client, cache)
             for i in range(count)
         )
 

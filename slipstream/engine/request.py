@@ -18,6 +18,22 @@ from slipstream.sampling.params import DraftSetting, SamplingParams
 from slipstream.speculate.policy import PREEMPTED, UNSURE
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+# The end of system message and tools; of the last message that a user wrote; of all messages, before the generation
+# prompt.
+Boundary = Literal["system", "user", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCache:
+    """How a request uses the prefix cache."""
+
+    enabled: bool = True  # False: it neither starts from the cache nor leaves anything there
+    salt: str = ""  # only requests with the same salt share what is cached
+    # Positions in the prompt up to which later prompts are likely to be the same, with the reason.
+    boundaries: tuple[tuple[int, Boundary], ...] = ()
+
+
+DEFAULT_CACHE = PromptCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +46,7 @@ class Request:
     end_token_ids: frozenset[int] = frozenset()
     arrival: float = field(default_factory=time.monotonic)
     client: str = ""  # clients take turns
+    cache: PromptCache = DEFAULT_CACHE
 
 
 @dataclass(frozen=True, slots=True)

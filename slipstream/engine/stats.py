@@ -98,6 +98,8 @@ class RequestStats:
     total_seconds: float
     queue_seconds: float | None  # from arrival to its first step; None: it never had one
     why_plain: str = ""  # the most frequent reason for steps without drafts; "": only its first step had none
+    cached_tokens: int = 0  # of the prompt, not computed again
+    cache_note: str = ""  # why not more of them, one line for people
     max_depth: int = 0  # the most drafts that the engine gives a row
 
     @property
@@ -222,6 +224,11 @@ class StatsSnapshot:
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     finished: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    num_cache_queries: int = 0  # prompt tokens of requests that looked into the prefix cache
+    num_cache_hits: int = 0  # of those, tokens that were found
+    num_cached_blocks: int = 0  # held by the prefix cache, running rows or not
+    num_states: int = 0  # recurrent states that the prefix cache has room for
+    num_used_states: int = 0
     depth_reason: str = ""
     last_depth: int = 0  # of most rows in the last step that sampled
 

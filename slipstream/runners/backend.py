@@ -35,6 +35,8 @@ class MemoryPlan:
     num_blocks: int
     block_size: int  # tokens
     max_context: int  # tokens
+    num_states: int = 0  # recurrent states that the prefix cache may keep beside those of the streams
+    kept_state: int = 0  # bytes of each
     shared_pool: bool = True  # False: each slot has blocks of its own, enough for max_context
 
     @property
@@ -46,8 +48,16 @@ class MemoryPlan:
         return self.num_slots * self.state_per_stream
 
     @property
+    def kept_states(self) -> int:
+        return self.num_states * self.kept_state
+
+    @property
+    def caches(self) -> int:
+        return self.kv_pool + self.states + self.kept_states
+
+    @property
     def total(self) -> int:
-        return self.process + self.weights + self.head + self.kv_pool + self.states + self.workspace
+        return self.process + self.weights + self.head + self.caches + self.workspace
 
     @property
     def pool_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.engine.contract import RowJoin
+from slipstream.engine.contract import Keep, RowJoin
 from slipstream.sampling.constraints import Matcher
 from slipstream.sampling.matcher import matcher_for
 
@@ -19,6 +19,7 @@ class RowSpan:
     num_committed: int  # known tokens fed
     num_drafts: int = 0  # drafts fed after them
     num_replay: int = 0  # drafts accepted last step, whose recurrent inputs lie on the tape
+    keeps: tuple[Keep, ...] = ()  # those that its committed state passes in this step
 
     @property
     def num_fed(self) -> int:

@@ -12,6 +12,7 @@ from slipstream.runners.torch.caches import CONV_KERNEL
 from slipstream.runners.torch.platform import QUANTIZED, Platform, draft_vocab
 
 PROMPT_TOKENS = 2048  # of prompts a step: enough to be bound by arithmetic
+GDN_CHUNK = 32  # as in kernels/recurrent/gdn_chunks.py
 DRAFT_VOCAB = 65536  # where a vocabulary is much larger than that
 
 
@@ -33,7 +34,8 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
     stored = f", matrices {_quantized_note(few_bits, name)}" if few_bits else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = draft_vocab(config, spec, _default_draft_vocab(spec))
-    return Platform(ops, form, form, note, vocab, device_resident=True, prompt_tokens=PROMPT_TOKENS, stack=stack)
+    sizes = {"chunk": GDN_CHUNK, "prompt_tokens": PROMPT_TOKENS}
+    return Platform(ops, form, form, note, vocab, device_resident=True, stack=stack, **sizes)
 
 
 def why_no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:

@@ -47,8 +47,8 @@ class PagedKv:
 
 @dataclass(frozen=True, slots=True)
 class GdnLayerCache:
-    state: Tensor  # [slots, v heads, k dim, v dim], float32: after the last committed token
-    window: Tensor  # [slots, conv kernel - 1, channels]: conv inputs before the next token
+    state: Tensor  # [slots and state slots, v heads, k dim, v dim], float32: after the last committed token
+    window: Tensor  # [slots and state slots, conv kernel - 1, channels]: conv inputs before the next token
     tape_conv: Tensor  # [slots, max depth, channels]: raw conv inputs of the last step's drafts
     tape_gates: Tensor  # [slots, max depth, 2, v heads], float32: their decay and beta
 
@@ -64,14 +64,22 @@ class GdnLayerCache:
 
 class GdnCache:
     def __init__(
-        self, gdn: GdnSpec, num_layers: int, num_slots: int, max_depth: int, device: torch.device, dtype: torch.dtype
+        self,
+        gdn: GdnSpec,
+        num_layers: int,
+        num_slots: int,
+        num_states: int,
+        max_depth: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
+        """``num_states``: state slots, numbered after the rows' own."""
         wide = torch.promote_types(dtype, torch.float32)
-        depth = max(1, max_depth)
+        depth, num_all = max(1, max_depth), num_slots + num_states
         self.layers = [
             GdnLayerCache(
-                state=torch.zeros(num_slots, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=wide),
-                window=torch.zeros(num_slots, gdn.conv_kernel - 1, gdn.conv_channels, device=device, dtype=dtype),
+                state=torch.zeros(num_all, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=wide),
+                window=torch.zeros(num_all, gdn.conv_kernel - 1, gdn.conv_channels, device=device, dtype=dtype),
                 tape_conv=torch.zeros(num_slots, depth, gdn.conv_channels, device=device, dtype=dtype),
                 tape_gates=torch.zeros(num_slots, depth, 2, gdn.num_v_heads, device=device, dtype=wide),
             )
@@ -95,8 +103,8 @@ CONV_KERNEL = 4  # the size that the kernel is written for
 
 @dataclass(frozen=True, slots=True)
 class GdnRingLayer:
-    state: Tensor  # float32 [slots, v heads, k dim, v dim]: after the last committed token
-    ring: Tensor  # [slots, ring size, conv channels + 2 * v heads]: raw q, k, v, b, a by position
+    state: Tensor  # float32 [slots and state slots, v heads, k dim, v dim]: after the last committed token
+    ring: Tensor  # [slots and state slots, ring size, conv channels + 2 * v heads]: raw q, k, v, b, a by position
 
 
 def ring_size(max_depth: int) -> int:
@@ -107,14 +115,22 @@ def ring_size(max_depth: int) -> int:
 
 class GdnRings:
     def __init__(
-        self, gdn: GdnSpec, num_layers: int, num_slots: int, max_depth: int, device: torch.device, dtype: torch.dtype
+        self,
+        gdn: GdnSpec,
+        num_layers: int,
+        num_slots: int,
+        num_states: int,
+        max_depth: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
+        """``num_states``: state slots, numbered after the rows' own."""
         assert gdn.conv_kernel == CONV_KERNEL
-        width = gdn.conv_channels + 2 * gdn.num_v_heads
+        width, num_all = gdn.conv_channels + 2 * gdn.num_v_heads, num_slots + num_states
         self.layers = [
             GdnRingLayer(
-                state=torch.zeros(num_slots, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=torch.float32),
-                ring=torch.zeros(num_slots, ring_size(max_depth), width, device=device, dtype=dtype),
+                state=torch.zeros(num_all, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=torch.float32),
+                ring=torch.zeros(num_all, ring_size(max_depth), width, device=device, dtype=dtype),
             )
             for _ in range(num_layers)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
@@ -115,9 +116,9 @@ class _Loader:
     def _gdn(self) -> GdnCache | GdnRings | None:
         if self.spec.gdn is None:
             return None
-        sizes = (self.spec.gdn, self.spec.num_gdn_layers, self.memory.num_slots, self.max_depth)
+        sizes = (self.spec.gdn, self.spec.num_gdn_layers, self.memory.num_slots, self.memory.num_states)
         kind = GdnRings if self.platform.device_resident else GdnCache
-        return kind(*sizes, self.ops.device, self.ops.dtype)
+        return kind(*sizes, self.max_depth, self.ops.device, self.ops.dtype)
 
     def _decoder(self) -> Decoder:
         weights = open_weights(self.model.checkpoint, self.ops, self.platform.form, self.progress)
@@ -139,6 +140,10 @@ class _Loader:
         head = load_head(weights, self.spec, self.platform.stack([layer]))
         return head, decoder.output.for_drafts(self.platform.draft_vocab)
 
+    def _keep_grid(self) -> int:
+        """Recurrent layers on a GPU read prompts in chunks; on a CPU token by token."""
+        return math.lcm(self.memory.block_size, self.platform.chunk) if self.spec.gdn else self.memory.block_size
+
     def _info(self, lag: int) -> RunnerInfo:
         return RunnerInfo(
             num_slots=self.memory.num_slots,
@@ -151,5 +156,7 @@ class _Loader:
             lag=lag,
             stops_early=not self.platform.device_resident and self.ops.device.type == "cpu",
             prompt_tokens=self.platform.prompt_tokens,
+            keep_grid=self._keep_grid(),
+            num_states=self.memory.num_states,
             note=self.platform.note + simulation_note(self.config.simulate_acceptance),
         )

@@ -31,6 +31,9 @@ FIRST_STEPS = 16 << 20  # parts of libraries and of the allocator that only runn
 CUDA_PROCESS = 400 << 20  # the device's context, kernels and captured steps; measured on an H200, 0.2 to 0.4 GB
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
+# A session of an agent has 110k tokens in the median; four states are 8 % of its KV in a 27B model.
+SHARE_OF_POOL = 0.1  # of the memory for KV: what states that the prefix cache keeps take
+MIN_STATES = {"cpu": 16, "cuda": 8}
 
 
 def plan_memory(
@@ -41,7 +44,7 @@ def plan_memory(
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
     item = platform.ops.dtype.itemsize
-    state = _state_bytes(spec, max_depth, item, platform.device_resident)
+    state, kept_state = _state_bytes(spec, max_depth, item, platform.device_resident)
     fixed = MemoryPlan(
         weights=_stored_bytes(target, (n for n in target.names() if not spec.head.owns(n)), platform.form, spec),
         head=0 if head is None else _head_bytes(head, platform, spec),
@@ -54,9 +57,16 @@ def plan_memory(
         num_blocks=0,
         block_size=engine.block_size,
         max_context=max_context,
+        kept_state=kept_state,
     )
     free = free_bytes(platform.device) if free is None else free
-    return replace(fixed, num_blocks=_num_blocks(fixed, platform, runner.kv_memory, free))
+    free -= fixed.weights + fixed.head + fixed.workspace
+    budget, num_blocks = _num_blocks(fixed, platform, runner.kv_memory, free)
+    plan = replace(fixed, num_blocks=num_blocks)
+    if state and engine.prefix_cache:
+        plan = _with_kept_states(plan, budget, MIN_STATES[platform.device.type])
+    _check_room(plan, budget, free)
+    return plan
 
 
 def kv_per_token(model: OpenedModel, item: int) -> int:
@@ -78,16 +88,19 @@ def _head_bytes(head: Checkpoint, platform: Platform, spec: ModelSpec) -> int:
     return _stored_bytes(head, names, platform.head_form, spec) + rough
 
 
-def _state_bytes(spec: ModelSpec, max_depth: int, item: int, device_resident: bool) -> int:
-    """Recurrent layers: committed state, conv window, tape; on a GPU the last two are one ring."""
+def _state_bytes(spec: ModelSpec, max_depth: int, item: int, device_resident: bool) -> tuple[int, int]:
+    """Recurrent layers: committed state, conv window, tape; on a GPU the last two are one ring. And without the tape:
+    what the prefix cache keeps."""
     if spec.gdn is None:
-        return 0
+        return 0, 0
     if device_resident:
-        return ring_bytes(spec.gdn, spec.num_gdn_layers, max_depth, item)
+        both = ring_bytes(spec.gdn, spec.num_gdn_layers, max_depth, item)
+        return both, both
     gdn, depth, wide = spec.gdn, max(1, max_depth), max(4, item)
     state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * wide
-    rows = (gdn.conv_kernel - 1 + depth) * gdn.conv_channels * item
-    return spec.num_gdn_layers * (state + rows + depth * 2 * gdn.num_v_heads * wide)
+    window = (gdn.conv_kernel - 1) * gdn.conv_channels * item
+    tape = depth * (gdn.conv_channels * item + 2 * gdn.num_v_heads * wide)
+    return spec.num_gdn_layers * (state + window + tape), spec.num_gdn_layers * (state + window)
 
 
 def _rotary_bytes(spec: ModelSpec, max_context: int) -> int:
@@ -136,10 +149,10 @@ def _inner(spec: ModelSpec) -> int:
     return spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
 
 
-def _num_blocks(fixed: MemoryPlan, platform: Platform, kv_memory: int | None, free: int) -> int:
+def _num_blocks(fixed: MemoryPlan, platform: Platform, kv_memory: int | None, free: int) -> tuple[int, int]:
+    """The bytes for KV, and the blocks to have. ``free``: bytes beside the weights."""
     block = fixed.block_size * fixed.kv_per_token
     one_stream = -(-fixed.max_context // fixed.block_size)
-    free -= fixed.weights + fixed.head + fixed.workspace
     if kv_memory is not None:
         budget = kv_memory - fixed.states
     else:
@@ -148,21 +161,32 @@ def _num_blocks(fixed: MemoryPlan, platform: Platform, kv_memory: int | None, fr
     at_full_length = fixed.num_slots * one_stream
     by_default = wanted if platform.device.type == "cpu" else at_full_length
     num_blocks = min(budget // block, by_default if kv_memory is None else at_full_length)
-    _check_room(fixed, num_blocks, budget, free)
-    return num_blocks
+    return budget, num_blocks
 
 
-def _check_room(fixed: MemoryPlan, num_blocks: int, budget: int, free: int) -> None:
-    block = fixed.block_size * fixed.kv_per_token
+def _with_kept_states(plan: MemoryPlan, budget: int, min_states: int) -> MemoryPlan:
+    """States for the prefix cache, from the memory that blocks leave over; if that is too little, from the blocks'."""
+    block, state = plan.block_size * plan.kv_per_token, plan.kept_state
+    wanted = max(min_states, int(plan.kv_pool * SHARE_OF_POOL) // state)
+    num_spare = max(0, min(wanted, (budget - plan.kv_pool) // state))
+    num_more = max(0, min(wanted - num_spare, plan.kv_pool // 4 // state))
+    num_blocks = plan.num_blocks - -(-num_more * state // block)
     if num_blocks < MIN_BLOCKS:
+        num_blocks, num_more = plan.num_blocks, 0
+    return replace(plan, num_blocks=num_blocks, num_states=num_spare + num_more)
+
+
+def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:
+    if plan.num_blocks < MIN_BLOCKS:
         raise ConfigError(
-            f"{_mb(max(budget, 0))} are left for KV, but the minimum is {MIN_BLOCKS} blocks of {fixed.block_size} "
-            f"tokens, {_mb(MIN_BLOCKS * block)}: give more kv_memory or allow fewer max_streams"
+            f"{_mb(max(budget, 0))} are left for KV, but the minimum is {MIN_BLOCKS} blocks of {plan.block_size} "
+            f"tokens, {_mb(MIN_BLOCKS * plan.block_size * plan.kv_per_token)}: give more kv_memory or allow fewer "
+            "max_streams"
         )
-    if num_blocks * block + fixed.states > free:
+    if plan.caches > free:
         raise ConfigError(
-            f"{_mb(num_blocks * block + fixed.states)} are asked for KV and states, but beside the weights only "
-            f"{_mb(max(free, 0))} are free: give less kv_memory or allow fewer max_streams"
+            f"{_mb(plan.caches)} are asked for KV and states, but beside the weights only {_mb(max(free, 0))} are "
+            "free: give less kv_memory or allow fewer max_streams"
         )
 
 

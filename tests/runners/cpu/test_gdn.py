@@ -36,7 +36,7 @@ def wide_weights(weights: GdnWeights) -> GdnWeights:
 
 
 def make_cache(gdn: GdnSpec, dtype: torch.dtype = torch.float32) -> GdnLayerCache:
-    return GdnCache(gdn, 1, SLOTS, DEPTH, CPU, dtype).layers[0]
+    return GdnCache(gdn, 1, SLOTS, 2, DEPTH, CPU, dtype).layers[0]
 
 
 def inputs(gdn: GdnSpec, num_tokens: int) -> Tensor:

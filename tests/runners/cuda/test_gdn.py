@@ -76,8 +76,8 @@ class Both:
     def __init__(self, made: GdnWeights, dtype: torch.dtype, device: torch.device) -> None:
         self.made, self.dtype, self.device = made, dtype, device
         self.ops = TorchOps(CPU, torch.float32)
-        self.reference = GdnCache(made.spec, 1, 4, DEPTH, CPU, torch.float32).layers[0]
-        self.rings = GdnRings(made.spec, 1, 4, DEPTH, device, dtype).layers[0]
+        self.reference = GdnCache(made.spec, 1, 4, 2, DEPTH, CPU, torch.float32).layers[0]
+        self.rings = GdnRings(made.spec, 1, 4, 2, DEPTH, device, dtype).layers[0]
         self.cursors, self.replays = [0] * 4, [0] * 4
 
     def spans(self, rows: list[tuple[int, int, int]]) -> list[RowSpan]:
