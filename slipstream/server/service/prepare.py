@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slipstream.engine.request import Boundary
 from slipstream.errors import PromptTooLong
 from slipstream.grammar import GrammarCompiler
 from slipstream.load import StreamingDetokenizer, Tokenizer
@@ -37,6 +38,7 @@ class Prepared:
     chat_format: ChatFormat | None = None  # None: a text completion
     thinking_state: ThinkingState = ThinkingState.OFF
     tools: ToolUse = NO_TOOLS
+    boundaries: tuple[tuple[int, Boundary], ...] = ()  # in the tokens: where the prefix cache should keep states
     echo: Sequence[Piece] = ()  # the prompt's text, one piece per token
     warnings: tuple[str, ...] = ()  # fields that this model cannot follow
 

@@ -10,10 +10,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
+from slipstream.engine.request import PromptCache
 from slipstream.host import lower_priority
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
@@ -136,7 +138,8 @@ class Service:
                 place = held.enter_context(self._places.taken(client, num_choices))
                 choices: list[ChoiceStream] = []
                 for each in prepared:
-                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client):
+                    cache = _prompt_cache(request.cache, each)
+                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client, cache):
                         held.enter_context(self.monitor.named(stream.id, caller().request_id))
                         await held.enter_async_context(stream)
                         index = len(choices)
@@ -208,6 +211,12 @@ class Service:
         if self._preparation is not None:
             self._preparation.close()
         await self.holder.close()
+
+
+def _prompt_cache(asked: PromptCache, prepared: Prepared) -> PromptCache:
+    """Callers with different API keys share nothing, whatever salt they send."""
+    key, salt = caller().key, asked.salt
+    return replace(asked, salt=f"{key}:{salt}" if key or salt else "", boundaries=prepared.boundaries)
 
 
 def _note_tokens(generation: Generation) -> None:

@@ -49,7 +49,7 @@ class OllamaWriter(ApiWriter):
         loaded = {**self._object(self._content("", "", []), done=True), "done_reason": "load"}
         return loaded if self._loads else None
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         return ""
 
     def delta(self, delta: ChoiceDelta) -> str:
@@ -128,6 +128,7 @@ def _durations(finish: Finish) -> dict[str, int]:
         "total_duration": load + reading + writing,
         "load_duration": load,
         "prompt_eval_count": finish.num_prompt,
+        "prompt_eval_cached_count": finish.num_cached,
         "prompt_eval_duration": reading,
         "eval_count": finish.num_output,
         "eval_duration": writing,

@@ -42,7 +42,7 @@ class ChatWriter(ApiWriter):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         first = {"role": "assistant", "content": ""}
         prompt = {"prompt_token_ids": list(self.prompts[0])} if self._live.token_ids else {}
         return "".join(data(self._chunk(index, first) | prompt) for index in range(len(self._fixed)))

@@ -85,7 +85,7 @@ class ResponsesWriter(ApiWriter):
         self._items: list[Item] = []  # the last one is open
         self._num_events = 0
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         response = self._response("in_progress", [])
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -202,7 +202,7 @@ def _reasoning(part: Thinking) -> dict[str, Any]:
 def _usage(finish: Finish) -> dict[str, Any]:
     return {
         "input_tokens": finish.num_prompt,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": finish.num_cached},
         "output_tokens": finish.num_output,
         "output_tokens_details": {"reasoning_tokens": finish.num_thinking},
         "total_tokens": finish.num_prompt + finish.num_output,
