@@ -163,11 +163,11 @@ class PrefixCache:
         assert count <= self._pool.num_idle
         wanted = self._pool.num_free + min(self._pool.num_idle, max(count, MIN_EVICTED))
         while self._pool.num_free < wanted:
-            idle = [node for node in self._tree.nodes if self._pool.is_idle(node.blocks[-1])]
-            leaves = [node for node in idle if not node.children]
+            leaves = [node for node in self._tree.nodes if not node.children and self._pool.is_idle(node.blocks[-1])]
             if leaves:
                 self._evict_leaf(min(leaves, key=self._leaf_worth), wanted - self._pool.num_free)
             else:  # what follows is held by rows that have their own blocks for this part
+                idle = (node for node in self._tree.nodes if self._pool.count_idle(node.blocks))
                 self._evict_all(min(idle, key=lambda node: node.used))
 
     def _evict_leaf(self, leaf: Node, count: int) -> None:
