@@ -93,8 +93,8 @@ class _Play:
     def _ask(self, step: int) -> None:
         """A next turn, the same again, another end, or a new beginning."""
         choose = self.random
-        told = choose.choice(self.told)
-        keep = choose.choice([len(told), len(told), choose.randint(1, len(told)), 0])
+        told = choose.choice([choose.choice(self.told), self.told[-1]])
+        keep = 0 if choose.random() < 0.1 else choose.choice([len(told), len(told), choose.randint(1, len(told))])
         prompt = (*told[:keep], *self._words(choose.choice([1, 3, 20, 60])))[: self.max_prompt]
         name = choose.choice([None, None, None, "regex", "schema", "thinking"])
         params = SamplingParams(
@@ -102,13 +102,13 @@ class _Play:
             max_tokens=choose.choice([1, 4, 12, 20]),
             draft=choose.choice([None, None, "off", 3]),
             logprobs=choose.choice([None, 0, 2]),
-            prompt_logprobs=choose.choice([None] * 7 + [1]),
+            prompt_logprobs=choose.choice([None] * 15 + [1]),
             repetition_penalty=choose.choice([1.0, 1.0, 1.3]),
             constraint=constraint(name),
         )
         kinds = ("system", "user", "prompt")
         ends = sorted(choose.randint(0, len(prompt)) for _ in kinds)
-        cache = PromptCache(choose.random() < 0.9, choose.choice(["", "", "another"]), tuple(zip(ends, kinds)))
+        cache = PromptCache(choose.random() < 0.9, choose.choice([""] * 5 + ["another"]), tuple(zip(ends, kinds)))
         count = min(self.runner.info.num_slots, choose.choice([1, 1, 1, 2]))
         stops = frozenset() if name is None else frozenset({END})
         requests = [
