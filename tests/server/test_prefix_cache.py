@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_server import WAIT, FakeServer, asked, events
+from fake_server import ENGINE, WAIT, FakeServer, asked, events
 from fakes import FakeRunner, make_info
 
 from slipstream.engine.engine import Engine, Sink
@@ -229,3 +229,90 @@ def test_the_billing_line_is_dropped(server: FakeServer) -> None:
     assert count([]) == count("")
     quoted = f"Do not write\n{billing}\n"
     assert count(quoted) == count("Do not write") + len(f"\n{billing}\n"), "only the first line is the client's own"
+
+
+# ---- with the engine's own cache ----
+
+LONG = "a conversation that is longer than a few blocks of the cache"
+
+
+@pytest.fixture(scope="module")
+def caching() -> Iterator[FakeServer]:
+    info = make_info(max_context=512, num_blocks=512, keep_grid=4, num_states=32)
+    config = ServerConfig(port=0, api_keys=("one", "two"))
+    with FakeServer(FakeRunner(info, hit=0.7), config=config) as server:
+        yield server
+
+
+def cached(server: FakeServer, prompt: str | list[str], key: str = "one", **more: Any) -> int:
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
+    response = httpx.post(server.url + "/v1/completions", json=body, headers={"x-api-key": key}, timeout=WAIT)
+    assert response.status_code == 200, response.text
+    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_prompt_that_comes_again_is_found(caching: FakeServer) -> None:
+    prompt = f"{LONG} 1"
+    assert cached(caching, prompt) == 0
+    assert cached(caching, prompt, cache=False) == 0
+    assert len(prompt) - 8 <= cached(caching, prompt) < len(prompt)
+    assert cached(caching, prompt, cache_salt="x") == 0
+    assert cached(caching, prompt, key="two") == 0
+    assert cached(caching, prompt, key="two") > 0
+
+
+def test_what_asked_for_no_cache_is_not_found(caching: FakeServer) -> None:
+    prompt = f"2 {LONG}"
+    assert cached(caching, prompt, cache=False) == 0
+    assert cached(caching, prompt) == 0
+
+
+def test_several_choices_of_a_cached_prompt(caching: FakeServer) -> None:
+    prompts = [f"3 {LONG}", f"4 {LONG}"]
+    for prompt in prompts:
+        cached(caching, prompt)
+    alone = [cached(caching, prompt) for prompt in prompts]
+    both = cached(caching, prompts, n=2)
+    assert sum(alone) - 8 <= both <= sum(alone)
+
+
+def test_the_cache_shows_in_metrics_and_status(caching: FakeServer) -> None:
+    def metric(name: str) -> float:
+        lines = caching.get("/metrics", **{"x-api-key": "one"}).text.splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    prompt = f"5 {LONG}"
+    cached(caching, prompt)
+    before = [metric(name) for name in names]
+    hits = cached(caching, prompt)
+    assert [metric(name) - value for name, value in zip(names, before)] == [len(prompt), hits]
+    assert metric("slipstream_prefix_cache_blocks") > 0
+    assert 0 < metric("slipstream_prefix_cache_states_used") <= metric("slipstream_prefix_cache_states") == 32
+    assert metric("vllm:kv_cache_usage_perc") == 0, "blocks that only the cache holds are free"
+    report = caching.get("/v1/status", **{"x-api-key": "one"}).json()["prefix_cache"]
+    assert report["queried_tokens"] == metric(names[0])
+    assert report["found_tokens"] == metric(names[1])
+    assert report["states_total"] == 32
+
+
+def test_the_first_event_of_a_stream_knows_what_was_cached(caching: FakeServer) -> None:
+    body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4, "stream": True}
+    starts = []
+    for _ in range(2):
+        headers = {"x-api-key": "one"}
+        with httpx.stream("POST", caching.url + MESSAGES, json=body, headers=headers, timeout=WAIT) as response:
+            starts.append(next(e for e in events(response.iter_lines()) if e["type"] == "message_start"))
+    first, second = (start["message"]["usage"] for start in starts)
+    assert first["cache_read_input_tokens"] == 0
+    assert second["cache_read_input_tokens"] > 0
+    assert second["input_tokens"] + second["cache_read_input_tokens"] == first["input_tokens"]
+
+
+def test_a_server_without_a_prefix_cache() -> None:
+    info = make_info(max_context=512, num_blocks=512, keep_grid=4)
+    with FakeServer(FakeRunner(info), engine=replace(ENGINE, prefix_cache=False)) as server:
+        assert [cached(server, LONG) for _ in range(2)] == [0, 0]
+        found = server.post("/v1/completions", prompt=LONG, max_tokens=4).json()
+        assert found["timings"]["cache_note"] == "the prefix cache is switched off"
+        assert server.get("/v1/status").json()["prefix_cache"]["enabled"] is False
