@@ -58,7 +58,7 @@ def test_a_server_that_sleeps_says_how_it_wakes(page: Page, fake: ScriptedServer
         ({}, "Prefix cache: 83 % of prompt tokens found."),
         ({"states_used": 12, "states_total": 37}, "Prefix cache: 83 % of prompt tokens found, 12 states."),
         ({"queried_tokens": 0, "states_total": 37}, "Prefix cache: no prompt so far, 0 states."),
-        ({"enabled": False}, "Prefix cache: off by the server’s settings."),
+        ({"enabled": False}, "Prefix cache: off."),
     ],
 )
 def test_the_prefix_cache_in_words(page: Page, fake: ScriptedServer, changes: dict[str, int], words: str) -> None:

@@ -49,6 +49,7 @@ NO_TOOLS = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.role == '
     "{{ '\\n' }}{% endfor %}assistant:"
 )
 
+CACHE = {"keep_grid": 4, "num_states": 32}
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 ODD_JSON = (
     '<tool_call>\n{"name": "f", "arguments": {"path":"a b",  "n": 1.50, "deep":{"z":1,"a": [1,2]}}}\n</tool_call>'
@@ -79,18 +80,20 @@ def respelled(arguments: str) -> str:
     return json.dumps(shuffled(json.loads(arguments)), separators=(",", ":"))
 
 
-Turn = Callable[[FakeServer], None]
+Turn = Callable[[FakeServer], Any]
 
 
-def chat_turns(server: FakeServer, change: Callable[[dict[str, Any]], None] = lambda call: None, **more: Any) -> None:
+def chat_turns(server: FakeServer, change: Callable[[dict[str, Any]], None] = lambda call: None) -> int:
+    """How many tokens of the second prompt came from the cache."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
-    message = post(server, CHAT, messages=messages, tools=tools, **more)["choices"][0]["message"]
+    message = post(server, CHAT, messages=messages, tools=tools)["choices"][0]["message"]
     for call in message["tool_calls"]:
         call["function"]["arguments"] = respelled(call["function"]["arguments"])
         change(call)
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in message["tool_calls"]]
-    post(server, CHAT, messages=[*messages, message, *results], tools=tools, **more)
+    found = post(server, CHAT, messages=[*messages, message, *results], tools=tools)
+    return int(found["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def response_turns(server: FakeServer) -> None:
@@ -125,7 +128,7 @@ def post(server: FakeServer, path: str, headers: dict[str, str] | None = None, *
 
 def serving(template: str, written: str, config: ServerConfig | None = None) -> FakeServer:
     tokenizer = make_tokenizer(template, MARKERS)
-    runner = ScriptedRunner(tokenizer, lambda prompt: "done" if "tool" in prompt.split("go")[-1] else written)
+    runner = ScriptedRunner(tokenizer, lambda prompt: "done" if "tool" in prompt.split("go")[-1] else written, **CACHE)
     return FakeServer(runner, tokenizer=tokenizer, config=config)
 
 
@@ -146,6 +149,17 @@ def test_the_next_prompt_repeats_prompt_and_answer(turns: Turn, template: str, w
     with serving(template, written) as server:
         turns(server)
         assert repeats(server, written)
+
+
+def test_the_next_turn_starts_inside_the_answer() -> None:
+    with serving(XML, ODD_XML) as server:
+        assert isinstance(server.runner, ScriptedRunner)
+        num_cached = chat_turns(server)
+        answer = len(server.tokenizer.encode(ODD_XML))
+        prompt = len(server.tokenizer.encode(server.runner.prompts[-2]))
+        assert prompt + answer - 64 <= num_cached <= prompt + answer
+    with serving(XML, ODD_XML) as server:
+        assert chat_turns(server, reidentify) < num_cached, "a call that is not known is rendered otherwise"
 
 
 def test_several_calls_in_one_answer() -> None:

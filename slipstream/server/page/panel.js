@@ -158,7 +158,7 @@ export function draftingWords({ available, why_not, policy, depth, max_depth }, 
 }
 
 export function prefixCacheWords({ enabled, queried_tokens, found_tokens, states_used, states_total }) {
-  if (!enabled) return "Prefix cache: off by the server’s settings.";
+  if (!enabled) return "Prefix cache: off.";
   const states = states_total > 0 ? `, ${plural(states_used, "state")}` : "";
   if (!queried_tokens) return `Prefix cache: no prompt so far${states}.`;
   return `Prefix cache: ${percent(found_tokens, queried_tokens)} of prompt tokens found${states}.`;

@@ -96,7 +96,7 @@ class StatusMonitor:
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)
             report["streams"] = _streams(self._engine.streams(), self._request_ids)
-            report["prefix_cache"] = _prefix_cache(seen, self._engine.config)
+            report["prefix_cache"] = _prefix_cache(seen, info, self._engine.config)
             report["memory"] = self.memory()
         return report
 
@@ -167,9 +167,9 @@ def _speculation(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) ->
     }
 
 
-def _prefix_cache(seen: StatsSnapshot, config: EngineConfig) -> dict[str, Any]:
+def _prefix_cache(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) -> dict[str, Any]:
     return {
-        "enabled": config.prefix_cache,
+        "enabled": config.prefix_cache and info.keep_grid > 0,
         "queried_tokens": seen.num_cache_queries,
         "found_tokens": seen.num_cache_hits,
         "blocks": seen.num_cached_blocks,
