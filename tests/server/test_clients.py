@@ -97,7 +97,7 @@ def test_responses(chatgpt: openai.OpenAI) -> None:
     assert response.output_text == ANSWER
     assert response.status == "completed"
     assert response.usage is not None
-    assert (response.usage.input_tokens, response.usage.output_tokens) == (37, 8)
+    assert (num_input(response.usage), response.usage.output_tokens) == (37, 8)
     short = chatgpt.responses.create(model=MODEL, input=HELLO, temperature=0, max_output_tokens=3, store=False)
     assert short.status == "incomplete"
     assert short.incomplete_details is not None
@@ -134,6 +134,11 @@ def test_openai_errors(chatgpt: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
+def num_input(usage: Any) -> int:
+    """Anthropic counts cached tokens apart."""
+    return int(usage.input_tokens + usage.cache_read_input_tokens)
+
+
 def test_messages(claude: anthropic.Anthropic) -> None:
     response = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body=GREEDY)
     assert response.content[0].text == ANSWER
@@ -153,7 +158,7 @@ def test_messages_stream(claude: anthropic.Anthropic) -> None:
         final = stream.get_final_message()
     assert text == final.content[0].text == ANSWER
     assert final.stop_reason == "end_turn"
-    assert final.usage.output_tokens == 8
+    assert (num_input(final.usage), final.usage.output_tokens) == (37, 8)
 
 
 def test_count_tokens(claude: anthropic.Anthropic) -> None:
@@ -163,7 +168,7 @@ def test_count_tokens(claude: anthropic.Anthropic) -> None:
     message = {"model": MODEL, "messages": HELLO, "system": blocks}
     counted = claude.messages.count_tokens(**message)
     response = claude.messages.create(**message, max_tokens=2)
-    assert counted.input_tokens == response.usage.input_tokens
+    assert counted.input_tokens == num_input(response.usage)
 
 
 def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
