@@ -17,7 +17,7 @@ SYSTEM, USER, PROMPT = "system", "user", "prompt"  # ends of messages: see Promp
 JUNCTION = "junction"  # prompts part here
 INTERVAL = "interval"  # while a long prompt is read
 OUTPUT = "output"  # the newest of a row that generates
-MIN_EVICTED = 64  # blocks given back at once: looking for them takes time
+MIN_EVICTED = 1 / 64  # of all blocks, given back at once: looking for them takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class PrefixCache:
     def evict(self, count: int) -> None:
         """Give back at least so many blocks: there are as many idle ones."""
         assert count <= self._pool.num_idle
-        wanted = self._pool.num_free + min(self._pool.num_idle, max(count, MIN_EVICTED))
+        wanted = self._pool.num_free + min(self._pool.num_idle, max(count, int(self._pool.num_blocks * MIN_EVICTED)))
         while self._pool.num_free < wanted:
             leaves = [node for node in self._tree.nodes if not node.children and self._pool.is_idle(node.blocks[-1])]
             if leaves:
