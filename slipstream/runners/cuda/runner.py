@@ -152,7 +152,7 @@ class CudaRunner:
         return InFlight(plan, rows, feeds, events, report, logprobs, request, faults)
 
     def _may_keep(self, keep: Keep) -> bool:
-        """Prompts are read in chunks that end on the grid; elsewhere nothing would be kept, or another row's slot hit."""
+        """Off the grid no chunk of a prompt ends, and nothing would be kept; a slot of a row is none for a state."""
         in_range = keep.state is None or 0 <= keep.state - self.info.num_slots < self.info.num_states
         return keep.position > 0 and keep.position % self.info.keep_grid == 0 and in_range
 

@@ -210,7 +210,7 @@ def _recur(
             )
         if i + 1 == num_committed:
             tl.store(at_state, memory, mask=in_tile)
-        if KEEPS > 0:
+        if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
             if base + i + 1 == keep_at:
                 tl.store(at_state + (kept - slot) * (num_v_heads * k_dim * v_dim), memory, mask=in_tile)
                 keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + num_committed, KEEPS)

@@ -241,7 +241,7 @@ def _across(
         at_keys += num_k_heads * (4 * CHUNK * K)
         at_squares += num_v_heads * (4 * CHUNK * CHUNK)
         at_fades += num_v_heads * CHUNK
-        if KEEPS > 0:
+        if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
             if base + start + CHUNK == keep_at:
                 tl.store(at_state + (kept - slot) * (num_v_heads * k_dim * v_dim), memory, mask=in_state)
                 keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + length, KEEPS)
