@@ -19,7 +19,7 @@ from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.sampling import SamplingParams
 
 pytest.importorskip("triton")
-BLOCK, GRID, DEPTH = 8, 32, 2
+BLOCK, DEPTH = 8, 2
 PROMPT = tuple((7 * i) % tiny.VOCAB for i in range(34))
 BLOCKS = tuple(range(5, 11))  # of the row that reads everything
 HOT = SamplingParams(temperature=4.0, seed=3, max_tokens=60, logprobs=2)  # so hot that drafts are often right
@@ -38,14 +38,13 @@ class Stream:
     keeps: tuple[Keep, ...] = ()
     results: list[RowResult] = field(default_factory=list)
 
-    def read(self, *pieces: int) -> None:
-        """It joins and reads all that is known, in pieces of so many tokens at most."""
+    def read(self, num_tokens: int) -> None:
+        """It joins and reads so many tokens."""
         may_draft = self.depth > 0
         join = RowJoin(self.slot, self.tokens, len(PROMPT), HOT, 3, 0.0, may_draft=may_draft, start=self.start)
         more = self.blocks[len(self.start.blocks) :]
-        for i, feed in enumerate(pieces):
-            step = RowStep(self.slot, feed, DraftRequest(self.depth), () if i else more, self.keeps)
-            self._run(StepPlan(i, (), () if i else (join,), (step,)))
+        step = RowStep(self.slot, num_tokens, DraftRequest(self.depth), more, self.keeps)
+        self._run(StepPlan(0, (), (join,), (step,)))
 
     def decode(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -63,11 +62,12 @@ class Stream:
         self.results.append(row)
 
 
-def warm(cold: Stream, slot: int, num_known: int, state: int | None) -> Stream:
+def warm(cold: Stream, slot: int, num_known: int) -> Stream:
     """A row that knows the first tokens of another and starts where that one kept what it had computed."""
-    shared = cold.blocks[: GRID // BLOCK]
+    (keep,) = cold.keeps
+    shared = cold.blocks[: keep.position // BLOCK]
     own = tuple(range(20, 20 + len(cold.blocks) - len(shared)))
-    start = Start(GRID, shared, state_of=state)
+    start = Start(keep.position, shared, state_of=keep.state)
     return Stream(cold.runner, slot, cold.tokens[:num_known], shared + own, start, cold.depth)
 
 
@@ -93,45 +93,53 @@ MODELS = {
 }
 
 
-def opened(folder: Path, kind: str) -> tuple[CudaRunner, int | None]:
-    """A runner, and one of its state slots."""
+def opened(folder: Path, kind: str) -> tuple[CudaRunner, Keep]:
+    """A runner, and the first position that a row can keep there."""
     torch.manual_seed(0)
     model = tiny.randomise(MODELS[kind]())
     info = (runner := open_resident(tiny.save(model, folder, head=True), max_depth=DEPTH)).info
-    assert GRID % info.keep_grid == 0
     assert (info.num_states > 0) == (kind != "llama")
-    return runner, info.num_slots + info.num_states - 1 if info.num_states else None
+    return runner, Keep(info.keep_grid, info.num_slots + info.num_states - 1 if info.num_states else None)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("depth", [DEPTH, 0])
 @pytest.mark.parametrize("kind", MODELS)
 def test_from_a_state_kept_while_a_prompt_is_read(tmp_path: Path, kind: str, depth: int) -> None:
-    runner, state = opened(tmp_path, kind)
-    cold = Stream(runner, 0, PROMPT, BLOCKS, depth=depth, keeps=(Keep(GRID, state),))
-    cold.read(len(PROMPT))
+    runner, keep = opened(tmp_path, kind)
+    length = keep.position + 2
+    cold = Stream(runner, 0, PROMPT[:length], BLOCKS, depth=depth, keeps=(keep,))
+    cold.read(length)
     cold.decode(2)
     cold.leave()
-    again = warm(cold, 1, len(PROMPT), state)
-    again.read(len(PROMPT) - GRID)
+    again = warm(cold, 1, length)
+    again.read(2)
     again.decode(2)
     check(again.results, cold.results)
     assert (len(cold.results[0].drafts) > 0) == (depth > 0)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5"])
-def test_from_a_state_kept_while_decoding(tmp_path: Path, kind: str) -> None:
+def test_from_a_state_kept_while_decoding(tmp_path: Path) -> None:
     """The position is passed among accepted drafts; the plans name it before and after."""
-    runner, state = opened(tmp_path, kind)
-    cold = Stream(runner, 0, PROMPT[:30], BLOCKS, keeps=(Keep(GRID, state),))
-    cold.read(30)
+    runner, keep = opened(tmp_path, "qwen3_5")
+    length, num_known = keep.position - 2, keep.position + 1
+    cold = Stream(runner, 0, PROMPT[:length], BLOCKS, keeps=(keep,))
+    cold.read(length)
     cold.decode(3)
     cold.leave()
     assert len(cold.results[1].tokens) > 1, "no draft was accepted on the way"
-    again = warm(cold, 1, 33, state)
-    again.read(33 - GRID)
+    again = warm(cold, 1, num_known)
+    again.read(num_known - keep.position)
     again.decode(1)
     assert again.tokens == cold.tokens[: len(again.tokens)]
     got = [each.logprob for row in again.results for each in row.logprobs]
-    wanted = [each.logprob for row in cold.results for each in row.logprobs][33 - 30 :]
+    wanted = [each.logprob for row in cold.results for each in row.logprobs][num_known - length :]
     assert got == pytest.approx(wanted[: len(got)], abs=1e-3)
+
+
+def test_no_state_is_kept_elsewhere(tmp_path: Path) -> None:
+    """Neither off the grid nor in the slot of a row."""
+    runner, keep = opened(tmp_path, "qwen3_5")
+    for wrong in (Keep(keep.position - 1, keep.state), Keep(0, keep.state), Keep(keep.position, 1)):
+        with pytest.raises(AssertionError):
+            runner.submit(StepPlan(0, (), (), (RowStep(0, 1, keeps=(wrong,)),)))

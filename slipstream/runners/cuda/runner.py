@@ -89,6 +89,7 @@ class CudaRunner:
         return self.launcher.num_forwards
 
     def submit(self, plan: StepPlan) -> None:
+        assert all(self._may_keep(keep) for step in plan.rows for keep in step.keeps)
         with torch.inference_mode():
             self._update_rows(plan)
             self._in_flight.append(self._launch(plan) if plan.rows else plan)
@@ -130,7 +131,6 @@ class CudaRunner:
             self.gdn.copy(start.state_of, slot)
 
     def _launch(self, plan: StepPlan) -> InFlight:
-        assert all(self._may_keep(keep) for step in plan.rows for keep in step.keeps)
         rows = tuple(self._rows[step.slot] for step in plan.rows)
         feeds = tuple(row.feed(step) for row, step in zip(rows, plan.rows, strict=True))
         layout = self.launcher.lay_out(
