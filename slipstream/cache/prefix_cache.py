@@ -17,7 +17,7 @@ SYSTEM, USER, PROMPT = "system", "user", "prompt"  # ends of messages: see Promp
 JUNCTION = "junction"  # prompts part here
 INTERVAL = "interval"  # while a long prompt is read
 OUTPUT = "output"  # the newest of a row that generates
-MIN_EVICTED = 64  # blocks given back at once: looking for them takes time
+MIN_EVICTED = 1 / 64  # of all blocks, given back at once: looking for them takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PrefixCache:
         self._recurrent = num_states > 0
         self._free_states = list(range(first_state + num_states - 1, first_state - 1, -1))
         self._states: dict[int, KeptState] = {}  # by slot
-        self._now = 0  # counts uses: the clock of recency
+        self._now = 0  # counts requests: the clock of recency
         self.version = 0  # a hit is true as long as this does not change
 
     @property
@@ -72,10 +72,10 @@ class PrefixCache:
         return Hit(num_tokens, tuple(blocks), nodes[-1].state, nodes[-1], path.num_same, path.differs)
 
     def hold(self, hit: Hit) -> None:
-        """A row begins with these blocks: until `release` of the pool, and of the state."""
+        """A row begins with these blocks: until `release` of the pool, and of the state. A miss counts as well."""
+        self._now += 1
         if hit.node is None:
             return
-        self._now += 1
         self.version += 1
         self._pool.share(hit.blocks)
         node = hit.node
@@ -115,7 +115,6 @@ class PrefixCache:
 
         The state that is there now: this one, or an equal one that was there before. None without recurrent layers.
         """
-        self._now += 1
         self.version += 1
         node, new = self._tree.insert(key, tokens, blocks)
         self._pool.cache(new)
@@ -161,7 +160,7 @@ class PrefixCache:
     def evict(self, count: int) -> None:
         """Give back at least so many blocks: there are as many idle ones."""
         assert count <= self._pool.num_idle
-        wanted = self._pool.num_free + min(self._pool.num_idle, max(count, MIN_EVICTED))
+        wanted = self._pool.num_free + min(self._pool.num_idle, max(count, int(self._pool.num_blocks * MIN_EVICTED)))
         while self._pool.num_free < wanted:
             leaves = [node for node in self._tree.nodes if not node.children and self._pool.is_idle(node.blocks[-1])]
             if leaves:
