@@ -97,7 +97,7 @@ def test_responses(chatgpt: openai.OpenAI) -> None:
     assert response.output_text == ANSWER
     assert response.status == "completed"
     assert response.usage is not None
-    assert (num_input(response.usage), response.usage.output_tokens) == (37, 8)
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (37, 8)
     short = chatgpt.responses.create(model=MODEL, input=HELLO, temperature=0, max_output_tokens=3, store=False)
     assert short.status == "incomplete"
     assert short.incomplete_details is not None
@@ -143,7 +143,7 @@ def test_messages(claude: anthropic.Anthropic) -> None:
     response = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=30, extra_body=GREEDY)
     assert response.content[0].text == ANSWER
     assert response.stop_reason == "end_turn"
-    assert (response.usage.input_tokens, response.usage.output_tokens) == (37, 8)
+    assert (num_input(response.usage), response.usage.output_tokens) == (37, 8)
     short = claude.messages.create(model=MODEL, messages=HELLO, max_tokens=3, extra_body=GREEDY)
     assert short.stop_reason == "max_tokens"
     cut = claude.messages.create(
