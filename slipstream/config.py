@@ -25,6 +25,7 @@ class EngineConfig:
     p_min: float = 0.0
     block_size: int = 16
     prefix_cache: bool = True  # a prompt that begins like an earlier one is computed from where they part
+    cache_host: int | None = None  # bytes of host memory for copies of what the prefix cache has; None: none
     sampling_defaults: SamplingDefaults = NEUTRAL  # of requests that leave fields out; the server applies them
 
     def __post_init__(self) -> None:

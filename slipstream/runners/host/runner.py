@@ -73,6 +73,10 @@ class HostRunner(Generic[A, B]):
             del self.rows[slot]
             self.model.leave(slot)
             self.drafter.leave(slot)
+        for transfer in plan.saves:
+            self.model.save(transfer)
+        for transfer in plan.loads:
+            self.model.load(transfer)
         for join in plan.joins:
             assert join.slot not in self.rows, f"slot {join.slot} is taken"
             source = join.start.state_of

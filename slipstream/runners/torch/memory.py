@@ -66,7 +66,7 @@ def plan_memory(
     if state and engine.prefix_cache:
         plan = _with_kept_states(plan, budget, MIN_STATES[platform.device.type])
     _check_room(plan, budget, free)
-    return plan
+    return _with_host_tier(plan, engine.cache_host or 0) if engine.prefix_cache else plan
 
 
 def kv_per_token(model: OpenedModel, item: int) -> int:
@@ -174,6 +174,14 @@ def _with_kept_states(plan: MemoryPlan, budget: int, min_states: int) -> MemoryP
     if num_blocks < MIN_BLOCKS:
         num_blocks, num_more = plan.num_blocks, 0
     return replace(plan, num_blocks=num_blocks, num_states=num_spare + num_more)
+
+
+def _with_host_tier(plan: MemoryPlan, num_bytes: int) -> MemoryPlan:
+    """Host memory in the proportions of the device's."""
+    num_states = int(num_bytes * SHARE_OF_POOL) // plan.kept_state if plan.num_states else 0
+    num_bytes -= num_states * plan.kept_state
+    num_blocks = num_bytes // (plan.block_size * plan.kv_per_token)
+    return replace(plan, num_host_blocks=num_blocks, num_host_states=num_states)
 
 
 def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:
