@@ -7,11 +7,14 @@ it, a few blocks a step; a prompt that the device has forgotten is copied back. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from slipstream.cache.blocks import BlockPool
+from slipstream.cache.disk_tier import DiskHit, DiskTier
 from slipstream.cache.prefix_cache import MISS, PROMPT, Hit, PrefixCache
+from slipstream.cache.prefix_tree import KeptState
 from slipstream.engine.contract import Transfer
 
 SAVED_BLOCKS = 64  # copied out in one step: some ten megabytes, while a step reads gigabytes
@@ -32,8 +35,22 @@ class _Job:
         return len(self.tokens) - 1
 
 
+@dataclass(eq=False, slots=True)
+class _Written:
+    """A prefix on its way to the disk. Its blocks and its state are held."""
+
+    key: Hashable
+    tokens: list[int]
+    blocks: list[int]
+    state: KeptState | None
+
+
 class HostTier:
-    def __init__(self, num_blocks: int, block_size: int, num_states: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_states: int, disk: DiskTier | None = None) -> None:
+        self.disk = disk
+        self._to_write: list[_Written] = []  # copied by the last plan
+        self._writing: list[_Written] = []
+        self._reading: list[list[int]] = []  # host blocks
         self._pool = BlockPool(num_blocks, block_size)
         self._recurrent = num_states > 0
         self.prefixes = PrefixCache(self._pool, 0, num_states)
@@ -41,7 +58,11 @@ class HostTier:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._jobs or self._to_write)
+
+    def close(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
 
     def want(self, key: Hashable, tokens: list[int], positions: Iterable[int]) -> None:
         """Copies of these prefixes, as soon as there is time."""
@@ -51,6 +72,7 @@ class HostTier:
 
     def saves(self, device: PrefixCache) -> list[Transfer]:
         """The next copies. What the device has dropped meanwhile cannot be copied any more."""
+        self._write_behind()
         budget, found = SAVED_BLOCKS, []
         while self._jobs and budget > 0:
             job = self._jobs[0]
@@ -80,7 +102,8 @@ class HostTier:
         host_state = self.prefixes.take_state() if self._recurrent else None
         if self._recurrent and host_state is None:
             return None, True
-        self.prefixes.insert(job.key, job.tokens, job.held, host_state, PROMPT)
+        kept = self.prefixes.insert(job.key, job.tokens, job.held, host_state, PROMPT)
+        self._to_write.append(self._held(_Written(job.key, job.tokens, job.held, kept)))
         return Transfer(missing, host_blocks, source.state.slot if source.state else None, host_state), True
 
     def _begin(self, job: _Job) -> None:
@@ -88,6 +111,61 @@ class HostTier:
         job.begun = True
         job.held = self.prefixes.known_blocks(job.key, job.tokens)
         self._pool.share(job.held)
+
+    # The disk.
+
+    def _held(self, written: _Written) -> _Written:
+        self._pool.share(written.blocks)
+        if written.state is not None:
+            written.state.num_pins += 1
+        return written
+
+    def _write_behind(self) -> None:
+        """What the last plan has copied."""
+        to_write, self._to_write = self._to_write, []
+        for written in to_write:
+            self._writing.append(written)
+            finish = partial(self._written, written)
+            if self.disk is None:
+                finish()
+            else:
+                slot = None if written.state is None else written.state.slot
+                self.disk.write(written.key, written.tokens, written.blocks, slot, finish)
+
+    def _written(self, written: _Written) -> None:
+        self._writing.remove(written)
+        self._pool.release(written.blocks)
+        if written.state is not None:
+            self.prefixes.release_state(written.state)
+
+    def fetch(self, key: Hashable, tokens: list[int], hit: DiskHit, finish: Callable[[], None]) -> bool:
+        """Read a prefix from disk. False: there is no room for it. ``finish``: called when it is here, or will never be."""
+        assert self.disk is not None
+        tokens = tokens[: hit.num_tokens + 1]
+        known = self.prefixes.known_blocks(key, tokens)
+        self._pool.share(known)
+        count = hit.num_tokens // self._pool.block_size - len(known)
+        slot = self.prefixes.take_state() if self._recurrent else None
+        if count > self._pool.num_available or (self._recurrent and slot is None):
+            self._pool.release(known)
+            if slot is not None:
+                self.prefixes.give_back(slot)
+            return False
+        own = list(self._allocate(count))
+        blocks = known + own
+        self._reading.append(blocks)
+
+        def done(is_good: bool) -> None:
+            if is_good:
+                self.prefixes.insert(key, tokens, blocks, slot, PROMPT)
+            elif slot is not None:
+                self.prefixes.give_back(slot)
+            self._reading.remove(blocks)
+            self._pool.release(blocks)
+            finish()
+
+        self.disk.read(hit, len(known) * self._pool.block_size, own, slot, done)
+        return True
 
     def _allocate(self, count: int) -> tuple[int, ...]:
         if count > self._pool.num_free:
@@ -108,4 +186,6 @@ class HostTier:
     def check_integrity(self, held: Iterable[int]) -> None:
         """``held``: by rows that will start from copies of them."""
         jobs = [block for job in self._jobs for block in job.held]
-        self._pool.check_integrity([*held, *jobs], self.prefixes.check_integrity())
+        moved = [block for written in (*self._to_write, *self._writing) for block in written.blocks]
+        read = [block for blocks in self._reading for block in blocks]
+        self._pool.check_integrity([*held, *jobs, *moved, *read], self.prefixes.check_integrity())

@@ -207,6 +207,10 @@ class CacheManager:
             self.prefixes.give_back(row.state)
         self._pool.release(row.blocks)
 
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close()
+
     def check_integrity(self, keys: Iterable[str]) -> None:
         """Exactly these rows have blocks, and every block is free or in as many tables as the pool counts."""
         assert self._rows.keys() == set(keys)

@@ -202,6 +202,23 @@ class RunnerInfo:
         return min(self.max_context, self.num_blocks * self.block_size)
 
 
+class HostBuffers(Protocol):
+    """Host memory of a runner: a contiguous piece for each block and each state."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int: ...
+
+    def block(self, index: int) -> memoryview: ...
+
+    def state(self, index: int) -> memoryview: ...
+
+    def wait(self) -> None:
+        """For all saves of submitted plans. Any thread may call it."""
+
+
 class Runner(Protocol):
     """A model on one array library. All calls come from one thread."""
 
@@ -217,6 +234,11 @@ class Runner(Protocol):
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         """Time verification by tokens and draft passes by rows. Only while no slot is in use."""
+        ...
+
+    @property
+    def host_memory(self) -> HostBuffers | None:
+        """Where plans save to and load from; None: ``info`` has no host blocks."""
         ...
 
     def close(self) -> None: ...

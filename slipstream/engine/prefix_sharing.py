@@ -7,8 +7,10 @@ waits until that one has come so far. Owns no memory: the cache manager does.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from slipstream.cache.manager import CacheManager
 from slipstream.cache.prefix_cache import (
@@ -33,6 +35,7 @@ MIN_SHARED = 256  # tokens that a request must save to wait for another that rea
 MIN_GAP = 64  # tokens that a further state must save
 MIN_RESTORED = 256  # tokens that a copy from host memory must save
 
+Key = tuple[str, bool]  # the salt, and whether the head is fed
 OFF = "the prefix cache is switched off"
 NOT_ASKED = "the request asked for no cache"
 LOGPROBS = "log-probabilities of the prompt need every token read"
@@ -43,7 +46,7 @@ NOTHING = "no cached prompt begins like this one"
 class RowKeeps:
     """What one row is to keep."""
 
-    key: tuple[str, bool]
+    key: Key
     wanted: dict[int, str] = field(default_factory=dict)  # positions, and why
     taken: dict[int, int | None] = field(default_factory=dict)  # of those, in plans that went out: their state slots
     reach: int = 0  # its state may have come so far when all steps in flight are done
@@ -66,6 +69,7 @@ class PrefixSharing:
         self._output_interval = -(-OUTPUT_INTERVAL // self._grid) * self._grid
         self._rows: dict[str, RowKeeps] = {}
         self._found: dict[str, _LookUp] = {}  # of requests that wait
+        self._token_seconds: float | None = None  # to compute a token of a prompt, as measured
 
     # Starting.
 
@@ -89,7 +93,7 @@ class PrefixSharing:
         host = self._host.prefixes.find(keys, tokens)
         return Found(hit, host) if host.num_tokens - hit.num_tokens >= MIN_RESTORED else Found(hit)
 
-    def _keys(self, sequence: Sequence, may_draft: bool) -> list[tuple[str, bool]]:
+    def _keys(self, sequence: Sequence, may_draft: bool) -> list[Key]:
         """A row that never drafts may start from what one that does has left, but not the other way round: its head
         was never fed."""
         salt = sequence.request.cache.salt
@@ -148,11 +152,15 @@ class PrefixSharing:
 
     # Waiting for another.
 
-    def leader(self, sequence: Sequence, found: Found, may_draft: bool, running: Iterable[Sequence]) -> Sequence | None:
-        """The running one that reads what this one needs too. It will keep it."""
+    def must_wait(self, sequence: Sequence, found: Found, may_draft: bool, running: Iterable[Sequence]) -> bool:
+        """Somebody else is about to have what this one would compute. ``sequence.waits`` then says how long."""
         if self._why_not(sequence):
-            return None
+            return False
         keys = self._keys(sequence, may_draft)
+        return self._follows(sequence, found, keys, running) or self._fetches(sequence, found, keys)
+
+    def _follows(self, sequence: Sequence, found: Found, keys: list[Key], running: Iterable[Sequence]) -> bool:
+        """A running one reads the same tokens. It will keep them."""
         for other in running:
             keeps = self._rows.get(other.id)
             if keeps is None or keeps.key not in keys or other.num_uncomputed < 2 or other.parent is not None:
@@ -161,15 +169,39 @@ class PrefixSharing:
             passed = position <= other.bounds.max_computed and position not in keeps.taken
             if position - found.num_tokens >= MIN_SHARED and not passed:
                 keeps.wanted.setdefault(position, JUNCTION)
-                sequence.awaited = (other, position)
-                return other
-        return None
+                sequence.waits = partial(self._is_computed_later, other.id, position)
+                return True
+        return False
+
+    def _is_computed_later(self, leader: str, position: int) -> bool:
+        keeps = self._rows.get(leader)
+        return keeps is not None and (position in keeps.wanted or position in keeps.taken)
+
+    def _fetches(self, sequence: Sequence, found: Found, keys: list[Key]) -> bool:
+        """The disk has them, and reading is faster than computing."""
+        if self._host is None or self._host.disk is None:
+            return False
+        disk = self._host.disk
+        key, hit = max(((key, disk.find(key, sequence.tokens)) for key in keys), key=lambda each: each[1].num_tokens)
+        num_saved = hit.num_tokens - found.num_tokens
+        if num_saved < MIN_RESTORED or sequence.num_output:
+            return False
+        num_bytes = sum(entry.num_bytes for entry in hit.entries if entry.end > found.num_tokens)
+        if self._token_seconds and num_bytes / disk.bytes_per_second > num_saved * self._token_seconds:
+            return False
+        event = threading.Event()
+        if not self._host.fetch(key, sequence.tokens, hit, event.set):
+            return False
+        sequence.waits = lambda: not event.is_set()
+        return True
+
+    def observe_reading(self, num_tokens: int, seconds: float) -> None:
+        """A step that read prompts took so long."""
+        before = self._token_seconds
+        self._token_seconds = seconds / num_tokens if before is None else 0.8 * before + 0.2 * seconds / num_tokens
 
     def still_waits(self, sequence: Sequence) -> bool:
-        assert sequence.awaited is not None
-        leader, position = sequence.awaited
-        keeps = self._rows.get(leader.id)
-        return keeps is not None and (position in keeps.wanted or position in keeps.taken)
+        return sequence.waits()
 
     # Keeping.
 
@@ -224,6 +256,11 @@ class PrefixSharing:
     def saves(self) -> tuple[Transfer, ...]:
         """Those that the next plan makes."""
         return () if self._host is None else tuple(self._host.saves(self._prefixes))
+
+    def poll(self) -> None:
+        """Sees what was written to disk, and read."""
+        if self._host is not None and self._host.disk is not None:
+            self._host.disk.poll()
 
     def left(self, sequence: Sequence) -> None:
         """It has no row any more; nothing else will be kept."""

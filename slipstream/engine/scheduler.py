@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from slipstream.cache.disk_tier import DiskTier
 from slipstream.cache.host_tier import HostTier
 from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
 from slipstream.cache.prefix_cache import Found
@@ -45,7 +46,9 @@ class Scheduler:
         policy: DepthPolicy,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
+        disk: DiskTier | None = None,
     ) -> None:
+        """``disk``: for what the prefix cache keeps beyond this process."""
         self.info = info
         self.policy = policy
         self.config = config
@@ -53,7 +56,7 @@ class Scheduler:
         self._clock = clock
         host = None
         if config.prefix_cache and info.num_host_blocks:
-            host = HostTier(info.num_host_blocks, info.block_size, info.num_host_states)
+            host = HostTier(info.num_host_blocks, info.block_size, info.num_host_states, disk)
         self._cache = CacheManager(info.num_blocks, info.block_size, info.num_slots, info.num_states, host)
         self._sharing = PrefixSharing(info, config, self._cache)
         self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
@@ -79,6 +82,10 @@ class Scheduler:
     @property
     def max_depth(self) -> int:
         return min(self.info.max_depth, self.config.max_depth)
+
+    def close(self) -> None:
+        """Waits until what is to be on disk is there. Nothing is in flight, and no request is left."""
+        self._cache.close()
 
     # Requests come and go.
 
@@ -166,6 +173,7 @@ class Scheduler:
         step.add(sequence, bounds, min(max_feed, step.chunk))
 
     def _admit(self, step: StepBuilder) -> None:
+        self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
         while self._waiting.has_next and step.chunk and not step.starved:
             group = self._fitting(self._waiting.first_group())
@@ -173,7 +181,7 @@ class Scheduler:
                 return
             first = group[0]
             found, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
-            if self._sharing.leader(first, found, may_draft, self._running) is not None:
+            if self._sharing.must_wait(first, found, may_draft, self._running):
                 self._waiting.park(group)
                 continue
             self._waiting.take(group)
@@ -314,6 +322,8 @@ class Scheduler:
             self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
         self._step_seconds = None
+        if step.has_prompts:
+            self._sharing.observe_reading(sum(row.num_fed for row in result.rows), now - self._applied_at)
         if result.rows and not step.has_prompts:
             timing = step.timing(result, now - self._applied_at, self.info.stops_early)
             self.policy.observe_step(timing)

@@ -68,7 +68,7 @@ class CudaRunner:
         self.info = info
         self.kv = kv
         self.gdn = gdn
-        self.host = host
+        self.host_memory = host
         device = rows.device
         masks = MaskBuffers(buffers.max_tokens, buffers.max_rows, info.max_depth, info.vocab_size, device)
         report = StepReport(buffers.max_rows, info.max_depth, device)
@@ -131,11 +131,11 @@ class CudaRunner:
     def _copy(self, plan: StepPlan) -> None:
         """Between device and host."""
         for transfer in plan.saves:
-            assert self.host is not None
-            self.host.save(transfer)
+            assert self.host_memory is not None
+            self.host_memory.save(transfer)
         for transfer in plan.loads:
-            assert self.host is not None
-            self.host.load(transfer)
+            assert self.host_memory is not None
+            self.host_memory.load(transfer)
 
     def _copy_start(self, start: Start, slot: int) -> None:
         if start.copied is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.contract import RowJoin, Transfer
+from slipstream.engine.contract import HostBuffers, RowJoin, Transfer
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
@@ -38,6 +38,7 @@ class MlxModel:
         pads: bool,
     ) -> None:
         """``pads``: whether rows that feed different numbers of tokens may share a grid."""
+        self.host: HostBuffers | None = None
         self.target = target
         self.caches = caches
         self.head_cache = head_cache

@@ -29,6 +29,14 @@ class HostMemory:
         size = -(-sum(_slot_bytes(values) for values in self._kept) // 64) * 64  # so that each is aligned
         self._states = torch.empty(num_states if self._kept else 0, size, dtype=torch.uint8, pin_memory=self._on_gpu)
 
+    @property
+    def block_bytes(self) -> int:
+        return self._blocks[0].nbytes
+
+    @property
+    def state_bytes(self) -> int:
+        return self._states.shape[1]
+
     def block(self, index: int) -> memoryview:
         return self._blocks[index].reshape(-1).view(torch.uint8).numpy().data
 

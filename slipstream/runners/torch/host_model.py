@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowJoin, Transfer
+from slipstream.engine.contract import HostBuffers, RowJoin, Transfer
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
@@ -61,7 +61,8 @@ class TorchModel:
         fused: bool = False,
     ) -> None:
         """``fused``: layers are computed by our kernels alone, on threads of their own."""
-        self.host = host
+        self.host: HostBuffers | None = host
+        self._memory = host
         self.decoder = decoder
         self.ops = ops
         self.kv = kv
@@ -95,12 +96,12 @@ class TorchModel:
         self.table.append(slot, blocks)
 
     def save(self, transfer: Transfer) -> None:
-        assert self.host is not None
-        self.host.save(transfer)
+        assert self._memory is not None
+        self._memory.save(transfer)
 
     def load(self, transfer: Transfer) -> None:
-        assert self.host is not None
-        self.host.load(transfer)
+        assert self._memory is not None
+        self._memory.load(transfer)
 
     def lay_out(self, spans: Sequence[RowSpan]) -> RaggedBatch:
         return make_batch(spans, self.table.blocks)
