@@ -34,7 +34,7 @@ from slipstream.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # that read, write and check pieces; most of this happens outside of Python
+THREADS = 8  # that read, write and check pieces; nearly all of it happens outside of Python
 PAUSE_SECONDS = 60.0  # without writing, after it failed
 SCAN_SECONDS = 30.0  # after which the folder is looked at again: others write there, too
 STALE_SECONDS = 3600.0  # for temporary files where the system has no locks
