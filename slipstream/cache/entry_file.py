@@ -106,9 +106,7 @@ def pack_header(entry: StoredEntry, layout: EntryLayout, digests: Sequence[bytes
     key = entry.key.encode()
     length = layout.header_bytes(key, entry.start, entry.end, entry.has_state)
     sizes = (layout.block_size, len(key), layout.block_bytes, layout.state_bytes)
-    fixed = FIXED.pack(
-        MAGIC, VERSION, length, layout.fingerprint, *sizes, int(entry.has_state), entry.start, entry.end
-    )
+    fixed = FIXED.pack(MAGIC, VERSION, length, layout.fingerprint, *sizes, int(entry.has_state), entry.start, entry.end)
     packed = b"".join((fixed, key, entry.packed, *digests)).ljust(length - DIGEST_BYTES, b"\0")
     return packed + hashlib.sha256(packed).digest()
 

@@ -89,13 +89,13 @@ def test_another_continuation_does_not_count(tmp_path: Path) -> None:
 def test_a_new_entry_does_not_push_out_what_it_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(tmp_path, max_bytes=2 * ONE)
     first = must(put(store, [1, 2, 3]))
+    other = must(put(store, [8, 8, 8]))
     second = must(put(store, [1, 2, 3, 4, 5], start=2))
-    other = must(put(store, [1, 2, 3, 7, 7], start=2))
-    assert names(tmp_path) == {first.path.name, other.path.name}
-    assert put(store, [1, 2, 3, 7, 7, 8, 8], start=4) is None
-    assert names(tmp_path) == {first.path.name, other.path.name}, "nothing is given up in vain"
+    assert names(tmp_path) == {first.path.name, second.path.name}, "the older one stays"
+    assert not get(store, other)
+    assert put(store, [1, 2, 3, 4, 5, 6, 7], start=4) is None
+    assert names(tmp_path) == {first.path.name, second.path.name}, "nothing is given up in vain"
     assert "no room for a prompt of 6 tokens" in caplog.text
-    assert not get(store, second)
 
 
 def test_an_entry_larger_than_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,6 +251,23 @@ def test_headers_that_ask_for_much(tmp_path: Path, changes: dict[str, int]) -> N
     store = open_store(tmp_path)
     assert store.ignored["damaged"] == 1
     assert store.open() == []
+
+
+def test_a_header_of_a_gigabyte_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, end, key = tmp_path / NAME, 1 << 28, KEY.encode()
+    layout = open_store(tmp_path)._layout
+    length = layout.header_bytes(key, 0, end, False)
+    path.write_bytes(header(path, length=length, end=end))
+    os.truncate(path, length + layout.payload_bytes(0, end, False))  # all that it claims is there
+    asked, read = [0], os.pread
+
+    def watched(file: int, count: int, place: int) -> bytes:
+        asked.append(count)
+        return read(file, min(count, 1 << 20), place)
+
+    monkeypatch.setattr(os, "pread", watched)
+    assert open_store(tmp_path).ignored["damaged"] == 1
+    assert max(asked) < 1 << 25 < length
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 import threading
@@ -106,9 +105,7 @@ def test_the_key_is_kept_the_fingerprint_is_not(tmp_path: Path) -> None:
 # ---- misses ----
 
 
-def test_one_changed_byte_anywhere_is_a_miss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log
-) -> None:
+def test_one_changed_byte_anywhere_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
     monkeypatch.setattr(entry_file, "PIECE_BYTES", 64)
     store = open_store(tmp_path)
     entry = must(put(store, PROMPT))
@@ -271,6 +268,27 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Lo
     monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + disk_store.PAUSE_SECONDS)
     assert get(store, must(put(store, PROMPT)))
     assert get(store, before)
+
+
+def test_nobody_writes_to_a_file_that_was_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be another file's by then."""
+    monkeypatch.setattr(entry_file, "PIECE_BYTES", 96)
+    begun, started, ended = threading.Event(), [], []
+
+    def write(file: int, views: Any, place: int) -> int:
+        if place == PAGE:
+            begun.wait()
+            raise OSError(errno.ENOSPC, "full")
+        started.append(place)
+        begun.set()
+        time.sleep(0.3)
+        ended.append(place)
+        return sum(map(len, views))
+
+    monkeypatch.setattr(os, "pwritev", write)
+    assert put(open_store(tmp_path), PROMPT) is None
+    assert started
+    assert sorted(ended) == sorted(started)
 
 
 def test_a_disk_without_a_free_byte_gives_up_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
