@@ -34,7 +34,7 @@ from slipstream.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # that read, write and check pieces; most of this happens outside of Python
+THREADS = 8  # that read, write and check pieces; nearly all of it happens outside of Python
 PAUSE_SECONDS = 60.0  # without writing, after it failed
 SCAN_SECONDS = 30.0  # after which the folder is looked at again: others write there, too
 STALE_SECONDS = 3600.0  # for temporary files where the system has no locks
@@ -54,7 +54,10 @@ class DiskStore:
         state_bytes: int,
         max_bytes: int | None,
     ) -> None:
-        """``fingerprint``: of all that the bytes of a block depend on. ``max_bytes``: of the folder; None: what is free."""
+        """``fingerprint``: of all that the bytes of a block depend on.
+
+        ``max_bytes``: of the folder; None: what the disk has. A disk that is full limits it as well.
+        """
         self._layout = EntryLayout.of(fingerprint, block_size, block_bytes, state_bytes)
         self._path = folder
         self._folder = DiskFolder(folder, block_size)
@@ -147,7 +150,7 @@ class DiskStore:
     ) -> StoredEntry | None:
         """The blocks after the first ``start`` tokens, and the state after them. ``tokens``: all, and the one after.
 
-        None: it cannot be written, for now or at all; the log has the reason, once. There may be a state without blocks.
+        There may be a state without blocks. None: it cannot be written, now or at all; the log says why, once.
         """
         end = start + len(blocks) * self._layout.block_size
         assert len(tokens) == end + 1 <= MAX_TOKENS

@@ -66,7 +66,14 @@ def plan_memory(
     if state and engine.prefix_cache:
         plan = _with_kept_states(plan, budget, MIN_STATES[platform.device.type])
     _check_room(plan, budget, free)
-    return _with_host_tier(plan, engine.cache_host or 0) if engine.prefix_cache else plan
+    return _with_host_tier(plan, _host_bytes(plan, engine)) if engine.prefix_cache else plan
+
+
+def _host_bytes(plan: MemoryPlan, engine: EngineConfig) -> int:
+    """Host memory for copies of the caches. The disk needs some: what is read from it comes there first."""
+    if engine.cache_host is not None:
+        return engine.cache_host
+    return min(plan.caches, available_bytes() // 4) if engine.cache_dir else 0
 
 
 def kv_per_token(model: OpenedModel, item: int) -> int:
