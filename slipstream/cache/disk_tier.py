@@ -1,6 +1,6 @@
 """The third tier of the prefix cache: entries on disk, which outlive the process.
 
-What host memory holds is written behind it by a thread of this tier's own, and a prompt that only the disk knows is read
+What host memory holds is written behind it by a thread of its own, and a prompt that only the disk knows is read
 back into host memory before its row starts. The tree of what is on disk, and all decisions, belong to the engine's
 thread: the other one only moves bytes between files and buffers that are held for it.
 """

@@ -139,7 +139,7 @@ class HostTier:
             self.prefixes.release_state(written.state)
 
     def fetch(self, key: Hashable, tokens: list[int], hit: DiskHit, finish: Callable[[], None]) -> bool:
-        """Read a prefix from disk. False: there is no room for it. ``finish``: called when it is here, or will never be."""
+        """Read a prefix from disk. False: there is no room. ``finish``: called when it is here, or never will be."""
         assert self.disk is not None
         tokens = tokens[: hit.num_tokens + 1]
         known = self.prefixes.known_blocks(key, tokens)
