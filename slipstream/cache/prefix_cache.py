@@ -35,6 +35,30 @@ class Hit:
 MISS = Hit()
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the tiers have of a prompt."""
+
+    hit: Hit = MISS  # on the device
+    host: Hit = MISS  # in host memory, if that is worth a copy
+
+    @property
+    def num_tokens(self) -> int:
+        """A row may start here."""
+        return max(self.hit.num_tokens, self.host.num_tokens)
+
+    @property
+    def num_same(self) -> int:
+        return max(self.hit.num_same, self.host.num_same)
+
+    @property
+    def differs(self) -> bool:
+        return self.hit.differs if self.hit.num_same >= self.host.num_same else self.host.differs
+
+
+NOTHING_FOUND = Found()
+
+
 class PrefixCache:
     def __init__(self, pool: BlockPool, first_state: int = 0, num_states: int = 0) -> None:
         """``num_states``: state slots, numbered from ``first_state`` on; 0: no layer is recurrent."""
@@ -70,6 +94,28 @@ class PrefixCache:
         blocks = [block for node in nodes[:-1] for block in node.blocks] + nodes[-1].blocks[:num_last]
         num_tokens = len(blocks) * self._pool.block_size
         return Hit(num_tokens, tuple(blocks), nodes[-1].state, nodes[-1], path.num_same, path.differs)
+
+    def at(self, key: Hashable, tokens: list[int], position: int) -> Hit:
+        """The blocks up to a position and the state there, or a miss."""
+        path = self._tree.find(key, tokens[: position + 1])
+        if path.num_tokens < position or (self._recurrent and path.nodes[-1].end != position):
+            return MISS
+        hit = self._find(key, tokens[: position + 1])
+        return hit if hit.num_tokens == position else MISS
+
+    def positions(self, key: Hashable, tokens: list[int]) -> list[int]:
+        """Where a prompt that begins with these tokens could start."""
+        if not self._recurrent:
+            num_tokens = self._tree.find(key, tokens).num_tokens
+            return [num_tokens] if num_tokens else []
+        hit = self._find(key, tokens)
+        return [] if hit.node is None else sorted(node.end for node in hit.node.above() if node.state is not None)
+
+    def known_blocks(self, key: Hashable, tokens: list[int]) -> list[int]:
+        """The blocks of these tokens, whether or not a row can start after them."""
+        path = self._tree.find(key, tokens)
+        blocks = [block for node in path.nodes for block in node.blocks]
+        return blocks[: path.num_tokens // self._pool.block_size]
 
     def hold(self, hit: Hit) -> None:
         """A row begins with these blocks: until `release` of the pool, and of the state. A miss counts as well."""

@@ -37,6 +37,8 @@ class MemoryPlan:
     max_context: int  # tokens
     num_states: int = 0  # recurrent states that the prefix cache may keep beside those of the streams
     kept_state: int = 0  # bytes of each
+    num_host_blocks: int = 0  # the prefix cache's second tier, in host memory
+    num_host_states: int = 0
     shared_pool: bool = True  # False: each slot has blocks of its own, enough for max_context
 
     @property
@@ -50,6 +52,11 @@ class MemoryPlan:
     @property
     def kept_states(self) -> int:
         return self.num_states * self.kept_state
+
+    @property
+    def host_tier(self) -> int:
+        """Of host memory, beside a GPU's own."""
+        return self.num_host_blocks * self.block_size * self.kv_per_token + self.num_host_states * self.kept_state
 
     @property
     def caches(self) -> int:
