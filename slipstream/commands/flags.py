@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, TypeAlias
 
 from slipstream.commands.arguments import draft_setting, num_bytes
-from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES
+from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES, SWITCH
 from slipstream.config import DTYPES, RUNNERS
 from slipstream.sampling import MAX_DEPTH
 from slipstream.server.service.settings import LOG_FORMATS, LOG_LEVELS
@@ -122,6 +122,13 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         shown="512, or room for a full draft of every stream",
         help="tokens a step feeds, prompts and drafts included",
+    )
+    flag(
+        group,
+        "--prefix-cache",
+        default="on",
+        choices=SWITCH,
+        help="a prompt that begins like an earlier one is read only from where they part",
     )
 
 

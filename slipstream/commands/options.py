@@ -16,6 +16,7 @@ from slipstream.sampling import NEUTRAL, DraftSetting, SamplingDefaults
 
 SHAPE_NAMES = tuple(RANDOM_SHAPES)
 SAMPLING_DEFAULTS = ("model", "neutral")
+SWITCH = ("on", "off")
 DEFAULTS = EngineConfig()
 
 
@@ -38,6 +39,7 @@ class ModelOptions:
     max_context: int | None = None
     draft_vocab: int | None = None
     simulate_acceptance: tuple[float, ...] = ()
+    prefix_cache: str = "on"  # see SWITCH
     sampling_defaults: str = "model"  # see SAMPLING_DEFAULTS
 
     @property
@@ -51,6 +53,7 @@ class ModelOptions:
             draft=self.draft,
             max_depth=depth,
             p_min=self.p_min,
+            prefix_cache=self.prefix_cache == "on",
         )
 
     @property

@@ -28,7 +28,7 @@ def plan(options: ModelOptions, *, as_json: bool, free: int | None = None) -> in
 
 
 def _as_dict(model: OpenedModel, memory: MemoryPlan) -> dict[str, object]:
-    derived = {name: getattr(memory, name) for name in ("kv_pool", "states", "pool_tokens", "total")}
+    derived = {name: getattr(memory, name) for name in ("kv_pool", "states", "kept_states", "pool_tokens", "total")}
     return {"model": model.name, **asdict(memory), **derived, "streams_of": _streams(memory)}
 
 
@@ -56,6 +56,7 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
 
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
+    kept = [(f"kept states, {size(memory.kept_state)} each", memory.kept_states)] if memory.kept_states else []
     workspace = [("workspace", memory.workspace)] if memory.workspace else []
     process = [("the process itself", memory.process)] if memory.process else []
     return [
@@ -63,6 +64,7 @@ def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
         ("MTP head", memory.head),
         (f"KV pool, {size(memory.kv_per_token)} a token", memory.kv_pool),
         *recurrent,
+        *kept,
         *workspace,
         *process,
         ("in all", memory.total),

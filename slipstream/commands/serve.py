@@ -73,13 +73,13 @@ class Loading:
             runner=backend.name,
             weight_bytes=memory.weights + memory.head,
             kv_token_bytes=memory.kv_per_token,
-            state_bytes=memory.states,
+            state_bytes=memory.states + memory.kept_states,
         )
         head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
         self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {head}"
         self.memory_line = (
             f"{size(memory.weights)} weights, {size(memory.head)} head, "
-            f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(memory.states)} states"
+            f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(facts.state_bytes)} states"
         )
         return LoadedModel(engine, tokenizer, facts, backend.device.release_memory)
 

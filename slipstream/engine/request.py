@@ -62,6 +62,7 @@ class TokenEvent:
     at: float = 0.0  # when the engine had it, by the monotonic clock; 0.0: the engine was ending
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens, where requested
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens after the first; in the first event
+    cached_tokens: int = 0  # of the prompt, not computed again; where there are tokens
 
     @property
     def origins(self) -> tuple[int, ...]:

@@ -339,6 +339,7 @@ class Scheduler:
             at=now,
             logprobs=commit.logprobs,
             prompt_logprobs=commit.prompt_logprobs,
+            cached_tokens=sequence.counters.cached_tokens,
         )
 
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: str = "") -> TokenEvent:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowResult, RunnerInfo, Start, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import Keep, RowResult, RunnerInfo, Start, StepCosts, StepPlan, StepResult
 from slipstream.runners.cuda.buffers import StepBuffers
 from slipstream.runners.cuda.calibrate import measure
 from slipstream.runners.cuda.constrained import MaskBuffers, StepConstraints
@@ -89,6 +89,7 @@ class CudaRunner:
         return self.launcher.num_forwards
 
     def submit(self, plan: StepPlan) -> None:
+        assert all(self._may_keep(keep) for step in plan.rows for keep in step.keeps)
         with torch.inference_mode():
             self._update_rows(plan)
             self._in_flight.append(self._launch(plan) if plan.rows else plan)
@@ -120,15 +121,14 @@ class CudaRunner:
         for join in plan.joins:
             self._rows.join(join)
             self.program.rows.join(join)
-            if join.start.state_of is not None:
-                self._copy_state(join.start, join.start.state_of, join.slot)
+            self._copy_start(join.start, join.slot)
         self.program.rows.append_blocks(self._rows.append_blocks(plan.joins, plan.rows))
 
-    def _copy_state(self, start: Start, source: int, slot: int) -> None:
+    def _copy_start(self, start: Start, slot: int) -> None:
         if start.copied is not None:
             self.kv.copy(*start.copied)
-        if self.gdn is not None:
-            self.gdn.copy(source, slot)
+        if start.state_of is not None and self.gdn is not None:
+            self.gdn.copy(start.state_of, slot)
 
     def _launch(self, plan: StepPlan) -> InFlight:
         rows = tuple(self._rows[step.slot] for step in plan.rows)
@@ -150,6 +150,11 @@ class CudaRunner:
         events.mark()
         faults = constraints.faults if constraints else {}
         return InFlight(plan, rows, feeds, events, report, logprobs, request, faults)
+
+    def _may_keep(self, keep: Keep) -> bool:
+        """Off the grid no chunk of a prompt ends, and nothing would be kept; a slot of a row is none for a state."""
+        in_range = keep.state is None or 0 <= keep.state - self.info.num_slots < self.info.num_states
+        return keep.position > 0 and keep.position % self.info.keep_grid == 0 and in_range
 
     def _fetch_logprobs(self, count: int) -> Tensor:
         return self.launcher.fetch(self.program.buffers.logprob_values(count, self.info.vocab_size))

@@ -127,19 +127,15 @@ class GdnRings:
         """``num_states``: state slots, numbered after the rows' own."""
         assert gdn.conv_kernel == CONV_KERNEL
         width, num_all = gdn.conv_channels + 2 * gdn.num_v_heads, num_slots + num_states
-        self.layers = [
-            GdnRingLayer(
-                state=torch.zeros(num_all, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=torch.float32),
-                ring=torch.zeros(num_all, ring_size(max_depth), width, device=device, dtype=dtype),
-            )
-            for _ in range(num_layers)
-        ]
+        heads = (gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
+        self._states = torch.zeros(num_layers, num_all, *heads, device=device, dtype=torch.float32)
+        self._rings = torch.zeros(num_layers, num_all, ring_size(max_depth), width, device=device, dtype=dtype)
+        self.layers = [GdnRingLayer(*layer) for layer in zip(self._states, self._rings, strict=True)]
 
     def copy(self, source: int, target: int) -> None:
-        """A slot begins as a copy of another."""
-        for layer in self.layers:
-            layer.state[target] = layer.state[source]
-            layer.ring[target] = layer.ring[source]
+        """A slot begins as a copy of another, or of a state slot. All layers in one launch or few."""
+        self._states[:, target] = self._states[:, source]
+        self._rings[:, target] = self._rings[:, source]
 
 
 def ring_bytes(gdn: GdnSpec, num_layers: int, max_depth: int, item: int) -> int:

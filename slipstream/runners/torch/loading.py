@@ -107,7 +107,8 @@ class _Loader:
         rows = DeviceRows(self.memory.num_slots, num_positions, self.blocks_per_slot, self.ops.device)
         max_tokens = max(self.engine.max_step_tokens, self.platform.prompt_tokens)
         shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
-        buffers = StepBuffers(self.memory.num_slots, max_tokens, self.max_depth, *shared)
+        keeps = self.memory.num_states > 0
+        buffers = StepBuffers(self.memory.num_slots, max_tokens, self.max_depth, *shared, keeps_states=keeps)
         head = self._head(decoder) if self.max_depth else (None, None)
         assert not isinstance(self.gdn, GdnCache)
         parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn)

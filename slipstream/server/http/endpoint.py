@@ -130,13 +130,14 @@ class GenerateEndpoint(PostEndpoint[R]):
         await events.end()
 
     async def _write_events(self, generation: Generation, writer: ApiWriter, events: EventStream) -> None:
-        opening = writer.opening(generation.num_prompt)
+        opened = False
         with Heartbeat(generation, self.service.config.keep_alive_seconds) as heartbeat:
             while generation.total is None:
                 deltas = await generation.next()
                 text = "".join(_event_text(writer, delta, generation.total, delta is deltas[-1]) for delta in deltas)
+                opening = "" if opened else writer.opening(generation.num_prompt, generation.num_cached)
                 await events.write(opening + (text if deltas else writer.keep_alive))
-                opening = ""
+                opened = True
                 heartbeat.num_writes += 1
 
 

@@ -104,6 +104,7 @@ class SecurityMiddleware:
                 code="invalid_api_key",
                 close=True,
             )
+        caller().key = hashlib.sha256(key).hexdigest()
         if len(self._keys) > 1:
             caller().client = f"key {self._keys.index(key) + 1}"
         return cookie

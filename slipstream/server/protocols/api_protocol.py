@@ -41,8 +41,8 @@ class ApiWriter(ABC):
         return None
 
     @abstractmethod
-    def opening(self, num_prompt: int) -> str:
-        """Before the first token."""
+    def opening(self, num_prompt: int, num_cached: int) -> str:
+        """Before the first token. ``num_cached``: 0 where nothing was computed yet."""
 
     @abstractmethod
     def delta(self, delta: ChoiceDelta) -> str: ...
@@ -108,5 +108,6 @@ def openai_usage(total: Finish) -> dict[str, Any]:
         "prompt_tokens": total.num_prompt,
         "completion_tokens": total.num_output,
         "total_tokens": total.num_prompt + total.num_output,
+        "prompt_tokens_details": {"cached_tokens": total.num_cached},
         **thinking,
     }

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field
 
 from slipstream.config import EngineConfig
+from slipstream.engine.request import PromptCache
 from slipstream.errors import ParamsError
 from slipstream.grammar import Spec
 from slipstream.sampling import MAX_DEPTH, DraftSetting, SamplingParams
@@ -85,6 +86,12 @@ class SamplingFields(Body):
     bad_words: BadWords | None = None
     structured_outputs: StructuredOutputs | None = None
     speculative: Speculative | None = None
+    cache: bool | None = None  # false: neither read nor write the prefix cache
+    cache_prompt: bool | None = None  # llama.cpp's name of it
+    cache_salt: ShortText | None = None  # only requests with the same one share what is cached
+
+    def prompt_cache(self) -> PromptCache:
+        return PromptCache(False not in (self.cache, self.cache_prompt), self.cache_salt or "")
 
     def sampling(self, engine: EngineConfig, max_tokens: int | None, **more: Any) -> SamplingParams:
         """``more``: parameters that only some protocols have. None means absent."""
@@ -125,6 +132,8 @@ class TextPart(Body):
 
 class RefusalPart(Body):
     """Of an earlier answer, by another server."""
+
+    ignored = PART
 
     type: Literal["refusal"]
     refusal: str

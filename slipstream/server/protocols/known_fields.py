@@ -16,12 +16,13 @@ def _names(text: str) -> frozenset[str]:
 
 # About billing, routing, storing and logging, or hints that a server may leave unused.
 ANY_PROTOCOL = _names("""
-    cache_control cache_prompt cache_salt client_metadata context_management diagnostics extra_headers id_slot
-    include_reasoning keep_alive kv_transfer_params max_tool_calls metadata mm_processor_kwargs models n_discard
+    cache_control client_metadata context_management diagnostics extra_headers id_slot include_reasoning
+    keep_alive kv_transfer_params max_tool_calls metadata mm_processor_kwargs models n_discard
     n_keep num_ctx plugins prediction priority prompt_cache_key prompt_cache_options prompt_cache_retention provider
     request_id return_progress route safety_identifier separate_reasoning service_tier session_id slot_id
     spaces_between_special_tokens store stream_reasoning transforms user verbosity
     """)
+CACHE = _names("cache cache_prompt cache_salt")  # declared where text is generated
 CHAT_ONLY = _names("chat_id features filter_ids params session tool_servers variables")  # Open WebUI
 THINKING = _names("clear_thinking display keep")
 MESSAGE = _names("annotations audio cache_control id provider_specific_fields reasoning_details refusal timestamp")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Caller:
     client: str = ""  # API key or address: clients take turns, see admission.py
+    key: str = ""  # a hash of the API key, if one is needed
     request_id: str = ""
     num_prompt: int | None = None  # tokens, once they are known
     num_output: int | None = None

@@ -28,6 +28,7 @@ class Progress:
     """Of a choice that is still running."""
 
     num_prompt: int
+    num_cached: int  # of those, not computed again
     num_output: int
     prompt_seconds: float  # until the first token, the queue included
     output_seconds: float  # since then
@@ -76,6 +77,7 @@ class ChoiceStream:
     ) -> None:
         self.index, self.stream = index, stream
         self.finish: Finish | None = None
+        self.num_cached = 0  # tokens of the prompt, known with the first event
         self._tokenizer, self._prepared = tokenizer, prepared
         self._output = OutputText(tokenizer, prepared.stops)
         self._reader: Reader = prepared.reader()
@@ -105,6 +107,7 @@ class ChoiceStream:
             self._latencies.observe(event)
             self._last_at = event.at
             self._first_at = self._first_at or event.at
+            self.num_cached = max(self.num_cached, event.cached_tokens)
             parts += self._read(event)
             if event.finish_reason is not None:
                 self.finish = self._finish(event)
@@ -117,7 +120,7 @@ class ChoiceStream:
     def _progress(self) -> Progress:
         first = self._first_at or self._last_at
         num_prompt, num_output = len(self._prepared.tokens), self._output.num_tokens
-        return Progress(num_prompt, num_output, first - self._began, self._last_at - first)
+        return Progress(num_prompt, self.num_cached, num_output, first - self._began, self._last_at - first)
 
     @property
     def _complete(self) -> bool:

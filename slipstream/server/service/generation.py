@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from slipstream.engine.async_engine import first_ready
 from slipstream.server.errors import ApiError
@@ -27,12 +26,17 @@ class Generation:
         if self._open:
             return None
         finishes = [choice.finish for choice in self._choices if choice.finish is not None]
-        return replace(total(finishes), num_prompt=self.num_prompt)
+        return total(finishes, len(self.prompts))
 
     @property
     def num_prompt(self) -> int:
         """Tokens of all prompts."""
         return sum(map(len, self.prompts))
+
+    @property
+    def num_cached(self) -> int:
+        """Of those, not computed again, as far as it is known. The first choice of a prompt computes it."""
+        return sum(choice.num_cached for choice in self._choices[:: len(self._choices) // len(self.prompts)])
 
     async def next(self) -> list[ChoiceDelta]:
         """Waits for new deltas; returns none if `nudge` was called. The last delta of a choice has a finish."""

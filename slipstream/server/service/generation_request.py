@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from slipstream.engine.request import DEFAULT_CACHE, PromptCache
 from slipstream.sampling import SamplingParams
 from slipstream.server.service.prompts import Prompt
 from slipstream.server.text.response_format import ResponseFormat
@@ -23,6 +24,7 @@ class GenerationRequest:
     must_think: bool = False  # warn if the model cannot think
     echo: bool = False  # the answer's text begins with the prompt's
     further_prompts: tuple[Prompt, ...] = ()  # answered in the same response, each with as many choices
+    cache: PromptCache = DEFAULT_CACHE  # without boundaries and the caller's key: prepare.py and service.py add them
     warnings: tuple[str, ...] = ()  # what this server leaves out of the request
 
     def by_prompt(self) -> list[GenerationRequest]:

@@ -90,6 +90,7 @@ class EngineCollector(_Collector):
         seen = self._monitor.snapshot()
         yield from self._load(seen, labels)
         yield from self._memory(seen, labels)
+        yield from _prefix_cache(seen, labels)
         yield from _work(seen, labels)
         yield from _speculation(seen, labels)
 
@@ -101,15 +102,29 @@ class EngineCollector(_Collector):
         memory = self._monitor.memory()
         total, used = memory["kv_blocks_total"], memory["kv_blocks_used"]
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):  # the second is its name in older dashboards
-            yield _gauge(f"vllm:{name}", "KV blocks in use, 1 for all", used / total if total else 0.0, labels)
+            yield _gauge(
+                f"vllm:{name}", "KV blocks that requests hold, 1 for all", used / total if total else 0.0, labels
+            )
         sizes = {"block_size": str(memory["block_size"]), "num_gpu_blocks": str(total)}
         yield _gauge("vllm:cache_config_info", "The KV pool", 1.0, {**labels, **sizes})
-        yield _gauge("slipstream_kv_blocks_used", "KV blocks in use", used, labels)
+        yield _gauge("slipstream_kv_blocks_used", "KV blocks that requests hold", used, labels)
         yield _gauge("slipstream_kv_blocks", "KV blocks in all", total, labels)
         yield _gauge("slipstream_kv_bytes", "Bytes of the KV pool", memory["kv_bytes"], labels)
         yield _gauge("slipstream_state_bytes", "Bytes of recurrent states, all slots", memory["state_bytes"], labels)
         slots = seen.num_running if memory["state_bytes"] else 0
         yield _gauge("slipstream_state_slots_used", "Slots whose recurrent state is in use", slots, labels)
+
+
+def _prefix_cache(seen: StatsSnapshot, labels: Labels) -> Iterable[Metric]:
+    text = "Prompt tokens of requests that looked into the prefix cache"
+    yield _counter("vllm:prefix_cache_queries", text, seen.num_cache_queries, labels)
+    yield _counter("vllm:prefix_cache_hits", "Prompt tokens found there", seen.num_cache_hits, labels)
+    text = "KV blocks that the prefix cache holds, in use or not"
+    yield _gauge("slipstream_prefix_cache_blocks", text, seen.num_cached_blocks, labels)
+    text = "Recurrent states that the prefix cache has room for"
+    yield _gauge("slipstream_prefix_cache_states", text, seen.num_states, labels)
+    text = "Recurrent states that the prefix cache holds"
+    yield _gauge("slipstream_prefix_cache_states_used", text, seen.num_used_states, labels)
 
 
 def _work(seen: StatsSnapshot, labels: Labels) -> Iterable[Metric]:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -136,7 +137,7 @@ class Service:
                 place = held.enter_context(self._places.taken(client, num_choices))
                 choices: list[ChoiceStream] = []
                 for each in prepared:
-                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client):
+                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client, each.cache):
                         held.enter_context(self.monitor.named(stream.id, caller().request_id))
                         await held.enter_async_context(stream)
                         index = len(choices)
@@ -157,12 +158,14 @@ class Service:
         """Everything but the constraint. Chats are rendered in threads of their own: a template may take long.
         ``max_tokens``: a longer prompt may be refused before all of it is read."""
         assert self._preparation is not None
+        request = _of_caller(request)
         rendered = await self._render(request, request.prompt) if isinstance(request.prompt, ChatPrompt) else None
         return await self.in_thread(partial(self._preparation.prepare, request, rendered, max_tokens))
 
     async def render(self, prompt: ChatPrompt, tools: ToolUse) -> str:
         """The text of a chat prompt."""
-        return (await self._render(GenerationRequest(prompt, SamplingParams(), tools=tools), prompt)).text
+        request = _of_caller(GenerationRequest(prompt, SamplingParams(), tools=tools))
+        return (await self._render(request, prompt)).text
 
     async def _render(self, request: GenerationRequest, prompt: ChatPrompt) -> RenderedChat:
         assert self._preparation is not None
@@ -208,6 +211,12 @@ class Service:
         if self._preparation is not None:
             self._preparation.close()
         await self.holder.close()
+
+
+def _of_caller(request: GenerationRequest) -> GenerationRequest:
+    """Callers with different API keys share nothing, whatever salt they send."""
+    key, salt = caller().key, request.cache.salt
+    return replace(request, cache=replace(request.cache, salt=f"{key}:{salt}")) if key or salt else request
 
 
 def _note_tokens(generation: Generation) -> None:

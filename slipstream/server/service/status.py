@@ -96,6 +96,7 @@ class StatusMonitor:
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)
             report["streams"] = _streams(self._engine.streams(), self._request_ids)
+            report["prefix_cache"] = _prefix_cache(seen, info, self._engine.config)
             report["memory"] = self.memory()
         return report
 
@@ -163,6 +164,17 @@ def _speculation(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) ->
         "tokens_per_step": round(seen.tokens_per_step, 3),
         "draft_share": round(seen.draft_share, 3),
         "plain_row_steps": seen.num_plain_steps,
+    }
+
+
+def _prefix_cache(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) -> dict[str, Any]:
+    return {
+        "enabled": config.prefix_cache and info.keep_grid > 0,
+        "queried_tokens": seen.num_cache_queries,
+        "found_tokens": seen.num_cache_hits,
+        "blocks": seen.num_cached_blocks,
+        "states_used": seen.num_used_states,
+        "states_total": seen.num_states,
     }
 
 

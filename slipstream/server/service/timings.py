@@ -21,6 +21,16 @@ class Finish:
     error: str = ""  # for reason "error"
     num_choices: int = 1  # that this is the sum of
 
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that were not computed again."""
+        return min(self.stats.cached_tokens, self.num_prompt)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of the prompt that were computed."""
+        return self.num_prompt - self.num_cached
+
     def timings(self) -> dict[str, Any]:
         """With the field names of llama.cpp's server. ``predicted_ms`` begins at the first token."""
         stats = self.stats
@@ -29,9 +39,11 @@ class Finish:
         reading, writing = first - queue, stats.total_seconds - first
         return {
             "queue_ms": _ms(queue),
-            "prompt_n": self.num_prompt,
+            "prompt_n": self.num_read,
             "prompt_ms": _ms(reading),
-            "prompt_per_second": _rate(self.num_prompt, reading),
+            "prompt_per_second": _rate(self.num_read, reading),
+            "cached_tokens": self.num_cached,
+            "cache_note": stats.cache_note,
             "predicted_n": self.num_output,
             "predicted_ms": _ms(writing),
             "predicted_per_second": _rate(stats.output_tokens - 1, writing),
@@ -61,9 +73,13 @@ class Finish:
         return {"metrics": {"speculative_decoding": spec}}
 
 
-def total(finishes: Sequence[Finish]) -> Finish:
-    """The sum over the choices of one prompt: tokens and drafts added, time from the first start to the last end."""
+def total(finishes: Sequence[Finish], num_prompts: int = 1) -> Finish:
+    """The sum over the choices of a request: tokens and drafts added, time from the first start to the last end.
+
+    Each prompt counts once, by the first of its choices, which computes it.
+    """
     first, stats = finishes[0], [finish.stats for finish in finishes]
+    by_prompt = finishes[:: len(finishes) // num_prompts]
     if len(finishes) == 1:
         return first
     merged = replace(
@@ -82,9 +98,17 @@ def total(finishes: Sequence[Finish]) -> Finish:
             (s.first_token_seconds for s in stats if s.first_token_seconds is not None), default=None
         ),
         total_seconds=max(each.total_seconds for each in stats),
+        cached_tokens=sum(each.num_cached for each in by_prompt),
+        cache_note=next((each.stats.cache_note for each in by_prompt if each.stats.cache_note), ""),
     )
-    num_output, num_thinking = sum(f.num_output for f in finishes), sum(f.num_thinking for f in finishes)
-    return replace(first, num_output=num_output, num_thinking=num_thinking, stats=merged, num_choices=len(finishes))
+    return replace(
+        first,
+        num_prompt=sum(each.num_prompt for each in by_prompt),
+        num_output=sum(each.num_output for each in finishes),
+        num_thinking=sum(each.num_thinking for each in finishes),
+        stats=merged,
+        num_choices=len(finishes),
+    )
 
 
 def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

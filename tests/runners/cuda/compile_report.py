@@ -22,6 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from slipstream.engine.contract import MAX_KEEPS
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.attention.attention import attend
@@ -120,6 +121,7 @@ def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False, dtype:
     batch = step(num_tokens, num_tokens // num_rows, 512)
     batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3
     batch.row_committed, batch.row_replay = ints(num_rows), ints(num_rows)
+    batch.keep_positions, batch.keep_states, batch.max_keeps = ints(4 * num_rows), ints(4 * num_rows), MAX_KEEPS
     vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))
     conv = torch.empty(4, gdn.conv_channels, dtype=dtype)
     mixed = torch.empty(num_tokens, width, dtype=dtype)
@@ -231,6 +233,7 @@ CASES: dict[str, Callable[[], object]] = {
         for num_tokens in (1, 64, 1024, 4096)
     },
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
+    "recurrence 27B, 16 rows of 4": lambda: recurrence(16, 64),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
     "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -24,17 +25,20 @@ from slipstream.server.protocols.fields import (
     stop_list,
     text_of,
 )
-from slipstream.server.protocols.known_fields import ANY_PROTOCOL, MESSAGES, PART, THINKING, TOOL
+from slipstream.server.protocols.known_fields import ANY_PROTOCOL, CACHE, MESSAGES, PART, THINKING, TOOL
 from slipstream.server.protocols.structured import Name, Schema, single_format
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, chat_prompt
 from slipstream.server.text.tools import MAX_TOOLS, Mode, Tool, ToolUse, tool_use
 
+BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 TOOL_CHOICES: dict[str, Mode] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
 
 
 class ToolReference(Body):
     """The result of a search for tools."""
+
+    ignored = PART
 
     type: Literal["tool_reference"]
     tool_name: ShortText
@@ -84,6 +88,8 @@ Block = TextPart | ToolResultBlock | ToolUseBlock | ThinkingBlock | RedactedThin
 
 
 class Message(Body):
+    ignored = PART
+
     role: Literal["user", "assistant", "system"]
     content: str | Items[Annotated[Block, Field(discriminator="type")]]
 
@@ -182,10 +188,17 @@ class OutputConfig(Body):
     format: SchemaOutput | None = None
 
 
+def system_text(system: Content) -> str:
+    """Without the line about billing that Claude Code puts first: it changes with every request, and with it the
+    beginning of every prompt."""
+    first, *others = [system] if isinstance(system, str) else [part.text for part in system] or [""]
+    return "".join((BILLING_LINE.sub("", first), *others))
+
+
 class CountTokensRequest(Body):
     """The fields that determine the prompt."""
 
-    ignored = ANY_PROTOCOL | {"betas", "inference_geo", "speed"}
+    ignored = ANY_PROTOCOL | CACHE | {"betas", "inference_geo", "speed"}
     neutral = MESSAGES
 
     model: ShortText | None = None
@@ -198,7 +211,7 @@ class CountTokensRequest(Body):
     output_format: SchemaOutput | None = None  # an older name of output_config.format
 
     def prompt(self) -> ChatPrompt:
-        messages = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
+        messages = [] if self.system is None else [{"role": "system", "content": system_text(self.system)}]
         for i, message in enumerate(self.messages):
             messages += message.for_template(f"messages.{i}")
         variables = {"enable_thinking": isinstance(self.thinking, ThinkingEnabled)}
@@ -243,4 +256,5 @@ def messages_generation_request(request: MessagesRequest, engine: EngineConfig) 
         request.structured(),
         stops=stop_list(request.stop_sequences),
         bad_words=tuple(request.bad_words or ()),
+        cache=request.prompt_cache(),
     )

@@ -24,8 +24,8 @@ class MessagesWriter(ApiWriter):
         self._index = -1  # of the open block
         self._kind: type[Part] | None = None
 
-    def opening(self, num_prompt: int) -> str:
-        usage = {"input_tokens": num_prompt, "output_tokens": 0}
+    def opening(self, num_prompt: int, num_cached: int) -> str:
+        usage = _usage(num_prompt, num_cached, 0)
         stop = {"stop_reason": None, "stop_sequence": None}
         return named({"type": "message_start", "message": {**self._message, "content": [], **stop, "usage": usage}})
 
@@ -53,12 +53,12 @@ class MessagesWriter(ApiWriter):
 
     def ended(self, index: int, finish: Finish, total: Finish | None) -> str:
         empty = "" if self._kind is not None else self._open(Text([]))
-        last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage(finish)} | self.report(finish)
+        last = {"type": "message_delta", "delta": _stop(finish), "usage": _usage_of(finish)} | self.report(finish)
         return empty + self._close() + named(last) + named({"type": "message_stop"})
 
     def whole(self, choices: Sequence[FinishedChoice], total: Finish) -> dict[str, Any]:
         content = [_block(part) for part in choices[0].parts] or [_block(Text([]))]
-        message = {**self._message, "content": content, **_stop(total), "usage": _usage(total)}
+        message = {**self._message, "content": content, **_stop(total), "usage": _usage_of(total)}
         return message | self.report(total)
 
     def failure(self, error: ApiError) -> str:
@@ -74,7 +74,7 @@ def _block(part: Part, empty: bool = False) -> dict[str, Any]:
             return {"type": "thinking", "thinking": "" if empty else part.text, "signature": "" if empty else UNSIGNED}
         case Call():
             given = {} if empty else part.arguments_object()
-            return {"type": "tool_use", "id": new_id("toolu_"), "name": part.name, "input": given}
+            return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": given}
 
 
 def _delta(part: Part) -> dict[str, Any] | None:
@@ -93,5 +93,15 @@ def _stop(finish: Finish) -> dict[str, Any]:
     return {"stop_reason": STOP_REASONS[finish.reason], "stop_sequence": None, **error_field(finish)}
 
 
-def _usage(finish: Finish) -> dict[str, int]:
-    return {"input_tokens": finish.num_prompt, "output_tokens": finish.num_output}
+def _usage_of(finish: Finish) -> dict[str, int]:
+    return _usage(finish.num_prompt, finish.num_cached, finish.num_output)
+
+
+def _usage(num_prompt: int, num_cached: int, num_output: int) -> dict[str, int]:
+    """Tokens from the cache are not among the input's. Writing the cache costs nothing here, so nothing is counted."""
+    return {
+        "input_tokens": num_prompt - num_cached,
+        "cache_read_input_tokens": num_cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": num_output,
+    }

@@ -26,7 +26,7 @@ class LlamaCompletionWriter(ApiWriter):
         self._num_choices = request.n or 1
         self._new_line = [False] * (len(self._given) * self._num_choices)
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         return ""
 
     def delta(self, delta: ChoiceDelta) -> str:
@@ -115,8 +115,8 @@ def _entry(token: int, raw: bytes, logprob: float | None) -> dict[str, Any]:
 def _timings(finish: Finish) -> dict[str, Any]:
     found = finish.timings()
     return {
-        "cache_n": 0,
-        "prompt_per_token_ms": _per_token(found["prompt_ms"], finish.num_prompt),
+        "cache_n": finish.num_cached,
+        "prompt_per_token_ms": _per_token(found["prompt_ms"], finish.num_read),
         "predicted_per_token_ms": _per_token(found["predicted_ms"], finish.num_output - 1),
         **found,
     }

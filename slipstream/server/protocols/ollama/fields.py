@@ -101,6 +101,7 @@ class OllamaFields(SamplingFields):
             "bad_words": tuple(self.bad_words or ()),
             "response_format": single_format({"format": spec, **self.structured()}),
             "must_think": bool(self.think),
+            "cache": self.prompt_cache(),
         }
 
 

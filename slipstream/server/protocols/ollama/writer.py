@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slipstream.server.errors import ApiError, ollama_error
-from slipstream.server.protocols.api_protocol import ApiWriter, error_field, new_id
+from slipstream.server.protocols.api_protocol import ApiWriter, error_field
 from slipstream.server.protocols.ollama.chat import OllamaChatRequest
 from slipstream.server.protocols.ollama.fields import OllamaFields
 from slipstream.server.protocols.ollama.generate import OllamaGenerateRequest
@@ -49,7 +49,7 @@ class OllamaWriter(ApiWriter):
         loaded = {**self._object(self._content("", "", []), done=True), "done_reason": "load"}
         return loaded if self._loads else None
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         return ""
 
     def delta(self, delta: ChoiceDelta) -> str:
@@ -117,7 +117,7 @@ class OllamaGenerateWriter(OllamaWriter):
 
 def _call(call: Call, index: int) -> dict[str, Any]:
     function = {"index": index, "name": call.name, "arguments": call.arguments_object()}
-    return {"id": new_id("call_"), "function": function}
+    return {"id": f"call_{call.id}", "function": function}
 
 
 def _durations(finish: Finish) -> dict[str, int]:
@@ -128,6 +128,7 @@ def _durations(finish: Finish) -> dict[str, int]:
         "total_duration": load + reading + writing,
         "load_duration": load,
         "prompt_eval_count": finish.num_prompt,
+        "prompt_eval_cached_count": finish.num_cached,
         "prompt_eval_duration": reading,
         "eval_count": finish.num_output,
         "eval_duration": writing,

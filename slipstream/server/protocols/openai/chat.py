@@ -19,7 +19,7 @@ from slipstream.server.protocols.fields import (
     left_out,
     text_of,
 )
-from slipstream.server.protocols.known_fields import CALL, CHAT, CHAT_ONLY, MESSAGE, THINKING
+from slipstream.server.protocols.known_fields import CALL, CHAT, CHAT_ONLY, MESSAGE, THINKING, TOOL
 from slipstream.server.protocols.openai.fields import (
     ConversationFields,
     Effort,
@@ -91,6 +91,8 @@ def for_template(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 class ChatTool(Body):
     """Only functions are offered to the model; tools of other types are left out."""
+
+    ignored = TOOL
 
     type: ShortText
     function: Function | None = None

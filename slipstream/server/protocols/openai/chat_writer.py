@@ -42,7 +42,7 @@ class ChatWriter(ApiWriter):
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason, **more}
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         first = {"role": "assistant", "content": ""}
         prompt = {"prompt_token_ids": list(self.prompts[0])} if self._live.token_ids else {}
         return "".join(data(self._chunk(index, first) | prompt) for index in range(len(self._fixed)))
@@ -123,4 +123,4 @@ class ChatWriter(ApiWriter):
 
 def _call(part: Call) -> dict[str, Any]:
     function = {"name": part.name, "arguments": part.arguments}
-    return {"id": new_id("call_"), "type": "function", "function": function}
+    return {"id": f"call_{part.id}", "type": "function", "function": function}

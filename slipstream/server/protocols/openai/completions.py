@@ -74,7 +74,7 @@ class CompletionWriter(ApiWriter):
         ids = {"token_ids": list(choice.tokens), **self._prompt_ids(index)} if self._live.token_ids else {}
         return self._choice(index, choice.pieces, choice.finish) | ids
 
-    def opening(self, num_prompt: int) -> str:
+    def opening(self, num_prompt: int, num_cached: int) -> str:
         return ""
 
     def delta(self, delta: ChoiceDelta) -> str:

@@ -122,6 +122,7 @@ class OpenAiSamplingFields(SamplingFields):
             "stops": stop_list(self.stop),
             "bad_words": tuple(self.bad_words or ()),
             "num_choices": self.n or 1,
+            "cache": self.prompt_cache(),
             "response_format": self._response_format(),
         }
 

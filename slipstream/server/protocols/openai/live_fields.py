@@ -31,12 +31,13 @@ class LiveFields:
         usage = {"usage": self._usage_so_far(progress)} if self._usage else {}
         return usage | ({"timings": _timings(progress)} if self._timings else {})
 
-    def _usage_so_far(self, progress: Progress) -> dict[str, int]:
+    def _usage_so_far(self, progress: Progress) -> dict[str, Any]:
         num_output = sum(self._num_output.values())
         return {
             "prompt_tokens": progress.num_prompt,
             "completion_tokens": num_output,
             "total_tokens": progress.num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": progress.num_cached},
         }
 
 
@@ -44,7 +45,8 @@ def _timings(progress: Progress) -> dict[str, float]:
     """With the field names of llama.cpp's server. ``prompt_ms`` includes the queue here."""
     seconds, num_output = progress.output_seconds, progress.num_output
     return {
-        "prompt_n": progress.num_prompt,
+        "prompt_n": progress.num_prompt - progress.num_cached,
+        "cached_tokens": progress.num_cached,
         "prompt_ms": round(progress.prompt_seconds * 1e3, 3),
         "predicted_n": num_output,
         "predicted_ms": round(seconds * 1e3, 3),

@@ -24,7 +24,7 @@ from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt
 from slipstream.server.text.tools import MAX_TOOLS, Tool, ToolUse, tool_use
 
-OWN_OUTPUT = frozenset({"id", "phase", "status"})  # fields of our own output, which clients send back
+OWN_OUTPUT = frozenset({"cache_control", "id", "phase", "status"})  # most of them of our own output, sent back
 NOTHING: dict[str, Any] = {"role": "assistant", "content": ""}
 LOGPROBS = "message.output_text.logprobs"
 
@@ -232,4 +232,5 @@ def responses_generation_request(request: ResponsesRequest, engine: EngineConfig
         tools=request.tool_use(),
         thinking_budget=reasoning.max_tokens or request.thinking_budget,
         warnings=request.warnings(),
+        cache=request.prompt_cache(),
     )
