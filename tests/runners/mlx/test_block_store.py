@@ -117,6 +117,29 @@ def test_memory_is_taken_as_blocks_come_into_use(caches: list[KvCache]) -> None:
     assert store.num_bytes == len(caches) * 2 * block
 
 
+def test_keeping_a_block_copies_nothing_else() -> None:
+    """Neither the segment that it is written to, nor the buffer that is written next."""
+    cache = KvCache(FeedHolder(), 1, 2048)
+    cache.write_row(0, *(mx.ones((1, 2, 2048, 32)) for _ in range(2)))
+    store = BlockStore([cache], 64, 32)
+    store.join(0, ())
+    store.grow(0, tuple(range(64)))
+    one_token = [mx.ones((1, 2, 1, 32)) for _ in range(2)]
+    mx.eval(cache.arrays(), one_token)
+    store.save(0, 0, 32)
+    large = cache.arrays()[0].nbytes
+    assert store.num_bytes == 2 * large
+    taken = []
+    for step in range(2, 6):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        store.save(0, 0, 32 * step)
+        cache.write_row(0, *one_token)
+        mx.eval(cache.arrays())
+        taken.append(mx.get_peak_memory() - before)
+    assert max(taken) < large // 4
+
+
 # On a runner.
 
 PROMPT = tuple(3 * i % 89 for i in range(45))

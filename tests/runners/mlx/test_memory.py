@@ -174,26 +174,6 @@ def test_a_kept_state_holds_nothing_else(tmp_path: Path) -> None:
     assert state <= left[2] - left[1] < 2 * state  # in whole pages
 
 
-def test_a_step_that_keeps_copies_no_buffer(tmp_path: Path) -> None:
-    """Neither the rows' own nor a segment of the store, which is as large: only blocks."""
-    runner = open_mlx(tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True))
-    runner.drafter = ScriptedDrafter({}, tiny.VOCAB, "wrong", 0)
-    size, num_blocks = runner.info.block_size, PROMPT // runner.info.block_size
-    join = RowJoin(0, (1,) * (PROMPT + 100), PROMPT, SamplingParams(temperature=0.0), 0, 0.0)
-    first = RowStep(0, PROMPT - 64, blocks=tuple(range(num_blocks)), keeps=(Keep(PROMPT - 64),))
-    runner.submit(StepPlan(0, (), (join,), (first,)))
-    runner.collect()
-    taken: dict[bool, list[int]] = {True: [], False: []}
-    for step in range(8):
-        keeps = (Keep(PROMPT - 64 + (step + 1) * size),) if step % 2 else ()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        runner.submit(StepPlan(1 + step, (), (), (RowStep(0, size, keeps=keeps),)))
-        runner.collect()
-        taken[bool(keeps)].append(mx.get_peak_memory() - before)
-    assert max(taken[True]) - max(taken[False]) < buffer_bytes(runner) // 2
-
-
 @pytest.mark.parametrize("kind", ["default", "llama-gqa-tied", "qwen3_5_moe"])
 def test_weights_take_what_was_planned(tmp_path: Path, kind: str) -> None:
     """Planned from headers: a GGUF is not even read."""
