@@ -39,7 +39,8 @@ class MemoryPlan:
     kept_state: int = 0  # bytes of each
     num_host_blocks: int = 0  # the prefix cache's second tier, in host memory
     num_host_states: int = 0
-    shared_pool: bool = True  # False: each slot has blocks of its own, enough for max_context
+    shared_pool: bool = True  # False: each slot has room of its own for max_context
+    row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
     @property
     def kv_pool(self) -> int:
@@ -60,7 +61,7 @@ class MemoryPlan:
 
     @property
     def caches(self) -> int:
-        return self.kv_pool + self.states + self.kept_states
+        return self.kv_pool + self.row_buffers + self.states + self.kept_states
 
     @property
     def total(self) -> int:

@@ -132,7 +132,8 @@ class Limited:
     def __init__(self, runner: Runner, block_size: int, num_tokens: int) -> None:
         self._runner = runner
         num_blocks = -(-num_tokens // block_size)
-        self.info = replace(runner.info, block_size=block_size, num_blocks=num_blocks, keep_grid=block_size)
+        keep_grid = runner.info.keep_grid if block_size == runner.info.block_size else 0
+        self.info = replace(runner.info, block_size=block_size, num_blocks=num_blocks, keep_grid=keep_grid)
 
     def submit(self, plan: StepPlan) -> None:
         self._runner.submit(plan)

@@ -36,6 +36,7 @@ class ModelFacts:
     weight_bytes: int  # head included
     kv_token_bytes: int
     state_bytes: int
+    kv_row_bytes: int = 0  # of buffers beside the pool of blocks
 
 
 class StatusMonitor:
@@ -110,7 +111,7 @@ class StatusMonitor:
             "kv_blocks_total": total,
             "kv_blocks_used": seen.num_used_blocks,
             "block_size": block_size,
-            "kv_bytes": 0 if facts is None else total * block_size * facts.kv_token_bytes,
+            "kv_bytes": 0 if facts is None else total * block_size * facts.kv_token_bytes + facts.kv_row_bytes,
             "weight_bytes": 0 if facts is None else facts.weight_bytes,
             "state_bytes": 0 if facts is None else facts.state_bytes,
             "rss_bytes": resident_bytes(),
