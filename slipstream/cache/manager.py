@@ -1,7 +1,8 @@
 """The KV blocks of all rows, and the point from which each row starts.
 
-Rows are known by a key. A row is admitted with blocks, grows, starts from an empty cache or from another row's, and
-releases its blocks at its end or when it is preempted. Chooses no victims and knows neither sequences nor budgets.
+Rows are known by a key. A row is admitted with blocks, grows, starts from an empty cache, from another row's or from
+what the prefix cache has, and releases its blocks at its end or when it is preempted. Chooses no victims among rows and
+knows neither sequences nor budgets.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slipstream.cache.blocks import BlockPool
+from slipstream.cache.prefix_cache import MISS, Hit, PrefixCache
 from slipstream.engine.contract import EMPTY, Start
 
 
@@ -20,6 +22,7 @@ class RowDemand:
     key: str
     num_tokens: int  # its blocks must cover these
     num_shared: int = 0  # the first tokens, computed by another row: their full blocks will be shared
+    hit: Hit = MISS  # the first tokens, found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,24 @@ class RowBlocks:
     blocks: list[int] = field(default_factory=list)
     num_awaited: int = 0  # shared blocks that will be put before them when the row starts
     num_sent: int = 0  # the first ones: a plan with them went out
+    hit: Hit = MISS  # it will start from it
 
 
 class CacheManager:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, first_state: int = 0, num_states: int = 0) -> None:
+        """``num_states``: state slots of the prefix cache, numbered from ``first_state`` on."""
         self._pool = BlockPool(num_blocks, block_size)
         self._rows: dict[str, RowBlocks] = {}
+        self.prefixes = PrefixCache(self._pool, first_state, num_states)
 
     @property
     def num_free(self) -> int:
-        return self._pool.num_free
+        """Those that the prefix cache would give back among them."""
+        return self._pool.num_available
+
+    @property
+    def num_cached(self) -> int:
+        return self._pool.num_cached
 
     @property
     def num_used(self) -> int:
@@ -55,29 +66,39 @@ class CacheManager:
 
     def can_admit(self, demands: Iterable[RowDemand], num_running: int) -> bool:
         """Whether all of them fit and each running row can still have one more block: it may need it soon."""
-        return sum(map(self._num_own, demands)) + num_running <= self._pool.num_free
+        num_needed = num_running
+        for demand in demands:
+            num_needed += self._num_own(demand) + self._pool.count_idle(demand.hit.blocks)
+        return num_needed <= self._pool.num_available
 
     def admit(self, demand: RowDemand) -> None:
         assert demand.key not in self._rows
-        blocks = self._pool.allocate(self._num_own(demand))
-        self._rows[demand.key] = RowBlocks(list(blocks), demand.num_shared // self._pool.block_size)
+        self.prefixes.hold(demand.hit)
+        blocks = [*demand.hit.blocks, *self._allocate(self._num_own(demand))]
+        self._rows[demand.key] = RowBlocks(blocks, demand.num_shared // self._pool.block_size, hit=demand.hit)
 
     def _num_own(self, demand: RowDemand) -> int:
-        return self._pool.count_for(demand.num_tokens) - demand.num_shared // self._pool.block_size
+        num_shared = demand.num_shared // self._pool.block_size + len(demand.hit.blocks)
+        return self._pool.count_for(demand.num_tokens) - num_shared
+
+    def _allocate(self, count: int) -> tuple[int, ...]:
+        if count > self._pool.num_free:
+            self.prefixes.evict(count - self._pool.num_free)
+        return self._pool.allocate(count)
 
     def stop_sharing(self, key: str) -> None:
         """The row computes by itself the tokens it would have shared; the blocks for them must be free."""
         row = self._rows[key]
-        row.blocks += self._pool.allocate(row.num_awaited)
+        row.blocks += self._allocate(row.num_awaited)
         row.num_awaited = 0
 
     def reserve(self, key: str, num_tokens: int) -> bool:
         """Blocks for that many tokens. False, and nothing changes, where too few are free."""
         row = self._rows[key]
         missing = max(0, self._pool.count_for(num_tokens) - len(row.blocks))
-        if missing > self._pool.num_free:
+        if missing > self._pool.num_available:
             return False
-        row.blocks += self._pool.allocate(missing)
+        row.blocks += self._allocate(missing)
         return True
 
     def reserve_drafts(self, key: str, num_tokens: int, depth: int) -> int:
@@ -87,7 +108,7 @@ class CacheManager:
         return depth
 
     def start(self, key: str, source: CachedRow | None = None) -> Start:
-        """Where a joining row starts: with an empty cache, or where the source stands.
+        """Where a joining row starts: with an empty cache, where the prefix cache ends, or where the source stands.
 
         Full blocks of the source are shared from now on, a partly filled one is copied into the row's own.
         """
@@ -95,7 +116,7 @@ class CacheManager:
         assert not row.num_sent
         if source is None:
             assert not row.num_awaited
-            return EMPTY
+            return self._start_from_hit(row) if row.hit.num_tokens else EMPTY
         num_full, rest = divmod(source.num_computed, self._pool.block_size)
         assert num_full == row.num_awaited
         parent_blocks = self._rows[source.key].blocks
@@ -105,6 +126,18 @@ class CacheManager:
         row.num_awaited, row.num_sent = 0, num_full + (copied is not None)
         return Start(source.num_computed, tuple(row.blocks[: row.num_sent]), copied, source.slot)
 
+    def _start_from_hit(self, row: RowBlocks) -> Start:
+        hit, row.hit = row.hit, MISS
+        row.num_sent = len(hit.blocks)
+        if hit.state is None:
+            return Start(hit.num_tokens, hit.blocks)
+        self.prefixes.release_state(hit.state)
+        return Start(hit.num_tokens, hit.blocks, None, hit.state.slot)
+
+    def first_blocks(self, key: str, num_tokens: int) -> list[int]:
+        """Those that hold the row's first tokens."""
+        return self._rows[key].blocks[: num_tokens // self._pool.block_size]
+
     def take_unsent(self, key: str) -> tuple[int, ...]:
         """Blocks that no plan has carried yet; the next one does."""
         row = self._rows[key]
@@ -113,9 +146,13 @@ class CacheManager:
 
     def release(self, key: str) -> None:
         """Plans run in order, so these blocks may be given away in the very next plan."""
-        self._pool.release(self._rows.pop(key).blocks)
+        row = self._rows.pop(key)
+        if row.hit.state is not None:
+            self.prefixes.release_state(row.hit.state)
+        self._pool.release(row.blocks)
 
     def check_integrity(self, keys: Iterable[str]) -> None:
         """Exactly these rows have blocks, and every block is free or in as many tables as the pool counts."""
         assert self._rows.keys() == set(keys)
-        self._pool.check_integrity(block for row in self._rows.values() for block in row.blocks)
+        held = [block for row in self._rows.values() for block in row.blocks]
+        self._pool.check_integrity(held, self.prefixes.check_integrity())

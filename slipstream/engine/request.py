@@ -108,7 +108,7 @@ def length_limit(request: Request, info: RunnerInfo) -> int:
 
 
 class Sequence:
-    """A request until its end. Without a slot it waits; num_computed then is 0."""
+    """A request until its end. Without a slot it waits; num_computed then is 0, afterwards what it starts with."""
 
     def __init__(self, request: Request, limit: int, group: object = None) -> None:
         self.request = request
@@ -118,6 +118,8 @@ class Sequence:
         self.children: list[Sequence] = []  # their prompt is computed by this one at the moment
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
+        self.num_in_state = 0  # of those, tokens in its recurrent state: accepted drafts enter it a step later
+        self.awaited: tuple[Sequence, int] | None = None  # it waits until that one has computed so much
         self.drafts: tuple[int, ...] = ()
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
@@ -157,7 +159,8 @@ class Sequence:
     def join(self, start: Start, may_draft: bool) -> RowJoin:
         assert self.slot is not None
         assert not self.joined
-        self.joined, self.num_computed = True, start.num_computed
+        self.joined = True
+        self.num_computed = self.num_in_state = start.num_computed
         self._why_plain = PREEMPTED if self.num_output else ""
         request = self.request
         return RowJoin(
@@ -174,7 +177,8 @@ class Sequence:
 
     def leave(self) -> None:
         """Wait again, or end; every known token stays known."""
-        self.slot, self.joined, self.num_computed = None, False, 0
+        self.slot, self.joined = None, False
+        self.num_computed = self.num_in_state = 0
         self.drafts, self.confidences, self.prompt_logprobs = (), (), ()
 
     def commit(self, result: RowResult) -> Commit | None:
@@ -187,6 +191,7 @@ class Sequence:
         if row.feed < num_uncomputed:
             assert not result.tokens
             self.num_computed += result.num_fed
+            self.num_in_state = self.num_computed
             return None
         commit = self._commit_sample(result, result.num_fed - num_uncomputed)
         self._why_plain = "" if self.drafts else why_plain or UNSURE
@@ -198,7 +203,8 @@ class Sequence:
         assert result.tokens[:-1] == self.drafts[:num_accepted]
         assert len(result.logprobs) == (0 if self.request.params.logprobs is None else len(result.tokens))
         kept, reason = self._until_end(result.tokens)
-        self.num_computed = len(self.tokens) + num_accepted
+        self.num_in_state = len(self.tokens)
+        self.num_computed = self.num_in_state + num_accepted
         self.tokens += kept
         why_plain = "" if num_drafted else self._why_plain
         num_drafted = min(num_drafted, len(kept)) if reason else num_drafted

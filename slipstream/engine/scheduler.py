@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
+from slipstream.cache.prefix_cache import Hit
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
+from slipstream.engine.prefix_sharing import PrefixSharing
 from slipstream.engine.request import (
     Commit,
     FinishReason,
@@ -48,7 +50,8 @@ class Scheduler:
         self.config = config
         self.counters = EngineCounters()
         self._clock = clock
-        self._cache = CacheManager(info.num_blocks, info.block_size)
+        self._cache = CacheManager(info.num_blocks, info.block_size, info.num_slots, info.num_states)
+        self._sharing = PrefixSharing(info, config, self._cache)
         self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
         self._num_slots = len(self._free_slots)
         self._waiting = WaitingLine()
@@ -158,18 +161,36 @@ class Scheduler:
         step.add(sequence, bounds, min(max_feed, step.chunk))
 
     def _admit(self, step: StepBuilder) -> None:
-        while self._waiting and step.chunk and not step.starved:
+        self._waiting.unpark(self._sharing.still_waits)
+        while self._waiting.has_next and step.chunk and not step.starved:
             group = self._fitting(self._waiting.first_group())
             if not group:
                 return
+            first = group[0]
+            hit, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
+            if self._sharing.leader(first, hit, may_draft, self._running) is not None:
+                self._waiting.park(group)
+                continue
             self._waiting.take(group)
-            bind(group[0], group[1:])
+            bind(first, group[1:])
             for sequence in group:
-                self._running.append(sequence)
-                sequence.counters.join(self._clock())
-                sequence.slot = self._free_slots.pop()
-                self._cache.admit(self._demand(sequence, sequence.parent is not None))
-            self._schedule_chunk(step, group[0], group[0].bounds)
+                self._admit_one(sequence, hit)
+            self._schedule_chunk(step, first, first.bounds)
+
+    def _admit_one(self, sequence: Sequence, hit: Hit) -> None:
+        """``hit``: what is cached for its group."""
+        self._cache.admit(self._demand(sequence, sequence.parent is not None))
+        self._sharing.admitted(sequence, hit, self.policy.may_draft(sequence.draft_setting))
+        if sequence.counters.joined_at is None and sequence.parent is None:
+            self.counters.num_cache_queries += len(sequence.request.prompt_tokens)
+            self.counters.num_cache_hits += hit.num_tokens
+        self._running.append(sequence)
+        sequence.counters.join(self._clock())
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed = 0 if sequence.parent else hit.num_tokens
+
+    def _find(self, sequence: Sequence) -> Hit:
+        return self._sharing.find(sequence, self.policy.may_draft(sequence.draft_setting))
 
     def _fitting(self, group: list[Sequence]) -> list[Sequence]:
         """All of a group or none; as many as there is room for only where no running row will make room."""
@@ -183,7 +204,9 @@ class Scheduler:
     def _demand(self, sequence: Sequence, has_parent: bool) -> RowDemand:
         """Blocks for its known tokens and its first drafts; a child shares all before the prompt's last token."""
         num_tokens = min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth)
-        return RowDemand(sequence.id, num_tokens, len(sequence.request.prompt_tokens) - 1 if has_parent else 0)
+        if has_parent:
+            return RowDemand(sequence.id, num_tokens, len(sequence.request.prompt_tokens) - 1)
+        return RowDemand(sequence.id, num_tokens, hit=self._find(sequence))
 
     def _request_drafts(self, step: StepBuilder) -> None:
         """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
@@ -222,10 +245,13 @@ class Scheduler:
             assert not parent.in_flight
             source = CachedRow(parent.id, parent.slot, parent.num_computed)
         start = self._cache.start(sequence.id, source)
+        self._sharing.started(sequence, start.num_computed)
         return sequence.join(start, self.policy.may_draft(sequence.draft_setting))
 
     def _launch(self, step: StepBuilder) -> StepPlan:
         step.joins += [self._join(row.sequence) for row in step.rows if not row.sequence.joined]
+        for row in step.rows:
+            row.keeps = self._sharing.keeps(row.sequence, row.bounds, row.feed)
         rows = tuple(row.step(self._cache.take_unsent(row.sequence.id)) for row in step.rows)
         plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows)
         self._in_flight.append(step.launch(plan))
@@ -264,6 +290,7 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         self._running.remove(sequence)
         sequence.leave()
+        self._sharing.left(sequence)
         self._cache.release(sequence.id)
         successor = unbind(sequence)
         if successor is not None:
@@ -296,6 +323,7 @@ class Scheduler:
         if row.confidences:
             self.policy.observe_proposal(row.confidences)
         commit = sequence.commit(row)
+        self._sharing.committed(sequence)
         if commit is None:
             return None
         if self._step_seconds is not None:
@@ -333,6 +361,7 @@ class Scheduler:
         del self._live[sequence.id]
         if sequence.slot is None:
             self._waiting.remove(sequence)
+            self._sharing.left(sequence)
         else:
             self._vacate(sequence)
         self.counters.finished[reason] += 1
@@ -355,6 +384,9 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_free_blocks=self._cache.num_free,
             num_used_blocks=self._cache.num_used,
+            num_cached_blocks=self._cache.num_cached,
+            num_states=self.info.num_states,
+            num_used_states=self._cache.prefixes.num_states,
             depth_reason=self.policy.reason,
             last_depth=self._last_depth,
         )

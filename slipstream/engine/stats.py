@@ -159,6 +159,8 @@ class RowCounters(DraftCounters):
         self.num_preemptions = 0
         self.why_plain: Counter[str] = Counter()  # reasons for steps without drafts
         self.last_depth = 0  # drafts requested when it sampled last
+        self.cached_tokens = 0  # of the prompt, when it joined for the first time
+        self.cache_note = ""  # why not more
         self.joined_at: float | None = None  # the first time
         self.first_token_at: float | None = None
 
@@ -187,6 +189,8 @@ class RowCounters(DraftCounters):
             total_seconds=now - arrival,
             queue_seconds=None if self.joined_at is None else self.joined_at - arrival,
             why_plain=max(self.why_plain, key=self.why_plain.__getitem__, default=""),
+            cached_tokens=self.cached_tokens,
+            cache_note=self.cache_note,
             max_depth=max_depth,
         )
 
@@ -261,6 +265,8 @@ class EngineCounters(DraftCounters):
         self.num_output_tokens = 0
         self.num_preemptions = 0
         self.finished: Counter[str] = Counter()
+        self.num_cache_queries = 0
+        self.num_cache_hits = 0
 
     def count_step(self, num_fed: int) -> None:
         self.num_steps += 1
@@ -274,6 +280,9 @@ class EngineCounters(DraftCounters):
         num_waiting: int,
         num_free_blocks: int,
         num_used_blocks: int,
+        num_cached_blocks: int,
+        num_states: int,
+        num_used_states: int,
         depth_reason: str,
         last_depth: int,
     ) -> StatsSnapshot:
@@ -282,6 +291,11 @@ class EngineCounters(DraftCounters):
             num_waiting=num_waiting,
             num_free_blocks=num_free_blocks,
             num_used_blocks=num_used_blocks,
+            num_cached_blocks=num_cached_blocks,
+            num_states=num_states,
+            num_used_states=num_used_states,
+            num_cache_queries=self.num_cache_queries,
+            num_cache_hits=self.num_cache_hits,
             num_steps=self.num_steps,
             step_sizes=tuple(self.step_sizes),
             num_fed=self.num_fed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RowJoin, RowStep, StepPlan, StepResult
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest, Keep, RowJoin, RowStep, StepPlan, StepResult
 from slipstream.engine.request import Sequence
 from slipstream.speculate.policy import StepTiming
 
@@ -18,6 +18,7 @@ class ScheduledRow:
     bounds: Bounds  # before this step
     feed: int
     draft: DraftRequest = NO_DRAFTS
+    keeps: tuple[Keep, ...] = ()
     why_plain: str = ""  # why it proposes no drafts, if it samples
 
     @property
@@ -30,7 +31,7 @@ class ScheduledRow:
 
     def step(self, blocks: tuple[int, ...] = ()) -> RowStep:
         assert self.sequence.slot is not None
-        return RowStep(self.sequence.slot, self.feed, self.draft, blocks)
+        return RowStep(self.sequence.slot, self.feed, self.draft, blocks, self.keeps)
 
 
 @dataclass(slots=True)

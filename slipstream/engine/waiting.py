@@ -7,6 +7,7 @@ group.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Generic, TypeVar
 
@@ -65,8 +66,25 @@ class WaitingLine:
         self._preempted: deque[Sequence] = deque()
         self._new: RoundRobin[Sequence] = RoundRobin()
 
+        self._parked: list[list[Sequence]] = []  # groups that wait for what another sequence computes
+
     def __len__(self) -> int:
-        return len(self._preempted) + len(self._new)
+        return len(self._preempted) + len(self._new) + sum(map(len, self._parked))
+
+    @property
+    def has_next(self) -> bool:
+        return bool(self._preempted) or len(self._new) > 0
+
+    def park(self, group: Items[Sequence]) -> None:
+        """The first group steps aside; the others go on."""
+        self.take(group)
+        self._parked.append(list(group))
+
+    def unpark(self, still_waits: Callable[[Sequence], bool]) -> None:
+        """Those that need not wait any longer are the next, in their order."""
+        for group in [group for group in self._parked if not still_waits(group[0])]:
+            self._parked.remove(group)
+            self._preempted.extend(group)
 
     def add(self, sequence: Sequence) -> None:
         self._new.add(sequence.request.client, sequence)
@@ -87,7 +105,11 @@ class WaitingLine:
             self._new.take(len(group))
 
     def remove(self, sequence: Sequence) -> None:
-        if sequence in self._preempted:
+        group = next((group for group in self._parked if sequence in group), None)
+        if group is not None:
+            group.remove(sequence)
+            self._parked = [group for group in self._parked if group]
+        elif sequence in self._preempted:
             self._preempted.remove(sequence)
         else:
             self._new.remove(sequence.request.client, sequence)

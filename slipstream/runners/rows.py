@@ -25,6 +25,12 @@ class RowSpan:
     def num_fed(self) -> int:
         return self.num_committed + self.num_drafts
 
+    @property
+    def kept_states(self) -> list[tuple[int, int]]:
+        """For each state that is kept: after how many replayed and committed tokens, and the state slot."""
+        before = self.start - self.num_replay
+        return [(keep.position - before, keep.state) for keep in self.keeps if keep.state is not None]
+
 
 def matcher_of(join: RowJoin, vocab_size: int) -> Matcher | None:
     """It stands after the output that a preempted stream brings along."""

@@ -130,7 +130,8 @@ class Limited:
 
     def __init__(self, runner: Runner, block_size: int, num_tokens: int) -> None:
         self._runner = runner
-        self.info = replace(runner.info, block_size=block_size, num_blocks=-(-num_tokens // block_size))
+        num_blocks = -(-num_tokens // block_size)
+        self.info = replace(runner.info, block_size=block_size, num_blocks=num_blocks, keep_grid=block_size)
 
     def submit(self, plan: StepPlan) -> None:
         self._runner.submit(plan)

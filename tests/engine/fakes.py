@@ -1,7 +1,8 @@
 """A runner in pure Python that keeps engine/contract.py to the letter and asserts that the scheduler does too.
 
 Its model: the next token is a hash of the seed and the whole history. Its drafter can be right, wrong, or both. What it
-writes into blocks is a hash of the history alone, so that streams with other seeds can share them.
+writes into blocks is a hash of the history alone, so that streams with other seeds can share them. Its MTP head is fed
+as late as the contract allows: when the row drafts, and in steps that keep something.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.engine.contract import (
+    MAX_KEEPS,
     RowJoin,
     RowResult,
     RowStep,
@@ -76,7 +78,10 @@ class Row:
     params: SamplingParams
     num_prompt: int
     num_reported: int  # of its prompt's tokens, if their log-probabilities are asked for
+    may_draft: bool = True
     cursor: int = 0
+    num_in_state: int = 0  # tokens in its recurrent state: without the drafts accepted last
+    num_fed_head: int = 0  # positions that the head has been fed
     drafts: tuple[int, ...] = ()
     table: list[int] = field(default_factory=list)
 
@@ -111,6 +116,9 @@ class FakeRunner:
         self._uncollected: deque[StepResult] = deque()
         self._held: Counter[int] = Counter()  # how many rows have each block in their table
         self._memory: dict[int, list[int | None]] = {}  # block -> digests written there
+        self._head_memory: dict[int, list[int | None]] = {}  # the same of the head: with the token after
+        self._states: dict[int, int] = {}  # state slot -> digest of the tokens before
+        self.num_kept = 0
         self.rows: dict[int, Row] = {}
         self.plans: list[StepPlan] = []
         self.num_prompt_computed = 0  # tokens of prompts, each time one is computed
@@ -151,16 +159,33 @@ class FakeRunner:
         assert join.slot not in self.rows
         assert 1 <= join.num_prompt <= len(join.tokens) < self._info.max_context
         fresh = join.params.prompt_logprobs is not None and join.num_prompt == len(join.tokens)
-        row = Row([], [0], join.seed, join.params, join.num_prompt, join.num_prompt if fresh else 0)
+        num_reported = join.num_prompt if fresh else 0
+        row = Row([], [0], join.seed, join.params, join.num_prompt, num_reported, join.may_draft)
         for token in join.tokens:
             row.push(token)
         del row.digests[0]
-        if join.start.state_of is not None:
-            self._start(row, join.start, join.start.state_of)
+        source = join.start.state_of
+        if source is not None and source < self._info.num_slots:
+            self._start(row, join.start, source)
+        elif join.start.num_computed:
+            self._start_from_cache(row, join.start)
+        row.num_in_state = row.num_fed_head = row.cursor
         self.rows[join.slot] = row
+
+    def _start_from_cache(self, row: Row, start: Start) -> None:
+        size = self._info.block_size
+        assert 0 < start.num_computed < len(row.tokens)
+        assert start.num_computed % self._info.keep_grid == 0
+        assert start.copied is None
+        assert len(start.blocks) * size == start.num_computed
+        assert (start.state_of is not None) == (self._info.num_states > 0)
+        if start.state_of is not None:
+            assert self._states[start.state_of] == row.digests[start.num_computed - 1], "another state"
+        row.cursor, row.table = start.num_computed, list(start.blocks)
 
     def _start(self, row: Row, start: Start, parent: int) -> None:
         source = self.rows[parent]
+        self._feed_head(source, source.cursor)
         assert source.cursor == start.num_computed == len(row.tokens) - 1
         assert not source.drafts
         assert source.tokens == row.tokens
@@ -172,6 +197,7 @@ class FakeRunner:
             block, own = start.copied
             assert block == source.table[start.num_computed // size]
             self._memory[own] = list(self._memory[block])
+            self._head_memory[own] = list(self._head_memory.get(block, [None] * size))
             row.table.append(own)
 
     def _check_plan(self, plan: StepPlan) -> None:
@@ -199,12 +225,48 @@ class FakeRunner:
         if row.cursor + fed < known:
             assert step.draft.depth == 0
             row.cursor += fed
+            self._keep(row, step, row.cursor)
             return RowResult(step.slot, fed, (), (), prompt_logprobs=prompt)
         committed = self._sample(row, drafts)
         row.cursor = len(row.tokens) - 1
+        self._keep(row, step, known)
+        if step.draft.depth:
+            self._feed_head(row, row.cursor)
+            self._check_head(row)
         row.drafts, confidences = self._propose(row, step)
         logprobs = _opinions(row, known - 1, len(row.tokens) - 1, row.params.logprobs)
         return RowResult(step.slot, fed, committed, row.drafts, confidences, logprobs, prompt)
+
+    def _keep(self, row: Row, step: RowStep, num_in_state: int) -> None:
+        """The row's committed state moves on."""
+        assert len(step.keeps) <= MAX_KEEPS
+        assert [keep.position for keep in step.keeps] == sorted({keep.position for keep in step.keeps})
+        for keep in step.keeps:
+            assert keep.position % self._info.keep_grid == 0
+            assert (keep.state is not None) == (self._info.num_states > 0)
+            if row.num_in_state < keep.position <= num_in_state:
+                self.num_kept += 1
+                self._feed_head(row, row.cursor)
+                if keep.state is not None:
+                    assert 0 <= keep.state - self._info.num_slots < self._info.num_states
+                    self._states[keep.state] = row.digests[keep.position - 1]
+        row.num_in_state = num_in_state
+
+    def _feed_head(self, row: Row, end: int) -> None:
+        if not row.may_draft:
+            return
+        for position in range(row.num_fed_head, end):
+            block = row.table[position // self._info.block_size]
+            cell = self._head_memory.setdefault(block, [None] * self._info.block_size)
+            cell[position % self._info.block_size] = row.digests[position + 1]
+        row.num_fed_head = end
+
+    def _check_head(self, row: Row) -> None:
+        """What the head was fed is there, whoever fed it, with the tokens that follow in this row."""
+        size = self._info.block_size
+        for position in range(row.cursor):
+            found = self._head_memory[row.table[position // size]][position % size]
+            assert found == row.digests[position + 1], f"the head's entry at {position} is another's"
 
     def _sample(self, row: Row, drafts: tuple[int, ...]) -> tuple[int, ...]:
         committed: list[int] = []

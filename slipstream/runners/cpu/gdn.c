@@ -160,8 +160,26 @@ INLINE void step(const int more, work_t *w, int t, int k_dim, const vf delta[VEC
   }
 }
 
-/* All tokens of a block over columns d .. of the state, which is stored after the first `committed` of them. */
-static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, int tokens, int committed) {
+static float *state_of(const gdn_layer *l, int slot, int head) {
+  return l->state + ((int64_t)slot * l->num_v_heads + head) * l->k_dim * l->v_dim;
+}
+
+/* A block of a row's tokens, from the from-th on: its state is stored after the first `committed` of them. */
+typedef struct {
+  const gdn_row *row;
+  int head, from, tokens, committed;
+} block_t;
+
+/* The state after the first t tokens of a block, where it is to be kept. */
+static void keep_slice(const gdn_layer *l, const work_t *w, const block_t *b, int d, int n, int t) {
+  for (int i = 0; i < b->row->num_keeps; i++)
+    if (b->row->keep_at[i] == b->from + t)
+      store_slice(w->state, l->k_dim, l->v_dim, n, state_of(l, b->row->keep_slot[i], b->head) + d);
+}
+
+/* All tokens of a block over columns d .. of the state. */
+static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, const block_t *b) {
+  const int tokens = b->tokens, committed = b->committed;
   const int n = l->v_dim - d < SLICE ? l->v_dim - d : SLICE;
   vf o[VECTORS], r[VECTORS], delta[VECTORS];
   load_slice(state + d, l->k_dim, l->v_dim, n, w->state);
@@ -173,6 +191,7 @@ static void run_slice(const gdn_layer *l, work_t *w, float *state, int d, int to
     if (t + 1 < tokens) step(1, w, t, l->k_dim, delta, o, r);
     else step(0, w, t, l->k_dim, delta, o, r);
     for (int c = 0; c < VECTORS; c++) v_store(w->o[t] + d + c * VL, o[c]);
+    if (t < committed && b->row->num_keeps) keep_slice(l, w, b, d, n, t + 1);
     if (t + 1 == committed) store_slice(w->state, l->k_dim, l->v_dim, n, state + d);
   }
 }
@@ -194,30 +213,38 @@ static void head_item(void *job, int item) {
   const gdn_layer *l = j->l;
   const int head = item % l->num_v_heads;
   const gdn_row *row = j->rows + item / l->num_v_heads;
-  float *state = l->state + ((int64_t)row->slot * l->num_v_heads + head) * l->k_dim * l->v_dim;
+  float *state = state_of(l, row->slot, head);
   work_t *w = pool_scratch(sizeof(work_t));
   int committed = row->num_replay + row->num_committed;
   for (int from = 0, n; from < committed + row->num_drafts; from += n) {
     int last = committed - from <= BLOCK_TOKENS, kept = last ? committed - from : BLOCK_TOKENS;
     n = last ? kept + row->num_drafts : kept;
     prepare(j, row, head, from, n, w);
-    for (int d = 0; d < l->v_dim; d += SLICE) run_slice(l, w, state, d, n, kept);
+    const block_t block = {row, head, from, n, kept};
+    for (int d = 0; d < l->v_dim; d += SLICE) run_slice(l, w, state, d, &block);
     finish(j, row, head, from, n, w);
   }
 }
 
 /* ---- commit ---- */
 
-/* The window after the last committed token, oldest first: it may move down inside itself. Then the drafts' tape. */
+/* The window after the first n tokens of a row, oldest first: it may move down inside itself. */
+static void store_window(const gdn_job *j, const gdn_row *row, int n, int slot) {
+  const int taps = j->l->kernel - 1;
+  for (int tap = 0; tap < taps; tap++) {
+    float *to = j->l->window + ((int64_t)slot * taps + tap) * j->channels;
+    memmove(to, input_at(j, row, n - taps + tap), (size_t)j->channels * 4);
+  }
+}
+
+/* Windows that are kept, while the row's own is still the old one; that of the last committed token; the drafts' tape. */
 static void row_item(void *job, int item) {
   const gdn_job *j = job;
   const gdn_layer *l = j->l;
   const gdn_row *row = j->rows + item;
   const int committed = row->num_replay + row->num_committed;
-  for (int tap = 0; tap < l->kernel - 1; tap++) {
-    float *to = l->window + ((int64_t)row->slot * (l->kernel - 1) + tap) * j->channels;
-    memmove(to, input_at(j, row, committed - l->kernel + 1 + tap), (size_t)j->channels * 4);
-  }
+  for (int i = 0; i < row->num_keeps; i++) store_window(j, row, row->keep_at[i], row->keep_slot[i]);
+  store_window(j, row, committed, row->slot);
   for (int d = 0; d < row->num_drafts; d++) {
     const float *x = input_at(j, row, committed + d);
     int64_t at = (int64_t)row->slot * l->depth + d;

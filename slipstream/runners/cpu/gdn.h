@@ -8,9 +8,13 @@
 #define GDN_MAX_KERNEL 8
 #define GDN_MAX_DRAFTS 64 /* of a row in a step */
 
-/* What a row feeds: replayed drafts from its tape, then committed tokens, then drafts. The same struct is in gdn.py. */
+#define GDN_MAX_KEEPS 4 /* of a row in a step */
+
+/* What a row feeds: replayed drafts from its tape, then committed tokens, then drafts. State and window after the first
+ * keep_at[i] of the replayed and committed tokens are copied to slot keep_slot[i]. The same struct is in gdn.py. */
 typedef struct {
-  int32_t slot, offset, num_committed, num_drafts, num_replay;
+  int32_t slot, offset, num_committed, num_drafts, num_replay, num_keeps;
+  int32_t keep_at[GDN_MAX_KEEPS], keep_slot[GDN_MAX_KEEPS];
 } gdn_row;
 
 /* A layer's weights and caches; the same struct is in gdn.py. */

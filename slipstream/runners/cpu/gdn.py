@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from slipstream.engine.contract import MAX_KEEPS
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cpu.bindings import Kernels, floats
 from slipstream.runners.rows import RowSpan
@@ -64,6 +65,12 @@ class GdnLayer:
 
 
 def row_table(rows: Sequence[RowSpan]) -> Tensor:
-    """The rows of a step as gdn.h has them. int32 [rows, 5]"""
-    table = [[row.slot, row.offset, row.num_committed, row.num_drafts, row.num_replay] for row in rows]
-    return torch.tensor(table, dtype=torch.int32)
+    """The rows of a step as gdn.h has them. int32 [rows, 6 + 2 * MAX_KEEPS]"""
+    return torch.tensor([_row_fields(row) for row in rows], dtype=torch.int32)
+
+
+def _row_fields(row: RowSpan) -> list[int]:
+    kept = row.kept_states
+    padding = [0] * (MAX_KEEPS - len(kept))
+    sizes = [row.slot, row.offset, row.num_committed, row.num_drafts, row.num_replay, len(kept)]
+    return [*sizes, *(count for count, _ in kept), *padding, *(slot for _, slot in kept), *padding]

@@ -1,4 +1,4 @@
-"""When the MTP head is fed: as soon as its row drafts, and not before.
+"""When the MTP head is fed: as soon as its row drafts or keeps something for others, and not before.
 
 A row that reads or decodes without drafts leaves its tokens and the target's hidden states here, up to a limit. Fed
 together later they give the head the keys and values that it would have had: there are no holes, only a delay. Nothing
@@ -63,14 +63,14 @@ class DeferredFeed(Generic[A, B]):
         self._feed_due([row for row in rows if row.may_draft])
 
     def _feed_due(self, rows: Sequence[CommittedRow]) -> None:
-        """Rows that draft now, and those of which too much waits."""
+        """Rows that draft now, those that keep something, and those of which too much waits."""
         spans: list[RowSpan] = []
         parts: list[_Unfed[A]] = []
         end = 0
         for row in rows:
             slot = row.span.slot
             count = len(self._after[slot].next_tokens)
-            if row.drafts_now or count > MAX_DEFERRED:
+            if row.drafts_now or row.span.keeps or count > MAX_DEFERRED:
                 parts.append(self._after.pop(slot))
                 spans.append(RowSpan(slot, row.span.start + row.num_kept - count, end, count))
                 end += count

@@ -65,13 +65,15 @@ class Row:
     fault: str = ""  # why it cannot go on; it is computed until it leaves, and reports nothing any more
     logprobs: LogprobRequest = NO_LOGPROBS
 
-    def span(self, feed: int, offset: int) -> RowSpan:
-        """The tokens of this row in a step that may feed ``feed`` of them."""
+    def span(self, step: RowStep, offset: int) -> RowSpan:
+        """The tokens of this row in a step."""
         num_known = len(self.tokens) - self.cursor
-        num_fed = min(feed, num_known + len(self.drafts))
+        num_fed = min(step.feed, num_known + len(self.drafts))
         assert num_fed > 0, f"slot {self.slot} was planned with nothing to feed"
         committed = min(num_fed, num_known)
-        return RowSpan(self.slot, self.cursor, offset, committed, num_fed - committed, self.num_replay)
+        before, after = self.cursor - self.num_replay, self.cursor + committed
+        keeps = tuple(keep for keep in step.keeps if before < keep.position <= after)
+        return RowSpan(self.slot, self.cursor, offset, committed, num_fed - committed, self.num_replay, keeps)
 
     def fed_tokens(self, span: RowSpan) -> list[int]:
         known = self.tokens[span.start : span.start + span.num_committed]
@@ -152,7 +154,7 @@ def spans_of(rows: Sequence[Row], steps: Sequence[RowStep]) -> tuple[RowSpan, ..
     spans: list[RowSpan] = []
     offset = 0
     for row, step in zip(rows, steps, strict=True):
-        span = row.span(step.feed, offset)
+        span = row.span(step, offset)
         spans.append(span)
         offset += span.num_fed
     return tuple(spans)

@@ -76,6 +76,8 @@ class HostRunner(Generic[A, B]):
         for join in plan.joins:
             assert join.slot not in self.rows, f"slot {join.slot} is taken"
             source = join.start.state_of
+            if source is not None and source >= self.info.num_slots:
+                source = None  # a state slot: no row
             assert source is None or self.rows[source].num_replay == 0
             self.rows[join.slot] = join_row(join, self.info.vocab_size, *self.model.processors_for(join.params))
             self.model.join(join)

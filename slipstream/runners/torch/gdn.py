@@ -2,12 +2,14 @@
 
 Each row's inputs are laid out as [window | replayed + committed | drafts] with all rows' commit points in one column,
 so that the committed state and window are stored once. Short rows step token by token, in the same order and precision
-whether a token is fed, replayed or drafted; long prefill rows use the chunked form.
+whether a token is fed, replayed or drafted; long prefill rows use the chunked form. A row that keeps a state goes in
+pieces that end there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,15 +33,33 @@ def gdn_mix(
 ) -> Tensor:
     """The recurrence's output [tokens, v heads * v dim]; commits the state up to each row's last committed token."""
     out = torch.empty(conv_in.shape[0], gdn.num_v_heads * gdn.v_dim, device=conv_in.device, dtype=conv_in.dtype)
-    for layout in batch.once("gdn_layouts", lambda: _layouts(batch.rows, conv_in.device)):
+    for layout, kept_in in batch.once("gdn_layouts", lambda: _layouts(batch.rows, conv_in.device)):
         _mix_group(layout, conv_in, gates, conv_weight, gdn, cache, out)
+        if kept_in is not None:
+            cache.copy(*kept_in)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A row, or a part of one."""
+
+    slot: int
+    offset: int
+    num_committed: int
+    num_drafts: int
+    num_replay: int
+    first_replay: int = 0  # on the tape
+
+    @property
+    def num_fed(self) -> int:
+        return self.num_committed + self.num_drafts
 
 
 class _Layout:
     """Index lists of a group's tokens in a padded [rows, before + after] grid."""
 
-    def __init__(self, rows: Sequence[RowSpan], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[_Piece], device: torch.device) -> None:
         self.num_rows = len(rows)
         self.before = max(row.num_replay + row.num_committed for row in rows)
         self.after = max(row.num_drafts for row in rows)
@@ -48,7 +68,7 @@ class _Layout:
         fed = [
             (i, self.before - r.num_committed + j, r.offset + j) for i, r in enumerate(rows) for j in range(r.num_fed)
         ]
-        taped = [(i, first[i] + j, r.slot, j) for i, r in enumerate(rows) for j in range(r.num_replay)]
+        taped = [(i, first[i] + j, r.slot, r.first_replay + j) for i, r in enumerate(rows) for j in range(r.num_replay)]
         ahead = [(r.slot, j, r.offset + r.num_committed + j) for r in rows for j in range(r.num_drafts)]
         self.slots = _upload([row.slot for row in rows], device)
         self.first = _upload(first, device)
@@ -68,12 +88,30 @@ def _upload(values: Sequence[object], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def _layouts(rows: tuple[RowSpan, ...], device: torch.device) -> list[_Layout]:
-    """All layers of a step share them: short rows together, each long prefill row by itself."""
-    short = [row for row in rows if row.num_committed <= SEQUENTIAL_LIMIT]
+def _layouts(rows: tuple[RowSpan, ...], device: torch.device) -> list[tuple[_Layout, tuple[int, int] | None]]:
+    """All layers of a step share them: short rows together, each long prefill row by itself, and each piece of a row
+    that keeps states: its slot and the state slot follow."""
+    whole = [_piece(row, 0, row.num_replay + row.num_committed) for row in rows if not row.kept_states]
+    short = [piece for piece in whole if piece.num_committed <= SEQUENTIAL_LIMIT]
     groups = [short] if short else []
-    groups += [[row] for row in rows if row.num_committed > SEQUENTIAL_LIMIT]
-    return [_Layout(group, device) for group in groups]
+    groups += [[piece] for piece in whole if piece.num_committed > SEQUENTIAL_LIMIT]
+    layouts: list[tuple[_Layout, tuple[int, int] | None]] = [(_Layout(group, device), None) for group in groups]
+    for row in rows:
+        first, end = 0, row.num_replay + row.num_committed
+        for count, slot in row.kept_states:
+            layouts.append((_Layout([_piece(row, first, count)], device), (row.slot, slot)))
+            first = count
+        if row.kept_states and (first < end or row.num_drafts):
+            layouts.append((_Layout([_piece(row, first, end)], device), None))
+    return layouts
+
+
+def _piece(row: RowSpan, first: int, end: int) -> _Piece:
+    """Of a row's replayed and committed tokens; the drafts follow the last one."""
+    num_replay = max(0, min(end, row.num_replay) - first)
+    fed_first, fed_end = max(0, first - row.num_replay), max(0, end - row.num_replay)
+    num_drafts = row.num_drafts if end == row.num_replay + row.num_committed else 0
+    return _Piece(row.slot, row.offset + fed_first, fed_end - fed_first, num_drafts, num_replay, first)
 
 
 def _mix_group(

@@ -142,7 +142,9 @@ class _Loader:
 
     def _keep_grid(self) -> int:
         """Recurrent layers on a GPU read prompts in chunks; on a CPU token by token."""
-        return math.lcm(self.memory.block_size, self.platform.chunk) if self.spec.gdn else self.memory.block_size
+        if self.spec.gdn is None:
+            return self.memory.block_size
+        return math.lcm(self.memory.block_size, self.platform.chunk) if self.memory.num_states else 0
 
     def _info(self, lag: int) -> RunnerInfo:
         return RunnerInfo(

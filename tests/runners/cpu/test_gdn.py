@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.engine.contract import Keep
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.gdn import MAX_DIM, fits
@@ -46,8 +47,8 @@ def inputs(gdn: GdnSpec, num_tokens: int) -> Tensor:
 class Row:
     """One stream's raw inputs, fed piece by piece: drafts whose inputs are true are accepted, others replaced."""
 
-    def __init__(self, slot: int, x: Tensor) -> None:
-        self.slot, self.x, self.cursor, self.replay = slot, x, 0, 0
+    def __init__(self, slot: int, x: Tensor, keeps: tuple[Keep, ...] = ()) -> None:
+        self.slot, self.x, self.cursor, self.replay, self.keeps = slot, x, 0, 0, keeps
         self.outputs: dict[int, Tensor] = {}
 
     def feed(self, committed: int, drafts: int, accepted: int, offset: int) -> tuple[RowSpan, Tensor]:
@@ -56,7 +57,9 @@ class Row:
         self._accepted = min(accepted, drafts)
         fed = self.x[self.cursor : self.cursor + committed + drafts].clone()
         fed[committed + self._accepted :] += 1.0  # wrong drafts
-        self._span = RowSpan(self.slot, self.cursor, offset, committed, drafts, self.replay)
+        before, after = self.cursor - self.replay, self.cursor + committed
+        keeps = tuple(keep for keep in self.keeps if before < keep.position <= after)
+        self._span = RowSpan(self.slot, self.cursor, offset, committed, drafts, self.replay, keeps)
         return self._span, fed
 
     def take(self, out: Tensor) -> None:
@@ -125,6 +128,30 @@ def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, g
             assert torch.equal(cache.state[i], state)
             assert torch.equal(cache.window[i], window)
     any_kernels.set_threads(2)
+
+
+@pytest.mark.parametrize("is_reference", [False, True], ids=["kernel", "reference"])
+@pytest.mark.parametrize("gdn", SHAPES, ids=["grouped", "one-to-one", "odd"])
+def test_a_kept_state_is_that_of_a_row_that_ended_there(kernels: Kernels, gdn: GdnSpec, is_reference: bool) -> None:
+    """Whatever it is fed with, and wherever the position lies: in a prompt, or among drafts that are replayed."""
+    ops: Ops = TorchOps(CPU, torch.float64) if is_reference else CpuOps(kernels)
+    weights, x = make_weights(gdn), inputs(gdn, 150).to(ops.dtype)
+    own = wide_weights(weights) if is_reference else weights
+    table, positions = torch.zeros(SLOTS, 1, dtype=torch.int32), (2, 37, 64, 149)
+    wanted = []
+    for position in positions:
+        cache, span = make_cache(gdn, ops.dtype), RowSpan(0, 0, 0, position)
+        ops.gdn(x[:position], own, cache, make_batch((span,), table))
+        wanted.append((cache.state[0].clone(), cache.window[0].clone()))
+    for seed in range(6):
+        for pair in (0, 2):
+            keeps = tuple(Keep(positions[pair + i], SLOTS + i) for i in range(2))
+            cache, rows = make_cache(gdn, ops.dtype), [Row(1, x, keeps), Row(0, inputs(gdn, 50).to(ops.dtype))]
+            run(ops, own, cache, rows, random.Random(seed))
+            for i in range(2):
+                for mine, right in zip((cache.state[SLOTS + i], cache.window[SLOTS + i]), wanted[pair + i]):
+                    close = torch.allclose(mine, right, atol=1e-9) if is_reference else torch.equal(mine, right)
+                    assert close, (seed, positions[pair + i])
 
 
 def test_heads_too_wide_for_the_kernel_take_the_reference(kernels: Kernels) -> None:

@@ -1,0 +1,226 @@
+"""Which part of a prompt need not be computed, and what a row leaves for later prompts.
+
+A row starts where the prefix cache ends. While it is computed it keeps some positions, and each becomes an entry of the
+cache as soon as a result says that the row has passed it. A request that shares much with a prompt that is being read
+waits until that one has come so far. Owns no memory: the cache manager does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slipstream.cache.manager import CacheManager
+from slipstream.cache.prefix_cache import INTERVAL, JUNCTION, MISS, OUTPUT, PROMPT, SYSTEM, USER, Hit
+from slipstream.cache.prefix_tree import KeptState, common_length
+from slipstream.config import EngineConfig
+from slipstream.engine.bounds import Bounds
+from slipstream.engine.contract import MAX_KEEPS, Keep, RunnerInfo
+from slipstream.engine.request import Sequence
+
+READ_INTERVAL = 8192  # tokens between two positions kept while a long prompt is read: some survive if it is cancelled
+OUTPUT_INTERVAL = 64  # tokens between two positions that a generating row keeps; only the newest stays
+MIN_SHARED = 256  # tokens that a request must save to wait for another that reads them
+MIN_GAP = 64  # tokens that a further state must save
+
+OFF = "the prefix cache is switched off"
+NOT_ASKED = "the request asked for no cache"
+LOGPROBS = "log-probabilities of the prompt need every token read"
+NOTHING = "no cached prompt begins like this one"
+
+
+@dataclass(slots=True)
+class RowKeeps:
+    """What one row is to keep."""
+
+    key: tuple[str, bool]
+    wanted: dict[int, str] = field(default_factory=dict)  # positions, and why
+    taken: dict[int, int | None] = field(default_factory=dict)  # of those, in plans that went out: their state slots
+    reach: int = 0  # its state may have come so far when all steps in flight are done
+    output: KeptState | None = None  # the newest state that was kept while generating
+    intervals: list[KeptState] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _LookUp:
+    version: int
+    hit: Hit
+
+
+class PrefixSharing:
+    def __init__(self, info: RunnerInfo, config: EngineConfig, cache: CacheManager) -> None:
+        self._cache, self._prefixes = cache, cache.prefixes
+        self._enabled = config.prefix_cache and info.keep_grid > 0
+        self._grid = max(1, info.keep_grid)
+        self._recurrent = info.num_states > 0
+        self._output_interval = -(-OUTPUT_INTERVAL // self._grid) * self._grid
+        self._rows: dict[str, RowKeeps] = {}
+        self._found: dict[str, _LookUp] = {}  # of requests that wait
+
+    # Starting.
+
+    def find(self, sequence: Sequence, may_draft: bool) -> Hit:
+        """What is cached of its known tokens. It is looked up again only when the cache has changed."""
+        if self._why_not(sequence):
+            return MISS
+        known = self._found.get(sequence.id)
+        if known is None or known.version != self._prefixes.version:
+            # Of several answers to one prompt the parent must have something to compute before its last token.
+            tokens = sequence.tokens if sequence.group is None else sequence.tokens[:-1]
+            hit = self._prefixes.find(self._keys(sequence, may_draft), tokens)
+            known = self._found[sequence.id] = _LookUp(self._prefixes.version, hit)
+        return known.hit
+
+    def _keys(self, sequence: Sequence, may_draft: bool) -> list[tuple[str, bool]]:
+        """A row that never drafts may start from what one that does has left, but not the other way round: its head
+        was never fed."""
+        salt = sequence.request.cache.salt
+        return [(salt, may_draft)] if may_draft else [(salt, False), (salt, True)]
+
+    def _why_not(self, sequence: Sequence) -> str:
+        if not self._enabled:
+            return OFF
+        if not sequence.request.cache.enabled:
+            return NOT_ASKED
+        return LOGPROBS if sequence.request.params.prompt_logprobs is not None and not sequence.num_output else ""
+
+    def admitted(self, sequence: Sequence, hit: Hit, may_draft: bool) -> None:
+        self._found.pop(sequence.id, None)
+        if sequence.counters.joined_at is None:
+            sequence.counters.cached_tokens = hit.num_tokens
+            sequence.counters.cache_note = self._why_not(sequence) or _note(sequence, hit, self._grid)
+        if not self._enabled or not sequence.request.cache.enabled:
+            return
+        keeps = self._rows[sequence.id] = RowKeeps((sequence.request.cache.salt, may_draft))
+        keeps.wanted |= dict(self._positions(sequence, hit))
+        self._want_output(sequence, keeps)
+
+    def started(self, sequence: Sequence, num_computed: int) -> None:
+        """The row joins there; what lies before it is not its own work."""
+        if row := self._rows.get(sequence.id):
+            row.wanted = {position: kind for position, kind in row.wanted.items() if position > num_computed}
+            row.reach = num_computed
+
+    def _positions(self, sequence: Sequence, hit: Hit) -> Iterable[tuple[int, str]]:
+        """Of a prompt, the least important first. Each is at least one token before the prompt's end."""
+        num_prompt = len(sequence.request.prompt_tokens)
+        last = self._floor(num_prompt - 1)
+        for position in range(-(-(hit.num_tokens + 1) // READ_INTERVAL) * READ_INTERVAL, last, READ_INTERVAL):
+            yield self._floor(position), INTERVAL
+        junction = self._floor(hit.num_same - 1)
+        if self._recurrent and junction - hit.num_tokens >= MIN_GAP:
+            yield junction, JUNCTION
+        ends = sequence.request.cache.boundaries
+        boundaries: dict[str, int] = {kind: min(last, self._floor(at)) for at, kind in ends}
+        yield boundaries.get(PROMPT, last), PROMPT
+        yield boundaries.get(USER, 0), USER
+        yield boundaries.get(SYSTEM, 0), SYSTEM
+
+    def _floor(self, position: int) -> int:
+        return max(0, position) // self._grid * self._grid
+
+    def _want_output(self, sequence: Sequence, keeps: RowKeeps) -> None:
+        """The first position after all known tokens that a generating row keeps."""
+        keeps.wanted[(len(sequence.tokens) // self._output_interval + 1) * self._output_interval] = OUTPUT
+
+    # Waiting for another.
+
+    def leader(self, sequence: Sequence, hit: Hit, may_draft: bool, running: Iterable[Sequence]) -> Sequence | None:
+        """The running one that reads what this one needs too. It will keep it."""
+        if self._why_not(sequence):
+            return None
+        keys = self._keys(sequence, may_draft)
+        for other in running:
+            keeps = self._rows.get(other.id)
+            if keeps is None or keeps.key not in keys or other.num_uncomputed < 2 or other.parent is not None:
+                continue
+            position = self._floor(common_length(sequence.tokens, 0, other.tokens) - 1)
+            passed = position <= other.bounds.max_computed and position not in keeps.taken
+            if position - hit.num_tokens >= MIN_SHARED and not passed:
+                keeps.wanted.setdefault(position, JUNCTION)
+                sequence.awaited = (other, position)
+                return other
+        return None
+
+    def still_waits(self, sequence: Sequence) -> bool:
+        assert sequence.awaited is not None
+        leader, position = sequence.awaited
+        keeps = self._rows.get(leader.id)
+        return keeps is not None and (position in keeps.wanted or position in keeps.taken)
+
+    # Keeping.
+
+    def keeps(self, sequence: Sequence, bounds: Bounds, feed: int) -> tuple[Keep, ...]:
+        """Those that the row may pass in a step."""
+        row = self._rows.get(sequence.id)
+        if row is None:
+            return ()
+        passed, before, row.reach = sequence.num_in_state, row.reach, min(bounds.max_computed + feed, bounds.max_tokens)
+        for position in sorted(position for position in row.wanted if before < position <= row.reach):
+            if len(row.taken) < MAX_KEEPS:
+                slot = self._prefixes.take_state() if self._recurrent else None
+                if slot is not None or not self._recurrent:
+                    row.taken[position] = slot
+        # A step in flight may have passed some of them: they are named until that is known.
+        return tuple(Keep(position, slot) for position, slot in sorted(row.taken.items()) if position > passed)
+
+    def committed(self, sequence: Sequence) -> None:
+        """A result came in: what it says was kept is cached."""
+        row = self._rows.get(sequence.id)
+        if row is None:
+            return
+        for position in sorted(position for position in row.wanted if position <= sequence.num_in_state):
+            kind = row.wanted.pop(position)
+            if position in row.taken:
+                self._insert(sequence, row, position, kind)
+            if kind == OUTPUT:
+                self._want_output(sequence, row)
+        if sequence.num_output and row.intervals:
+            for state in row.intervals:
+                self._prefixes.drop(state, INTERVAL)
+            row.intervals.clear()
+
+    def _insert(self, sequence: Sequence, row: RowKeeps, position: int, kind: str) -> None:
+        slot, blocks = row.taken.pop(position), self._cache.first_blocks(sequence.id, position)
+        state = self._prefixes.insert(row.key, sequence.tokens, blocks, slot, kind)
+        if state is None:
+            return
+        if kind == INTERVAL:
+            row.intervals.append(state)
+        if kind == OUTPUT:
+            if row.output is not None and row.output is not state:
+                self._prefixes.drop(row.output, OUTPUT)
+            row.output = state
+
+    def left(self, sequence: Sequence) -> None:
+        """It has no row any more; nothing else will be kept."""
+        self._found.pop(sequence.id, None)
+        row = self._rows.pop(sequence.id, None)
+        if row is not None:
+            for slot in row.taken.values():
+                if slot is not None:
+                    self._prefixes.give_back(slot)
+
+
+def _note(sequence: Sequence, hit: Hit, grid: int) -> str:
+    """Why no more of a prompt was cached: one line for people. Empty if all but its last tokens were."""
+    num_prompt = len(sequence.request.prompt_tokens)
+    if hit.num_tokens >= (num_prompt - 1) // grid * grid:
+        return ""
+    if not hit.num_same:
+        return NOTHING
+    if hit.num_same - hit.num_tokens > max(MIN_GAP, grid):
+        nearest = f"the nearest kept state is at {hit.num_tokens}" if hit.num_tokens else "no state was kept before"
+        return f"{hit.num_same} tokens are as before, but {nearest}"
+    if not hit.differs:
+        return f"what follows token {hit.num_same} is new"
+    return f"differs from the cached prompt at token {hit.num_same}, {_place(sequence, hit.num_same)}"
+
+
+def _place(sequence: Sequence, position: int) -> str:
+    boundaries: dict[str, int] = {kind: at for at, kind in sequence.request.cache.boundaries}
+    if position < boundaries.get(SYSTEM, 0):
+        return "in the system message or the tools"
+    if position < boundaries.get(USER, 0):
+        return "in the messages up to the last one of the user"
+    return f"of {len(sequence.request.prompt_tokens)}"

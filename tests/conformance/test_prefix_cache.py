@@ -1,0 +1,25 @@
+"""The prefix cache on real caches: what a request gets does not depend on what is cached, bit for bit on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from conversations import differences, play
+from harness import Limited, open_runner
+
+KINDS = ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"]
+
+
+@pytest.mark.parametrize("num_tokens", [2000, 260], ids=["roomy", "tight"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_warm_equals_cold(tmp_path: Path, kind: str, num_tokens: int) -> None:
+    """In little memory rows are preempted, and what is cached is given back."""
+    runner = open_runner(tiny.save(tiny.build(kind), tmp_path, head=True), head=True, kernels=True)
+    total = 0
+    for seed in range(8):
+        played = play(Limited(runner, 8, num_tokens), seed)
+        assert not list(differences(runner, played)), seed
+        total += played.num_cached
+    assert total > 500
