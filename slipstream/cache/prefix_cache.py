@@ -186,8 +186,13 @@ class PrefixCache:
 
     def _thin(self, node: Node) -> None:
         """At most MAX_STATES on the path to a node. The last two stay, as do the ends of the system message and of the
-        last user message, and forks; of the others that goes first whose tokens are read again the fastest."""
+        last user message, and forks; of the others that goes first whose tokens are read again the fastest.
+
+        Those of a row that generates do not count: prompts that leave out or change its answer start before them.
+        """
         states = [each.state for each in node.above() if each.state is not None][::-1]
+        while states and states[-1].kinds == {OUTPUT}:
+            states.pop()
         users = [state for state in states if USER in state.kinds]
         for state in users[:-1]:
             state.kinds.discard(USER)
