@@ -133,6 +133,18 @@ def test_the_pool_follows_the_options(capsys: pytest.CaptureFixture[str]) -> Non
     assert plan(capsys, "--max-streams", "1", "--max-context", "256")["kv_pool"] < few["kv_pool"]
 
 
+def test_the_plan_has_room_for_kept_states(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--shape", "tiny", "--device", "cpu")
+    on, off = plan(capsys, *shape), plan(capsys, *shape, "--prefix-cache", "off")
+    assert on["kept_states"] == on["num_states"] * on["kept_state"] > 0
+    assert off["kept_states"] == off["num_states"] == 0
+    assert on["total"] - off["total"] == pytest.approx(on["kept_states"] + on["kv_pool"] - off["kv_pool"], abs=1e6)
+    assert main(["plan", *shape]) == 0
+    assert "kept states, " in capsys.readouterr().out
+    assert main(["plan", *shape, "--prefix-cache", "off"]) == 0
+    assert "kept states" not in capsys.readouterr().out
+
+
 def test_a_plan_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["plan", "--kv-memory", "1M"])
     refused(code, capsys.readouterr().err, "1.0 MB are left for KV", "1.5 MB", "kv_memory")

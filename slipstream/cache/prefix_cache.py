@@ -17,7 +17,7 @@ SYSTEM, USER, PROMPT = "system", "user", "prompt"  # ends of messages: see Promp
 JUNCTION = "junction"  # prompts part here
 INTERVAL = "interval"  # while a long prompt is read
 OUTPUT = "output"  # the newest of a row that generates
-MIN_EVICTED = 64  # blocks given back at once: looking for them takes time
+MIN_EVICTED = 1 / 64  # of all blocks, given back at once: looking for them takes time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,30 @@ class Hit:
 MISS = Hit()
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the tiers have of a prompt."""
+
+    hit: Hit = MISS  # on the device
+    host: Hit = MISS  # in host memory, if that is worth a copy
+
+    @property
+    def num_tokens(self) -> int:
+        """A row may start here."""
+        return max(self.hit.num_tokens, self.host.num_tokens)
+
+    @property
+    def num_same(self) -> int:
+        return max(self.hit.num_same, self.host.num_same)
+
+    @property
+    def differs(self) -> bool:
+        return self.hit.differs if self.hit.num_same >= self.host.num_same else self.host.differs
+
+
+NOTHING_FOUND = Found()
+
+
 class PrefixCache:
     def __init__(self, pool: BlockPool, first_state: int = 0, num_states: int = 0) -> None:
         """``num_states``: state slots, numbered from ``first_state`` on; 0: no layer is recurrent."""
@@ -43,7 +67,7 @@ class PrefixCache:
         self._recurrent = num_states > 0
         self._free_states = list(range(first_state + num_states - 1, first_state - 1, -1))
         self._states: dict[int, KeptState] = {}  # by slot
-        self._now = 0  # counts uses: the clock of recency
+        self._now = 0  # counts requests: the clock of recency
         self.version = 0  # a hit is true as long as this does not change
 
     @property
@@ -71,11 +95,33 @@ class PrefixCache:
         num_tokens = len(blocks) * self._pool.block_size
         return Hit(num_tokens, tuple(blocks), nodes[-1].state, nodes[-1], path.num_same, path.differs)
 
+    def at(self, key: Hashable, tokens: list[int], position: int) -> Hit:
+        """The blocks up to a position and the state there, or a miss."""
+        path = self._tree.find(key, tokens[: position + 1])
+        if path.num_tokens < position or (self._recurrent and path.nodes[-1].end != position):
+            return MISS
+        hit = self._find(key, tokens[: position + 1])
+        return hit if hit.num_tokens == position else MISS
+
+    def positions(self, key: Hashable, tokens: list[int]) -> list[int]:
+        """Where a prompt that begins with these tokens could start."""
+        if not self._recurrent:
+            num_tokens = self._tree.find(key, tokens).num_tokens
+            return [num_tokens] if num_tokens else []
+        hit = self._find(key, tokens)
+        return [] if hit.node is None else sorted(node.end for node in hit.node.above() if node.state is not None)
+
+    def known_blocks(self, key: Hashable, tokens: list[int]) -> list[int]:
+        """The blocks of these tokens, whether or not a row can start after them."""
+        path = self._tree.find(key, tokens)
+        blocks = [block for node in path.nodes for block in node.blocks]
+        return blocks[: path.num_tokens // self._pool.block_size]
+
     def hold(self, hit: Hit) -> None:
-        """A row begins with these blocks: until `release` of the pool, and of the state."""
+        """A row begins with these blocks: until `release` of the pool, and of the state. A miss counts as well."""
+        self._now += 1
         if hit.node is None:
             return
-        self._now += 1
         self.version += 1
         self._pool.share(hit.blocks)
         node = hit.node
@@ -115,7 +161,6 @@ class PrefixCache:
 
         The state that is there now: this one, or an equal one that was there before. None without recurrent layers.
         """
-        self._now += 1
         self.version += 1
         node, new = self._tree.insert(key, tokens, blocks)
         self._pool.cache(new)
@@ -166,7 +211,7 @@ class PrefixCache:
     def evict(self, count: int) -> None:
         """Give back at least so many blocks: there are as many idle ones."""
         assert count <= self._pool.num_idle
-        wanted = self._pool.num_free + min(self._pool.num_idle, max(count, MIN_EVICTED))
+        wanted = self._pool.num_free + min(self._pool.num_idle, max(count, int(self._pool.num_blocks * MIN_EVICTED)))
         while self._pool.num_free < wanted:
             leaves = [node for node in self._tree.nodes if not node.children and self._pool.is_idle(node.blocks[-1])]
             if leaves:

@@ -57,12 +57,14 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
     kept = [(f"kept states, {size(memory.kept_state)} each", memory.kept_states)] if memory.kept_states else []
+    rows = [("KV buffers, a row a stream", memory.row_buffers)] if memory.row_buffers else []
     workspace = [("workspace", memory.workspace)] if memory.workspace else []
     process = [("the process itself", memory.process)] if memory.process else []
     return [
         ("weights", memory.weights),
         ("MTP head", memory.head),
         (f"KV pool, {size(memory.kv_per_token)} a token", memory.kv_pool),
+        *rows,
         *recurrent,
         *kept,
         *workspace,

@@ -74,12 +74,14 @@ class Loading:
             weight_bytes=memory.weights + memory.head,
             kv_token_bytes=memory.kv_per_token,
             state_bytes=memory.states + memory.kept_states,
+            kv_row_bytes=memory.row_buffers,
         )
         head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
         self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {head}"
+        kv = memory.kv_pool + memory.row_buffers
         self.memory_line = (
             f"{size(memory.weights)} weights, {size(memory.head)} head, "
-            f"{size(memory.kv_pool)} KV for {memory.pool_tokens} tokens, {size(facts.state_bytes)} states"
+            f"{size(kv)} KV for {memory.pool_tokens} tokens, {size(facts.state_bytes)} states"
         )
         return LoadedModel(engine, tokenizer, facts, backend.device.release_memory)
 

@@ -37,7 +37,10 @@ class MemoryPlan:
     max_context: int  # tokens
     num_states: int = 0  # recurrent states that the prefix cache may keep beside those of the streams
     kept_state: int = 0  # bytes of each
-    shared_pool: bool = True  # False: each slot has blocks of its own, enough for max_context
+    num_host_blocks: int = 0  # the prefix cache's second tier, in host memory
+    num_host_states: int = 0
+    shared_pool: bool = True  # False: each slot has room of its own for max_context
+    row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
     @property
     def kv_pool(self) -> int:
@@ -52,8 +55,13 @@ class MemoryPlan:
         return self.num_states * self.kept_state
 
     @property
+    def host_tier(self) -> int:
+        """Of host memory, beside a GPU's own."""
+        return self.num_host_blocks * self.block_size * self.kv_per_token + self.num_host_states * self.kept_state
+
+    @property
     def caches(self) -> int:
-        return self.kv_pool + self.states + self.kept_states
+        return self.kv_pool + self.row_buffers + self.states + self.kept_states
 
     @property
     def total(self) -> int:

@@ -216,6 +216,9 @@ def test_options_become_the_arguments_they_came_from() -> None:
     assert "--random-weights" in report
     assert "--max-streams" not in report
     assert ModelOptions("folder").arguments() == ["folder"]
+    assert ModelOptions(prefix_cache="off").arguments() == ["--prefix-cache", "off"]
+    assert ModelOptions().engine_config.prefix_cache
+    assert not ModelOptions(prefix_cache="off").engine_config.prefix_cache
 
 
 # ---- plan ----

@@ -12,6 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fake_model import continuation as continuation  # for those who use the fakes
+from fake_model import extend, next_token, opinion
+from fake_model import opinions as opinions
+
 from slipstream.engine.contract import (
     MAX_KEEPS,
     RowJoin,
@@ -23,49 +27,11 @@ from slipstream.engine.contract import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    Transfer,
 )
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.sampling.params import SamplingParams
-
-MASK = (1 << 61) - 1
-
-
-def extend(digest: int, token: int) -> int:
-    return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
-
-
-def next_token(digest: int, seed: int, vocab: int) -> int:
-    digest = extend(digest, seed)
-    mixed = (digest ^ (digest >> 29)) * 0xBF58476D1CE4E5B9 & MASK
-    return (mixed >> 17) % vocab
-
-
-def continuation(prompt: Sequence[int], seed: int, vocab: int, count: int, ends: Iterable[int] = ()) -> tuple[int, ...]:
-    """The model's own output, one token at a time, its end token included."""
-    digest = 0
-    for token in prompt:
-        digest = extend(digest, token)
-    output: list[int] = []
-    while len(output) < count and not (output and output[-1] in ends):
-        output.append(next_token(digest, seed, vocab))
-        digest = extend(digest, output[-1])
-    return tuple(output)
-
-
-def opinion(digest: int, token: int, num_top: int) -> TokenLogprobs:
-    """The model's log-probabilities of a token after a history: anything, but always the same."""
-    chance = -float(extend(digest, token) % 1009)
-    return TokenLogprobs(chance, tuple((digest % 7 + i, chance - i) for i in range(num_top)))
-
-
-def opinions(tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Of all tokens after the first."""
-    digest, found = 0, []
-    for token in tokens:
-        found.append(opinion(digest, token, num_top))
-        digest = extend(digest, token)
-    return found[1:]
 
 
 @dataclass
@@ -118,6 +84,9 @@ class FakeRunner:
         self._memory: dict[int, list[int | None]] = {}  # block -> digests written there
         self._head_memory: dict[int, list[int | None]] = {}  # the same of the head: with the token after
         self._states: dict[int, int] = {}  # state slot -> digest of the tokens before
+        self._host_blocks: dict[int, tuple[list[int | None], ...]] = {}
+        self._host_states: dict[int, int] = {}
+        self.num_loaded = 0  # blocks from host memory
         self.num_kept = 0
         self.rows: dict[int, Row] = {}
         self.plans: list[StepPlan] = []
@@ -134,6 +103,10 @@ class FakeRunner:
         self.plans.append(plan)
         for slot in plan.leaves:
             del self.rows[slot]
+        for transfer in plan.saves:
+            self._save(transfer)
+        for transfer in plan.loads:
+            self._load(transfer)
         for join in plan.joins:
             self._join(join)
         self._check_plan(plan)
@@ -171,6 +144,23 @@ class FakeRunner:
             self._start_from_cache(row, join.start)
         row.num_in_state = row.num_fed_head = row.cursor
         self.rows[join.slot] = row
+
+    def _save(self, transfer: Transfer) -> None:
+        for block, host in zip(transfer.blocks, transfer.host_blocks, strict=True):
+            assert 0 <= host < self._info.num_host_blocks
+            head = self._head_memory.get(block, [None] * self._info.block_size)
+            self._host_blocks[host] = list(self._memory[block]), list(head)
+        if transfer.host_state is not None:
+            assert 0 <= transfer.host_state < self._info.num_host_states
+            self._host_states[transfer.host_state] = self._states[transfer.state or 0]
+
+    def _load(self, transfer: Transfer) -> None:
+        for block, host in zip(transfer.blocks, transfer.host_blocks, strict=True):
+            memory, head = self._host_blocks[host]
+            self._memory[block], self._head_memory[block] = list(memory), list(head)
+            self.num_loaded += 1
+        if transfer.state is not None:
+            self._states[transfer.state] = self._host_states[transfer.host_state or 0]
 
     def _start_from_cache(self, row: Row, start: Start) -> None:
         size = self._info.block_size

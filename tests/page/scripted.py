@@ -60,6 +60,14 @@ STATUS: dict[str, Any] = {
         "requests": {"stop": 3, "length": 1, "abort": 0, "error": 0},
     },
     "streams": [],
+    "prefix_cache": {
+        "enabled": True,
+        "queried_tokens": 1200,
+        "found_tokens": 996,
+        "blocks": 40,
+        "states_used": 0,
+        "states_total": 0,
+    },
     "memory": {
         "kv_blocks_total": 512,
         "kv_blocks_used": 37,
@@ -104,6 +112,8 @@ class Reply:
     finish: str = "stop"
     speculation: str = "drafted in 61 % of steps; off where a plain step was faster"
     gain: float | None = 1.6
+    cached_tokens: int = 0
+    cache_note: str = ""
 
     def timings(self) -> dict[str, Any]:
         by_position = [sum(k == i for _, k in self.pieces) for i in range(1, 4)]
@@ -112,6 +122,8 @@ class Reply:
             "prompt_n": 20,
             "prompt_ms": 40.0,
             "prompt_per_second": 500.0,
+            "cached_tokens": self.cached_tokens,
+            "cache_note": self.cache_note,
             "predicted_n": len(self.pieces),
             "predicted_ms": 1000.0,
             "predicted_per_second": 41.25,

@@ -37,6 +37,15 @@ def test_an_answer_streams_and_ends_with_its_timings(page: Page, fake: ScriptedS
     expect(page).to_have_title("Hello – Slipstream")
 
 
+def test_an_answer_says_what_came_from_the_cache(page: Page, fake: ScriptedServer) -> None:
+    note = "10 tokens after the nearest kept state were read again"
+    fake.replies["Again"] = Reply(cached_tokens=1100, cache_note=note)
+    shown = ask_and_wait(page, "Again").locator(".prompt-figures")
+    words = "First token after 0.05 s · 1,100 of 1,120 prompt tokens from cache · 20 read at 500 tok/s"
+    expect(shown).to_have_text(words)
+    expect(shown).to_have_attribute("title", note)
+
+
 def test_thinking_is_folded_away_and_not_sent_back(page: Page, fake: ScriptedServer) -> None:
     reply = fake.replies["Hello"] = Reply(thinking="first this then <b>that</b>", hold_after=0)
     ask(page, "Hello")

@@ -52,6 +52,20 @@ def test_a_server_that_sleeps_says_how_it_wakes(page: Page, fake: ScriptedServer
         expect(state).to_have_text(words)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "Prefix cache: 83 % of prompt tokens found."),
+        ({"states_used": 12, "states_total": 37}, "Prefix cache: 83 % of prompt tokens found, 12 states."),
+        ({"queried_tokens": 0, "states_total": 37}, "Prefix cache: no prompt so far, 0 states."),
+        ({"enabled": False}, "Prefix cache: off."),
+    ],
+)
+def test_the_prefix_cache_in_words(page: Page, fake: ScriptedServer, changes: dict[str, int], words: str) -> None:
+    fake.status["prefix_cache"].update(changes)
+    expect(field(page, "prefix_cache.words")).to_have_text(words)
+
+
 def half_of(page: Page) -> str:
     width = page.locator(".meter").evaluate("track => track.clientWidth")
     return f"{width / 2:g}px"

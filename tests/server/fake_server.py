@@ -38,14 +38,15 @@ LINES = "\n" + "".join(map(chr, range(32, 127)))  # the characters of the vocabu
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
-def make_tokenizer(template: str = TEMPLATE, markers: Sequence[str] = ()) -> Tokenizer:
-    """``markers``: tokens of their own, after the end token."""
+def make_tokenizer(template: str = TEMPLATE, markers: Sequence[str] = (), special: Sequence[str] = ()) -> Tokenizer:
+    """``markers`` and ``special``: tokens of their own, after the end token."""
     shown = LINES.replace("\n", "\u010a").replace(" ", "\u0120")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(shown)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>"])
     backend.add_tokens(list(markers))
+    backend.add_special_tokens(list(special))
     return Tokenizer(backend, "byte_level", ChatTemplate({"default": template}, {}), eos_token_ids=(END,))
 
 
@@ -64,6 +65,8 @@ def asked(text: str) -> str:
 
 
 class FakeServer:
+    engine_type: type[Engine] = Engine
+
     def __init__(
         self,
         runner: Runner | None = None,
@@ -81,7 +84,7 @@ class FakeServer:
         self.engine: Engine | None = None
 
     def _load(self, on_death: Callable[[Exception], None]) -> LoadedModel:
-        self.engine = Engine(lambda: self.runner, self.engine_config, (END,), on_death)
+        self.engine = self.engine_type(lambda: self.runner, self.engine_config, (END,), on_death)
         return LoadedModel(self.engine, self.tokenizer, FACTS)
 
     @property

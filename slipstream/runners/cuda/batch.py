@@ -27,6 +27,9 @@ class DeviceBatch:
     row_committed: Tensor  # int32 [R]: of those, known ones; the rest are drafts
     row_replay: Tensor  # int32 [R]: drafts accepted last step, still to be replayed by recurrent layers
     max_replay: int  # no row has more
+    keep_positions: Tensor  # int32 [R * max keeps]: at these positions the row's recurrent state is kept; -1: padding
+    keep_states: Tensor  # int32 [R * max keeps]: the state slot of each
+    max_keeps: int  # of a row; 0: there are no state slots
     tile_rows: Tensor  # int32 [N]: row of each piece of attention work; -1 for padding
     tile_firsts: Tensor  # int32 [N]: its first token, counted from the row's offset
     tile_size: int  # the maximum of its tokens: a power of two

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from slipstream.engine.contract import MAX_KEEPS
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.layout import (
     ROW_BUCKETS,
@@ -67,13 +68,23 @@ class LogprobBuffers:
 
 class StepBuffers:
     def __init__(
-        self, num_slots: int, max_tokens: int, max_depth: int, block_table: Tensor, hidden: int, dtype: torch.dtype
+        self,
+        num_slots: int,
+        max_tokens: int,
+        max_depth: int,
+        block_table: Tensor,
+        hidden: int,
+        dtype: torch.dtype,
+        *,
+        keeps_states: bool = False,
     ) -> None:
+        """``keeps_states``: there are state slots, into which rows may copy their recurrent state."""
         device = block_table.device
         ints = partial(torch.zeros, dtype=torch.int32, device=device)
         longs = partial(torch.zeros, dtype=torch.int64, device=device)
         self.block_table = block_table
         self.max_depth = max_depth
+        self.max_keeps = MAX_KEEPS if keeps_states else 0
         self.max_rows = rows = bucket(ROW_BUCKETS, num_slots)
         self.max_tokens = tokens = max(bucket(TOKEN_BUCKETS, max_tokens), rows * (1 + max_depth))
         largest = StepShape(rows, tokens, tokens, tokens + rows, 1, 0, True, True, True)
@@ -124,6 +135,9 @@ class StepBuffers:
             row_committed=by_row.known[:num_rows],
             row_replay=by_row.replay[:num_rows],
             max_replay=self.max_depth,
+            keep_positions=inputs.keep_positions,
+            keep_states=inputs.keep_states,
+            max_keeps=self.max_keeps,
             tile_rows=inputs.tile_rows,
             tile_firsts=inputs.tile_firsts,
             tile_size=shape.tile_size,
@@ -155,6 +169,9 @@ class StepBuffers:
             row_committed=draft.known[:num_rows],
             row_replay=draft.replay[:num_rows],
             max_replay=0,
+            keep_positions=by_token.slots[:0],
+            keep_states=by_token.slots[:0],
+            max_keeps=0,
             tile_rows=draft.tile_rows[:num_rows],
             tile_firsts=draft.tile_firsts[:num_rows],
             tile_size=1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RowJoin, RowStep
+from slipstream.engine.contract import MAX_KEEPS, NO_DRAFTS, DraftRequest, Keep, RowJoin, RowStep
 from slipstream.errors import ConstraintFault
 from slipstream.runners.logprobs import LogprobRequest, logprobs_of
 from slipstream.runners.rows import matcher_of
@@ -29,6 +29,7 @@ class RowFeed:
     feed: int
     num_uncomputed: int = 1  # known tokens not computed before this step
     draft: DraftRequest = NO_DRAFTS
+    keeps: tuple[Keep, ...] = ()  # the device knows which of them this step passes
 
     @property
     def num_before(self) -> int:
@@ -91,7 +92,8 @@ class HostRow:
 
     def feed(self, step: RowStep) -> RowFeed:
         """Its part of a step, which counts as submitted."""
-        part = RowFeed(self.slot, step.feed, self.num_uncomputed, step.draft)
+        assert len(step.keeps) <= MAX_KEEPS
+        part = RowFeed(self.slot, step.feed, self.num_uncomputed, step.draft, step.keeps)
         self.num_uncomputed = part.num_left
         self.max_known += part.num_samples
         return part

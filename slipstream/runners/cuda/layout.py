@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
+from slipstream.engine.contract import MAX_KEEPS
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
 
@@ -84,19 +85,22 @@ class Inputs(NamedTuple, Generic[T]):
     row_offsets: T  # [rows]: flat index of each row's first token
     row_feed: T  # [rows]: tokens fed at most
     row_samples: T  # [rows]: index of its first sample among the step's; -1: it does not sample
+    keep_positions: T  # [rows * MAX_KEEPS]: where a row's recurrent state is kept, if this step passes it; -1: padding
+    keep_states: T  # [rows * MAX_KEEPS]: the state slot of each
     token_rows: T  # [tokens]; -1: padding
     tile_rows: T  # [tiles]: row of each piece of attention work; -1: padding
     tile_firsts: T  # [tiles]: its first token, counted from the row's offset
     sample_flat: T  # [samples]: flat index of each; -1: padding
 
 
-PADDING = Inputs(-1, 0, 0, 0, 0, 0, -1, -1, -1, 0, -1)
+PADDING = Inputs(-1, 0, 0, 0, 0, 0, -1, -1, 0, -1, -1, 0, -1)
 
 
 def input_sizes(shape: StepShape, max_rows: int, max_depth: int) -> Inputs[int]:
     rows, tiles = shape.num_rows, shape.num_tiles
     drafting = (max_depth * max_rows, max_rows, max_rows)
-    return Inputs(*drafting, rows, rows, rows, rows, shape.num_tokens, tiles, tiles, shape.num_samples)
+    keeps = (rows * MAX_KEEPS, rows * MAX_KEEPS)
+    return Inputs(*drafting, rows, rows, rows, rows, *keeps, shape.num_tokens, tiles, tiles, shape.num_samples)
 
 
 def pack(parts: Inputs[np.ndarray], sizes: Inputs[int]) -> np.ndarray:
@@ -155,6 +159,7 @@ def lay_out(
     tile_rows, tile_firsts = _tiles(feed, shape.tile_size)
     depths = np.where(num_samples > 0, [row.draft.depth for row in feeds], 0)
     draft_rows, pass_rows = _passes(depths, max_depth, max_rows)
+    keep_positions, keep_states = _keeps(feeds)
     inputs = Inputs(
         draft_rows=draft_rows,
         thresholds=_bits([row.draft.threshold for row in feeds]),
@@ -163,6 +168,8 @@ def lay_out(
         row_offsets=offsets,
         row_feed=feed,
         row_samples=first_samples,
+        keep_positions=keep_positions,
+        keep_states=keep_states,
         token_rows=token_rows,
         tile_rows=tile_rows,
         tile_firsts=tile_firsts,
@@ -187,6 +194,17 @@ def _shape(feed: np.ndarray, has_prompts: bool, context: int, max_depth: int) ->
 
 def _bits(values: Sequence[float]) -> np.ndarray:
     return np.array(values, np.float32).view(np.int32)
+
+
+def _keeps(feeds: Sequence[RowFeed]) -> tuple[np.ndarray, np.ndarray]:
+    """Position and state slot of what each row keeps; where no layer is recurrent, there is nothing to copy."""
+    positions = np.full(len(feeds) * MAX_KEEPS, PADDING.keep_positions, np.int32)
+    states = np.full(len(feeds) * MAX_KEEPS, PADDING.keep_states, np.int32)
+    for row, feed in enumerate(feeds):
+        for i, keep in enumerate(feed.keeps):
+            if keep.state is not None:
+                positions[row * MAX_KEEPS + i], states[row * MAX_KEEPS + i] = keep.position, keep.state
+    return positions, states
 
 
 def _tiles(feed: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

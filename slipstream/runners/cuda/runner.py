@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowResult, RunnerInfo, Start, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import Keep, RowResult, RunnerInfo, Start, StepCosts, StepPlan, StepResult
 from slipstream.runners.cuda.buffers import StepBuffers
 from slipstream.runners.cuda.calibrate import measure
 from slipstream.runners.cuda.constrained import MaskBuffers, StepConstraints
@@ -28,6 +28,7 @@ from slipstream.runners.cuda.rows import DeviceRows
 from slipstream.runners.logprobs import StepLogprobs, with_logprobs
 from slipstream.runners.simulate import pass_rates
 from slipstream.runners.torch.caches import GdnRings, PagedKv
+from slipstream.runners.torch.host_memory import HostMemory
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear
@@ -59,6 +60,7 @@ class CudaRunner:
         kv: PagedKv,
         buffers: StepBuffers,
         gdn: GdnRings | None = None,
+        host: HostMemory | None = None,
         *,
         graphs: bool = True,
         simulated: Sequence[float] = (),
@@ -66,6 +68,7 @@ class CudaRunner:
         self.info = info
         self.kv = kv
         self.gdn = gdn
+        self.host_memory = host
         device = rows.device
         masks = MaskBuffers(buffers.max_tokens, buffers.max_rows, info.max_depth, info.vocab_size, device)
         report = StepReport(buffers.max_rows, info.max_depth, device)
@@ -89,6 +92,7 @@ class CudaRunner:
         return self.launcher.num_forwards
 
     def submit(self, plan: StepPlan) -> None:
+        assert all(self._may_keep(keep) for step in plan.rows for keep in step.keeps)
         with torch.inference_mode():
             self._update_rows(plan)
             self._in_flight.append(self._launch(plan) if plan.rows else plan)
@@ -117,18 +121,27 @@ class CudaRunner:
     def _update_rows(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
             self._rows.leave(slot)
+        self._copy(plan)
         for join in plan.joins:
             self._rows.join(join)
             self.program.rows.join(join)
-            if join.start.state_of is not None:
-                self._copy_state(join.start, join.start.state_of, join.slot)
+            self._copy_start(join.start, join.slot)
         self.program.rows.append_blocks(self._rows.append_blocks(plan.joins, plan.rows))
 
-    def _copy_state(self, start: Start, source: int, slot: int) -> None:
+    def _copy(self, plan: StepPlan) -> None:
+        """Between device and host."""
+        for transfer in plan.saves:
+            assert self.host_memory is not None
+            self.host_memory.save(transfer)
+        for transfer in plan.loads:
+            assert self.host_memory is not None
+            self.host_memory.load(transfer)
+
+    def _copy_start(self, start: Start, slot: int) -> None:
         if start.copied is not None:
             self.kv.copy(*start.copied)
-        if self.gdn is not None:
-            self.gdn.copy(source, slot)
+        if start.state_of is not None and self.gdn is not None:
+            self.gdn.copy(start.state_of, slot)
 
     def _launch(self, plan: StepPlan) -> InFlight:
         rows = tuple(self._rows[step.slot] for step in plan.rows)
@@ -150,6 +163,11 @@ class CudaRunner:
         events.mark()
         faults = constraints.faults if constraints else {}
         return InFlight(plan, rows, feeds, events, report, logprobs, request, faults)
+
+    def _may_keep(self, keep: Keep) -> bool:
+        """Off the grid no chunk of a prompt ends, and nothing would be kept; a slot of a row is none for a state."""
+        in_range = keep.state is None or 0 <= keep.state - self.info.num_slots < self.info.num_states
+        return keep.position > 0 and keep.position % self.info.keep_grid == 0 and in_range
 
     def _fetch_logprobs(self, count: int) -> Tensor:
         return self.launcher.fetch(self.program.buffers.logprob_values(count, self.info.vocab_size))

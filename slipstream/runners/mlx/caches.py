@@ -19,6 +19,7 @@ class FeedHolder:
 
     def __init__(self) -> None:
         self._feed: Feed | None = None
+        self.kept: list[mx.array] = []  # what rows keep for others in this step, not yet evaluated
 
     @property
     def feed(self) -> Feed:
@@ -82,6 +83,22 @@ class KvCache:
         self._keys, self._values = (self._enlarged(buffer, target + 1, 0) for buffer in self.arrays())
         self._copy(source, target)
 
+    def read_row(self, row: int, first: int, end: int) -> tuple[mx.array, mx.array] | None:
+        """Some positions of a row, [kv heads, positions, head dim] each. None: no row was ever fed."""
+        if self._keys is None or self._values is None:
+            return None
+        return self._keys[row, :, first:end], self._values[row, :, first:end]
+
+    def write_row(self, row: int, keys: mx.array, values: mx.array) -> None:
+        """The first positions of a row, [1, kv heads, positions, head dim] each."""
+        num_positions = keys.shape[2]
+        self._keys, self._values = (
+            self._enlarged(_empty(new) if buffer is None else buffer, row + 1, num_positions)
+            for buffer, new in ((self._keys, keys), (self._values, values))
+        )
+        self._keys[row : row + 1, :, :num_positions] = keys
+        self._values[row : row + 1, :, :num_positions] = values
+
     def _copy(self, source: int, target: int) -> None:
         assert self._keys is not None
         assert self._values is not None
@@ -103,7 +120,7 @@ class KvCache:
         """The buffer, large enough for this feed."""
         feed = self._holder.feed
         if buffer is None:
-            buffer = mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
+            buffer = _empty(new)
         return self._enlarged(buffer, max(feed.buffer_rows) + 1, feed.reach)
 
     def _enlarged(self, buffer: mx.array, num_rows: int, reach: int) -> mx.array:
@@ -114,6 +131,10 @@ class KvCache:
         larger = mx.zeros((rows, buffer.shape[1], length, buffer.shape[3]), buffer.dtype)
         larger[: buffer.shape[0], :, : buffer.shape[2]] = buffer
         return larger
+
+
+def _empty(new: mx.array) -> mx.array:
+    return mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
 
 
 def _grown(now: int, needed: int, first: int, limit: int) -> int:

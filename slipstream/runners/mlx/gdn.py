@@ -2,7 +2,8 @@
 
 The state stands after the last committed token. The raw inputs of the drafts after it are kept, and the next step feeds
 those that were accepted to the recurrence again, in front of its own tokens: a rejection costs nothing and no state is
-kept twice. Each row's inputs are laid out with all commit points in one column, padding in front of them masked.
+kept twice. Each row's inputs are laid out with all commit points in one column, padding in front of them masked. Where
+a row keeps a state for others, the recurrence of all rows is cut in two: it goes token by token, so nothing changes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 
 from slipstream.runners.mlx.caches import FeedHolder
-from slipstream.runners.mlx.states import StateStore
+from slipstream.runners.mlx.states import StateStore, one_row
 from slipstream.runners.rows import RowSpan
 
 
@@ -36,6 +37,16 @@ class GdnCache:
 
     def fork(self, source_slot: int, slot: int, source: int, target: int) -> None:
         self.store.fork(source_slot, slot)
+
+    def start(self, state_slot: int, slot: int) -> None:
+        self.store.start(state_slot, slot)
+
+    def keep(self, state_slot: int, state: mx.array, window: mx.array) -> None:
+        """For rows that start from it, without drafts to replay. Both [1, ...]"""
+        tape = mx.zeros((1, self.max_depth, window.shape[2]), window.dtype)
+        kept = (state, mx.concatenate([tape, window], axis=1))
+        self.store.keep(state_slot, kept)
+        self.holder.kept += kept
 
     def move(self, source: int, target: int) -> None:
         """Kept by slot, not by row of a buffer."""
@@ -62,8 +73,8 @@ class TapedGdn(nn.Module):
         columns = _pick(known, at.columns)  # [rows, window + before + after, ...]
         q, k, v = self._conv(columns[..., : layer.conv_dim])
         a, b = mx.split(columns[:, self._window :, layer.conv_dim :], 2, axis=-1)
-        parts = (q, k, v, a, b)
-        mixed, state = self._recur([x[:, : at.before] for x in parts], state, at.mask)
+        parts = [q, k, v, a, b]
+        mixed, state = self._commit(parts, state, at, cache, columns)
         if at.after:
             ahead, _ = self._recur([x[:, at.before :] for x in parts], state, None)
             mixed = mx.concatenate([mixed, ahead], axis=1)
@@ -87,6 +98,20 @@ class TapedGdn(nn.Module):
         q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
         return q, k, v.reshape(*v.shape[:2], layer.num_v_heads, layer.head_v_dim)
 
+    def _commit(
+        self, parts: list[mx.array], state: mx.array, at: _Layout, cache: GdnCache, columns: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """The recurrence up to the commit point, in pieces: after each somebody keeps the state."""
+        outputs, first = [], 0
+        for end, kept in at.pieces:
+            mask = None if at.mask is None else at.mask[:, first:end]
+            mixed, state = self._recur([x[:, first:end] for x in parts], state, mask)
+            outputs.append(mixed)
+            for row, state_slot in kept:
+                cache.keep(state_slot, one_row(state, row), columns[row : row + 1, end : end + self._window])
+            first = end
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1), state
+
     def _recur(self, parts: list[mx.array], state: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array]:
         mixed, new_state = gated_delta_update(*parts, self.layer.A_log, self.layer.dt_bias, state, mask)
         return mixed, new_state
@@ -101,7 +126,8 @@ class _Layout:
         first_fed = max_depth + window  # where a step's own inputs begin
         width = max(span.num_fed for span in spans)
         columns, past, fed, mask = [], [], [], []
-        for span in spans:
+        kept: dict[int, list[tuple[int, int]]] = {self.before: []}  # by column
+        for index, span in enumerate(spans):
             own = range(first_fed, first_fed + span.num_fed)
             real = [*range(max_depth, first_fed), *range(span.num_replay), *own]
             lead = self.before - span.num_replay - span.num_committed
@@ -115,9 +141,13 @@ class _Layout:
             start = self.before - span.num_committed
             fed.append([min(start + i, self.before + self.after - 1) for i in range(width)])
             mask.append([column >= lead for column in range(self.before)])
+            for num_tokens, state_slot in span.kept_states:
+                kept.setdefault(lead + num_tokens, []).append((index, state_slot))
         self.columns = _picker(columns)  # [rows, window + before + after]
         self.past = _picker(past)  # [rows, max depth + window]
         self.fed = _picker(fed)  # [rows, width]
+        # Where the recurrence is cut, and of which rows the state is kept there, in which state slots.
+        self.pieces = sorted(kept.items())
         self.mask = None if all(map(all, mask)) else mx.array(mask)  # [rows, before]
 
 

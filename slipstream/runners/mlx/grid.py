@@ -2,12 +2,13 @@
 
 Rows that decode or verify share one grid, the shorter ones padded at the end; prompts share a grid with others that
 read equally much. Padding is harmless to attention (it lies beyond the row's cursor) and is never fed to a recurrence.
+Where recurrent layers are mlx-lm's own, a row that keeps a state is fed in pieces: only the last state can be had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import mlx.core as mx
@@ -83,18 +84,18 @@ def make_grids(spans: Sequence[RowSpan], buffer_rows: Sequence[int], max_short: 
     """``max_short``: rows of up to so many tokens share a grid, if it may be padded."""
     grids: list[Grid] = []
     order: dict[int, int] = {}  # flat index -> index among the tokens of all grids
-    num_before = 0
-    for group in _groups(spans, max_short, pads):
-        chosen = sorted(group, key=lambda i: buffer_rows[i])
-        width = max(spans[i].num_fed for i in chosen)
+    num_before, num_tokens = 0, sum(span.num_fed for span in spans)
+    for group in _groups(spans, buffer_rows, max_short, pads):
+        chosen = sorted(group, key=lambda piece: piece.buffer_row)
+        width = max(piece.span.num_fed for piece in chosen)
         # A short row repeats its last token.
-        index = [spans[i].offset + min(j, spans[i].num_fed - 1) for i in chosen for j in range(width)]
-        for row, i in enumerate(chosen):
+        index = [piece.span.offset + min(j, piece.span.num_fed - 1) for piece in chosen for j in range(width)]
+        for row, piece in enumerate(chosen):
             first = num_before + row * width
-            order |= {spans[i].offset + j: first + j for j in range(spans[i].num_fed)}
+            order |= {piece.span.offset + j: first + j for j in range(piece.span.num_fed)}
         num_before += len(index)
-        feed = Feed(tuple(spans[i] for i in chosen), tuple(buffer_rows[i] for i in chosen), width)
-        grids.append(Grid(feed, _index(index, len(index) == sum(span.num_fed for span in spans))))
+        feed = Feed(tuple(piece.span for piece in chosen), tuple(piece.buffer_row for piece in chosen), width)
+        grids.append(Grid(feed, _index(index, len(index) == num_tokens)))
     flat = [order[token] for token in range(len(order))]
     return Grids(tuple(grids), _index(flat, len(flat) == num_before))
 
@@ -104,10 +105,37 @@ def _index(index: list[int], complete: bool) -> mx.array | None:
     return None if complete and index == list(range(len(index))) else mx.array(index, dtype=mx.int32)
 
 
-def _groups(spans: Sequence[RowSpan], max_short: int, pads: bool) -> list[list[int]]:
-    """Which rows share a grid: those that feed equally many tokens, and short ones with padding if ``pads``."""
-    groups: dict[int, list[int]] = {}
-    for i, span in enumerate(spans):
-        short = pads and span.num_fed <= max_short
-        groups.setdefault(0 if short else span.num_fed, []).append(i)
-    return list(groups.values())
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    span: RowSpan
+    buffer_row: int
+
+
+def _groups(spans: Sequence[RowSpan], buffer_rows: Sequence[int], max_short: int, pads: bool) -> list[list[_Piece]]:
+    """Which rows share a grid: those that feed equally many tokens, and short ones with padding if ``pads``. The pieces
+    of a row come one after the other."""
+    groups: dict[tuple[int, int], list[_Piece]] = {}
+    for span, row in zip(spans, buffer_rows, strict=True):
+        for turn, piece in enumerate([span] if pads else _pieces(span)):
+            short = pads and span.num_fed <= max_short
+            groups.setdefault((turn, 0 if short else piece.num_fed), []).append(_Piece(piece, row))
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
+
+
+def _pieces(span: RowSpan) -> list[RowSpan]:
+    """Cut where a state is kept. Such rows have no drafts."""
+    assert not span.num_drafts
+    assert not span.num_replay
+    pieces, first = [], 0
+    for keep in span.keeps:
+        end = keep.position - span.start
+        pieces.append(
+            replace(
+                span, start=span.start + first, offset=span.offset + first, num_committed=end - first, keeps=(keep,)
+            )
+        )
+        first = end
+    if first < span.num_committed:
+        rest = span.num_committed - first
+        pieces.append(replace(span, start=span.start + first, offset=span.offset + first, num_committed=rest, keeps=()))
+    return pieces

@@ -12,10 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.contract import RowJoin
+from slipstream.engine.contract import HostBuffers, RowJoin, Transfer
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
+from slipstream.runners.mlx.block_store import BlockStore
 from slipstream.runners.mlx.caches import FeedHolder, KvCache
 from slipstream.runners.mlx.grid import Grids, make_grids
 from slipstream.runners.mlx.mtp import MtpHead
@@ -38,14 +39,17 @@ class MlxModel:
         pads: bool,
     ) -> None:
         """``pads``: whether rows that feed different numbers of tokens may share a grid."""
+        self.host: HostBuffers | None = None
         self.target = target
         self.caches = caches
         self.head_cache = head_cache
         self.holder = holder
+        self.blocks: BlockStore | None = None  # with a prefix cache: what rows keep for others
         self.reads_are_cheap = mx.default_device().type == mx.DeviceType.cpu
         self._max_short = 1 + max_depth
         self._pads = pads
         self._slots: list[int] = []  # by row of the buffers: always 0, 1, 2, ... without a gap
+        self._kept: list[tuple[int, int]] = []  # slots that keep something in this step, and the positions
 
     @property
     def all_caches(self) -> list[Cache]:
@@ -57,14 +61,35 @@ class MlxModel:
     def join(self, join: RowJoin) -> None:
         self._slots.append(join.slot)
         source = join.start.state_of
-        if source is not None:
-            for cache in self.all_caches:
-                cache.fork(source, join.slot, self._slots.index(source), len(self._slots) - 1)
+        if source is not None and source in self._slots:
+            self._fork(source, join)
+        elif self.blocks is not None:
+            self._start(join, self.blocks)
+
+    def _fork(self, source: int, join: RowJoin) -> None:
+        """From another row."""
+        for cache in self.all_caches:
+            cache.fork(source, join.slot, self._slots.index(source), len(self._slots) - 1)
+        if self.blocks is not None:
+            self.blocks.fork(source, join.slot, join.start.blocks)
+
+    def _start(self, join: RowJoin, blocks: BlockStore) -> None:
+        """From what a row kept, or from nothing."""
+        blocks.join(join.slot, join.start.blocks)
+        if not join.start.num_computed:
+            return
+        blocks.load(join.slot, len(self._slots) - 1)
+        for cache in self.all_caches:
+            if not isinstance(cache, KvCache):
+                assert join.start.state_of is not None
+                cache.start(join.start.state_of, join.slot)
 
     def leave(self, slot: int) -> None:
         """The buffers' last row takes its place."""
         for cache in self.all_caches:
             cache.leave(slot)
+        if self.blocks is not None:
+            self.blocks.leave(slot)
         row, last = self._slots.index(slot), len(self._slots) - 1
         if row != last:
             for cache in self.all_caches:
@@ -73,13 +98,23 @@ class MlxModel:
         self._slots.pop()
 
     def grow(self, slot: int, blocks: tuple[int, ...]) -> None:
-        """Buffers are dense: a row has room for the whole context."""
+        """Buffers are dense: a row has room for the whole context. Only what it keeps for others lies in blocks."""
+        if self.blocks is not None:
+            self.blocks.grow(slot, blocks)
+
+    def save(self, transfer: Transfer) -> None:
+        raise NotImplementedError("memory is unified: there is no other to copy to")
+
+    def load(self, transfer: Transfer) -> None:
+        raise NotImplementedError("memory is unified: there is no other to copy from")
 
     def lay_out(self, spans: Sequence[RowSpan]) -> Grids:
         return make_grids(spans, [self._slots.index(span.slot) for span in spans], self._max_short, self._pads)
 
     def forward(self, tokens: Sequence[int], batch: Grids) -> mx.array:
         flat = mx.array(list(tokens), dtype=mx.int32)
+        spans = [span for grid in batch.grids for span in grid.feed.spans]
+        self._kept = [(span.slot, keep.position) for span in spans for keep in span.keeps]
         parts = []
         for grid in batch.grids:
             self.holder.set(grid.feed)
@@ -123,7 +158,12 @@ class MlxModel:
         return list(numbers)
 
     def finish(self) -> None:
-        mx.eval([array for cache in self.all_caches for array in cache.arrays()])
+        mx.eval([array for cache in self.all_caches for array in cache.arrays()], self.holder.kept)
+        self.holder.kept.clear()
+        for slot, position in self._kept:
+            assert self.blocks is not None
+            self.blocks.save(slot, self._slots.index(slot), position)
+        self._kept.clear()
 
 
 class MlxHead:

@@ -14,12 +14,13 @@ from slipstream.load import OpenedModel
 from slipstream.runners.backend import MemoryPlan, Progress
 from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
+from slipstream.runners.mlx.block_store import BlockStore
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
 from slipstream.runners.mlx.gguf_weights import parameter_bytes
 from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
-from slipstream.runners.mlx.memory import ModelShape, StreamCost, slot_positions, stream_cost
+from slipstream.runners.mlx.memory import ModelShape, StreamCost, keep_grid, slot_positions, stream_cost
 from slipstream.runners.mlx.models import load_lazily, load_shapes, unpacked_dtype
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
@@ -56,6 +57,9 @@ def load_runner(
         mx.eval(array)
         progress(array.nbytes)
     host_model = lazy.host_model(plan.num_slots, slot_positions(plan.max_context, lazy.max_depth))
+    if keep_grid(plan):
+        kv = [cache for cache in host_model.all_caches if isinstance(cache, KvCache)]
+        host_model.blocks = BlockStore(kv, plan.num_blocks, plan.block_size)
     simulation = Simulation(config.simulate_acceptance, lazy.max_depth) if config.simulate_acceptance else None
     drafter: HostDrafter[mx.array, Grids] = NoDrafter()
     if lazy.head is not None:
@@ -141,6 +145,8 @@ def _info(model: OpenedModel, plan: MemoryPlan, lazy: LazyModel, note: str) -> R
         vocab_size=model.spec.vocab_size,
         max_depth=lazy.max_depth,
         why_no_draft=lazy.why_no_draft,
+        keep_grid=keep_grid(plan),
+        num_states=plan.num_states,
         stops_early=mx.default_device().type == mx.DeviceType.cpu,
         note=note,
     )

@@ -1,13 +1,14 @@
 """How much memory a model and its streams take, computed before a weight is read or a stream admitted.
 
 The model itself shows what caches will hold: one token goes through it without being evaluated, and the
-shapes of the caches afterwards are read. Each slot has positions of its own, so what is admitted always fits.
+shapes of the caches afterwards are read. Each slot has positions of its own. What the prefix cache holds is copied out
+of them, so with it there are blocks beside the slots' own room, and states beside theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -20,6 +21,10 @@ from slipstream.runners.mlx.target import Cache
 
 SHARE_OF_FREE = 0.8
 MIN_TOKENS = 32
+SHARE_OF_STATES = 0.1  # of the memory for streams: what states that the prefix cache keeps take
+MIN_STATES = 8
+SHARE_OF_SLOTS = 1 / 3  # blocks, of those that would hold all slots at full length; but enough for one of them
+MOST_OF_SLOTS = 2  # the same, where memory is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +68,71 @@ def plan_memory(
     weights, head, cost = sum(shape.weights.values()), sum(shape.head.values()), shape.cost
     free = free_bytes() if free is None else free
     budget = config.kv_memory if config.kv_memory is not None else int((free - weights - head) * SHARE_OF_FREE)
-    each = budget // engine.max_streams - cost.state
-    context = min(config.max_context or max_context, max_context)
-    if cost.kv_per_token:
-        context = min(context, each // cost.kv_per_token - slot_positions(0, shape.max_depth))
-    if each < 0 or context < min(MIN_TOKENS, max_context):
+    wanted = min(config.max_context or max_context, max_context)
+    plans = [
+        _sized(shape, wanted, engine, budget, cached) for cached in ([True] if engine.prefix_cache else []) + [False]
+    ]
+    fitting = [plan for plan in plans if plan is not None]
+    if not fitting:
         raise ConfigError(
             f"{budget / 1e6:.1f} MB are left for {engine.max_streams} streams, of which each takes "
             f"{cost.state / 1e6:.1f} MB and {cost.kv_per_token / 1e3:.1f} kB a token: "
             "give more kv_memory or allow fewer max_streams"
         )
-    blocks_per_slot = -(-slot_positions(context, shape.max_depth) // engine.block_size)
+    return replace(fitting[0], weights=weights, head=head, process=resident_bytes())
+
+
+def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: int, cached: bool) -> MemoryPlan | None:
+    """The caches of all slots, with or without a prefix cache. None: they do not fit."""
+    cost, num_slots = shape.cost, engine.max_streams
+    num_states = _num_states(cost, budget) if cached else 0
+    if cached and cost.state and not num_states:
+        return None
+    budget -= (num_slots + num_states) * cost.state
+    share = max(SHARE_OF_SLOTS, 1 / num_slots) if cached else 0.0
+    context = max_context
+    if cost.kv_per_token:
+        room = int(budget / (1 + share)) // num_slots // cost.kv_per_token
+        context = min(context, room - slot_positions(0, shape.max_depth))
+    if budget < 0 or context < min(MIN_TOKENS, max_context):
+        return None
+    positions = slot_positions(context, shape.max_depth)
+    in_slots = num_slots * -(-positions // engine.block_size)
+    rows = num_slots * positions * cost.kv_per_token if cached else 0
+    num_blocks = in_slots
+    if cached and cost.kv_per_token:
+        left = (budget - rows) // (engine.block_size * cost.kv_per_token)
+        num_blocks = min(MOST_OF_SLOTS * in_slots, max(-(-in_slots // num_slots), left))
     return MemoryPlan(
-        weights=weights,
-        head=head,
+        weights=0,
+        head=0,
         kv_per_token=cost.kv_per_token,
         state_per_stream=cost.state,
         workspace=0,
-        process=resident_bytes(),
-        num_slots=engine.max_streams,
-        num_blocks=engine.max_streams * blocks_per_slot,
+        process=0,
+        num_slots=num_slots,
+        num_blocks=num_blocks,
         block_size=engine.block_size,
         max_context=context,
+        num_states=num_states,
+        kept_state=cost.state,
         shared_pool=False,
+        row_buffers=rows,
     )
+
+
+def _num_states(cost: StreamCost, budget: int) -> int:
+    """That the prefix cache may keep."""
+    if not cost.state:
+        return 0
+    return min(max(MIN_STATES, int(budget * SHARE_OF_STATES) // cost.state), budget // 4 // cost.state)
+
+
+def keep_grid(plan: MemoryPlan) -> int:
+    """Of which numbers of tokens rows keep something for others: see RunnerInfo. 0: of none."""
+    blocks = plan.row_buffers > 0 or not plan.kv_per_token
+    states = plan.num_states > 0 or not plan.state_per_stream
+    return plan.block_size if blocks and states else 0
 
 
 def step_traffic(shape: ModelShape, vocab_size: int) -> StepTraffic:

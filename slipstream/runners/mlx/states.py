@@ -25,6 +25,7 @@ class _Home:
 class StateStore:
     def __init__(self) -> None:
         self._homes: dict[int, _Home] = {}
+        self._kept: dict[int, _Home] = {}  # by state slot: what rows left for others
 
     def get(self, slots: Sequence[int], fresh: Sequence[mx.array]) -> tuple[mx.array, ...]:
         """[rows, ...] each. ``fresh``: what a new row starts with, [1, ...] each."""
@@ -48,12 +49,25 @@ class StateStore:
         """Arrays are replaced, never written: both may begin with the same."""
         self._homes[slot] = self._homes[source]
 
+    def keep(self, state_slot: int, arrays: Sequence[mx.array]) -> None:
+        """[1, ...] each, copies: a row of a larger array would hold on to all of it."""
+        self._kept[state_slot] = _Home(tuple(arrays), 0)
+
+    def start(self, state_slot: int, slot: int) -> None:
+        """A row begins with what another kept."""
+        self._homes[slot] = self._kept[state_slot]
+
     def example(self) -> tuple[mx.array, ...] | None:
         """Somebody's arrays, for their shapes."""
         return next((home.arrays for home in self._homes.values()), None)
 
     def arrays(self) -> list[mx.array]:
         return list({id(array): array for home in self._homes.values() for array in home.arrays}.values())
+
+
+def one_row(array: mx.array, row: int) -> mx.array:
+    """A copy. [1, ...]"""
+    return mx.take(array, mx.array([row]), axis=0)
 
 
 class RecurrentCache:
@@ -82,8 +96,19 @@ class RecurrentCache:
     def __setitem__(self, index: int, value: mx.array) -> None:
         self._pending[index] = value
         if len(self._pending) == self._size:
-            self._store.put(self._holder.feed.slots, [self._pending[i] for i in range(self._size)])
+            arrays = [self._pending[i] for i in range(self._size)]
+            self._store.put(self._holder.feed.slots, arrays)
+            self._keep(arrays)
             self._pending = {}
+
+    def _keep(self, arrays: Sequence[mx.array]) -> None:
+        """A row that keeps a state ends its feed there."""
+        for row, span in enumerate(self._holder.feed.spans):
+            for num_tokens, state_slot in span.kept_states:
+                assert num_tokens == span.num_committed
+                kept = [one_row(array, row) for array in arrays]
+                self._store.keep(state_slot, kept)
+                self._holder.kept += kept
 
     def advance(self, num_tokens: int) -> None:
         assert num_tokens == self._holder.feed.width
@@ -96,6 +121,9 @@ class RecurrentCache:
 
     def fork(self, source_slot: int, slot: int, source: int, target: int) -> None:
         self._store.fork(source_slot, slot)
+
+    def start(self, state_slot: int, slot: int) -> None:
+        self._store.start(state_slot, slot)
 
     def move(self, source: int, target: int) -> None:
         """Kept by slot, not by row of a buffer."""

@@ -61,6 +61,7 @@ export class AnswerView {
     const over = this.answer.state !== "streaming";
     setText(this.timings, over ? speedLine(this.answer) : this.soFar());
     setText(this.prompt, over ? promptLine(this.answer) : "");
+    this.prompt.title = (over && this.answer.timings?.cache_note) || "";
     setText(this.reason, over ? (this.answer.timings?.speculation ?? "") : "");
     this.node.dataset.waiting = String(!over && this.answer.text === "");
   }

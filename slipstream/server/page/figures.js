@@ -29,9 +29,12 @@ export function speedLine(answer) {
   return [`${speed(t.predicted_per_second)} tok/s`, tokens, drafts, gain].filter(Boolean).join(" · ");
 }
 
-/** How long the reader waited, and how fast the prompt was read. */
+/** How long the reader waited, how much of the prompt was cached, and how fast the rest was read. */
 export function promptLine({ timings: t }) {
   if (!t || !Number.isFinite(t.prompt_ms)) return "";
   const first = `First token after ${seconds((t.queue_ms ?? 0) + t.prompt_ms)}`;
-  return `${first} · prompt of ${plural(t.prompt_n, "token")} at ${speed(t.prompt_per_second)} tok/s`;
+  const rate = `at ${speed(t.prompt_per_second)} tok/s`;
+  if (!t.cached_tokens) return `${first} · prompt of ${plural(t.prompt_n, "token")} ${rate}`;
+  const cached = `${count(t.cached_tokens)} of ${count(t.cached_tokens + t.prompt_n)} prompt tokens from cache`;
+  return `${first} · ${cached} · ${count(t.prompt_n)} read ${rate}`;
 }

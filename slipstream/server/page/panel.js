@@ -66,6 +66,7 @@ export class Panel {
     this.showSpeculation(latest.speculation, latest.load);
     this.showStreams(latest.streams);
     this.showMemory(latest.memory);
+    this.field("prefix_cache.words", prefixCacheWords(latest.prefix_cache));
   }
 
   field(name, words) {
@@ -154,6 +155,13 @@ export function draftingWords({ available, why_not, policy, depth, max_depth }, 
   return policy === "solo" && running > 1
     ? "Not drafting now: several streams are running."
     : "Not drafting now: a plain step is faster.";
+}
+
+export function prefixCacheWords({ enabled, queried_tokens, found_tokens, states_used, states_total }) {
+  if (!enabled) return "Prefix cache: off.";
+  const states = states_total > 0 ? `, ${plural(states_used, "state")}` : "";
+  if (!queried_tokens) return `Prefix cache: no prompt so far${states}.`;
+  return `Prefix cache: ${percent(found_tokens, queried_tokens)} of prompt tokens found${states}.`;
 }
 
 /** The conversation that a stream answers, where it is one of this browser's. */

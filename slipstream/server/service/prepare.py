@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from slipstream.engine.request import Boundary
+from slipstream.engine.request import DEFAULT_CACHE, PromptCache
 from slipstream.errors import PromptTooLong
 from slipstream.grammar import GrammarCompiler
 from slipstream.load import StreamingDetokenizer, Tokenizer
@@ -17,7 +18,10 @@ from slipstream.sampling.constraints import AllOf, Constraint
 from slipstream.sampling.thinking import AfterThinking, ThinkingBudget
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import ChatPrompt, MixedPrompt, TextPrompt, TokenPrompt
+from slipstream.server.service.sampled_calls import SampledCalls
 from slipstream.server.text.markup import thinking
+from slipstream.server.text.markup.boundaries import MessageBoundaries
+from slipstream.server.text.markup.calls import OnCall, ignore_call
 from slipstream.server.text.markup.chat_format import ChatFormat, ThinkingState
 from slipstream.server.text.markup.reader import PlainReader, Reader
 from slipstream.server.text.pieces import Piece
@@ -38,12 +42,15 @@ class Prepared:
     chat_format: ChatFormat | None = None  # None: a text completion
     thinking_state: ThinkingState = ThinkingState.OFF
     tools: ToolUse = NO_TOOLS
-    boundaries: tuple[tuple[int, Boundary], ...] = ()  # in the tokens: where the prefix cache should keep states
+    cache: PromptCache = DEFAULT_CACHE
+    on_call: OnCall = ignore_call  # given every complete tool call of the answer
     echo: Sequence[Piece] = ()  # the prompt's text, one piece per token
     warnings: tuple[str, ...] = ()  # fields that this model cannot follow
 
     def reader(self) -> Reader:
-        return PlainReader() if self.chat_format is None else self.chat_format.reader(self.thinking_state, self.tools)
+        if self.chat_format is None:
+            return PlainReader()
+        return self.chat_format.reader(self.thinking_state, self.tools, self.on_call)
 
     @property
     def needs_constraint(self) -> bool:
@@ -65,6 +72,8 @@ class Preparation:
         self._tokenizer = tokenizer
         self._grammars = GrammarCompiler(tokenizer)
         self.chat_format = ChatFormat(tokenizer)
+        self._boundaries = MessageBoundaries(tokenizer)
+        self.sampled_calls = SampledCalls()
 
     def close(self) -> None:
         self._grammars.close()
@@ -73,7 +82,9 @@ class Preparation:
     def render(self, request: GenerationRequest, prompt: ChatPrompt) -> RenderedChat:
         """The text of a chat. Waits for the process that renders it."""
         chat_format = self.chat_format
-        text = chat_format.render(prompt.messages, request.tools, prompt.variables)
+        self._boundaries.learn()
+        messages = chat_format.as_sampled(prompt.messages, partial(self.sampled_calls.recall, request.cache.salt))
+        text = chat_format.render(messages, request.tools, prompt.variables)
         response_format = chat_format.enforced_format(request.tools, request.response_format)
         if prompt.prefill is not None:
             text, state = chat_format.prefilled(text, prompt.prefill.content, prompt.prefill.thinking)
@@ -97,12 +108,12 @@ class Preparation:
                 self._check_length(text, max_tokens)
                 tokens = self._tokenizer.encode(text, add_special, allow_special)
                 echo = self._echo(tokens, text) if request.echo else ()
-                return Prepared(tokens, params, request.stops, request.response_format, echo=echo)
+                return Prepared(tokens, params, request.stops, request.response_format, cache=request.cache, echo=echo)
             case TokenPrompt() | MixedPrompt():
                 given = prompt.tokens if isinstance(prompt, TokenPrompt) else self._mixed(prompt, max_tokens)
                 _check_count(len(given), max_tokens)
                 echo = self._echo(given, None) if request.echo else ()
-                return Prepared(given, params, request.stops, request.response_format, echo=echo)
+                return Prepared(given, params, request.stops, request.response_format, cache=request.cache, echo=echo)
 
     def _mixed(self, prompt: MixedPrompt, max_tokens: int | None) -> list[int]:
         tokens: list[int] = []
@@ -119,8 +130,9 @@ class Preparation:
     ) -> Prepared:
         chat_format = self.chat_format
         self._check_length(rendered.text, max_tokens)
+        tokens = self._tokenizer.encode(rendered.text)
         return Prepared(
-            self._tokenizer.encode(rendered.text),
+            tokens,
             params,
             request.stops,
             rendered.response_format,
@@ -128,6 +140,8 @@ class Preparation:
             chat_format,
             rendered.thinking_state,
             request.tools,
+            replace(request.cache, boundaries=self._boundaries.of(tokens)),
+            partial(self.sampled_calls.remember, request.cache.salt),
             warnings=(DOES_NOT_THINK,) if request.must_think and not chat_format.thinks else (),
         )
 

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TypeVar
 
 from slipstream.config import EngineConfig
-from slipstream.engine.request import PromptCache
 from slipstream.host import lower_priority
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError, engine_failed, shutting_down
@@ -138,8 +137,7 @@ class Service:
                 place = held.enter_context(self._places.taken(client, num_choices))
                 choices: list[ChoiceStream] = []
                 for each in prepared:
-                    cache = _prompt_cache(request.cache, each)
-                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client, cache):
+                    for stream in engine.submit_many(each.tokens, each.params, request.num_choices, client, each.cache):
                         held.enter_context(self.monitor.named(stream.id, caller().request_id))
                         await held.enter_async_context(stream)
                         index = len(choices)
@@ -160,12 +158,14 @@ class Service:
         """Everything but the constraint. Chats are rendered in threads of their own: a template may take long.
         ``max_tokens``: a longer prompt may be refused before all of it is read."""
         assert self._preparation is not None
+        request = _of_caller(request)
         rendered = await self._render(request, request.prompt) if isinstance(request.prompt, ChatPrompt) else None
         return await self.in_thread(partial(self._preparation.prepare, request, rendered, max_tokens))
 
     async def render(self, prompt: ChatPrompt, tools: ToolUse) -> str:
         """The text of a chat prompt."""
-        return (await self._render(GenerationRequest(prompt, SamplingParams(), tools=tools), prompt)).text
+        request = _of_caller(GenerationRequest(prompt, SamplingParams(), tools=tools))
+        return (await self._render(request, prompt)).text
 
     async def _render(self, request: GenerationRequest, prompt: ChatPrompt) -> RenderedChat:
         assert self._preparation is not None
@@ -213,10 +213,10 @@ class Service:
         await self.holder.close()
 
 
-def _prompt_cache(asked: PromptCache, prepared: Prepared) -> PromptCache:
+def _of_caller(request: GenerationRequest) -> GenerationRequest:
     """Callers with different API keys share nothing, whatever salt they send."""
-    key, salt = caller().key, asked.salt
-    return replace(asked, salt=f"{key}:{salt}" if key or salt else "", boundaries=prepared.boundaries)
+    key, salt = caller().key, request.cache.salt
+    return replace(request, cache=replace(request.cache, salt=f"{key}:{salt}")) if key or salt else request
 
 
 def _note_tokens(generation: Generation) -> None:

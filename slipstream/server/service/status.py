@@ -36,6 +36,7 @@ class ModelFacts:
     weight_bytes: int  # head included
     kv_token_bytes: int
     state_bytes: int
+    kv_row_bytes: int = 0  # of buffers beside the pool of blocks
 
 
 class StatusMonitor:
@@ -96,7 +97,7 @@ class StatusMonitor:
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)
             report["streams"] = _streams(self._engine.streams(), self._request_ids)
-            report["prefix_cache"] = _prefix_cache(seen, self._engine.config)
+            report["prefix_cache"] = _prefix_cache(seen, info, self._engine.config)
             report["memory"] = self.memory()
         return report
 
@@ -110,7 +111,7 @@ class StatusMonitor:
             "kv_blocks_total": total,
             "kv_blocks_used": seen.num_used_blocks,
             "block_size": block_size,
-            "kv_bytes": 0 if facts is None else total * block_size * facts.kv_token_bytes,
+            "kv_bytes": 0 if facts is None else total * block_size * facts.kv_token_bytes + facts.kv_row_bytes,
             "weight_bytes": 0 if facts is None else facts.weight_bytes,
             "state_bytes": 0 if facts is None else facts.state_bytes,
             "rss_bytes": resident_bytes(),
@@ -167,9 +168,9 @@ def _speculation(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) ->
     }
 
 
-def _prefix_cache(seen: StatsSnapshot, config: EngineConfig) -> dict[str, Any]:
+def _prefix_cache(seen: StatsSnapshot, info: RunnerInfo, config: EngineConfig) -> dict[str, Any]:
     return {
-        "enabled": config.prefix_cache,
+        "enabled": config.prefix_cache and info.keep_grid > 0,
         "queried_tokens": seen.num_cache_queries,
         "found_tokens": seen.num_cache_hits,
         "blocks": seen.num_cached_blocks,

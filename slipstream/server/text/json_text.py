@@ -20,5 +20,16 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def same_json(left: Any, right: Any) -> bool:
+    """Whether two parsed JSON values are the same, whatever their spelling: 1 is 1.0, but not true."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_json(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same_json, left, right))
+    return bool(left == right)
+
+
 def compact(value: object) -> str:
     return _COMPACT.encode(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.server.text.json_text import strict_json
@@ -34,6 +34,7 @@ class Call:
 
     name: str | None  # None: more arguments of the call before
     arguments: str = ""  # a chunk of JSON text
+    id: str = field(default="", compare=False)  # random; protocols put a prefix before it. "": not the start
 
     def arguments_object(self) -> dict[str, Any]:
         """For protocols that require an object; the arguments of an unfinished call as {"unfinished": text}."""
@@ -63,7 +64,7 @@ def joined(parts: Sequence[Part]) -> list[Part]:
             found.append(part if isinstance(part, Call) else type(part)(list(part.pieces)))
         elif isinstance(part, Call):
             assert isinstance(last, Call)
-            found[-1] = Call(last.name, last.arguments + part.arguments)
+            found[-1] = replace(last, arguments=last.arguments + part.arguments)
         else:
             assert isinstance(last, (Text, Thinking))
             last.pieces.extend(part.pieces)  # a copy made above

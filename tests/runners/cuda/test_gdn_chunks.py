@@ -48,11 +48,11 @@ def test_as_exact_as_steps(
     wanted, wanted_state = stepped(convolved, gates)
 
     counts = {"row_fed": TOKENS, "row_committed": TOKENS, "row_replay": 0}
-    others = {"row_slots": 0, "row_offsets": 0, "row_starts": 0}
+    others = {"row_slots": 0, "row_offsets": 0, "row_starts": 0, "keep_positions": -1, "keep_states": 0}
     row = {name: torch.tensor([n], dtype=torch.int32, device=device) for name, n in {**counts, **others}.items()}
     out = torch.empty(TOKENS, GDN.num_v_heads * GDN.v_dim, dtype=dtype, device=device)
     state = torch.empty(1, *wanted_state.shape, device=device)
-    batch = SimpleNamespace(num_rows=1, **row)
+    batch = SimpleNamespace(num_rows=1, max_keeps=0, **row)
     recur_in_chunks(convolved.to(device), gates.to(device), out, state, GDN, batch, 1)  # type: ignore[arg-type]
     assert error(out.unflatten(1, wanted.shape[1:]), wanted) < tolerance
     assert error(state[0], wanted_state) < 1e-4

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine.contract import DraftRequest, RowStep
+from slipstream.engine.contract import MAX_KEEPS, DraftRequest, Keep, RowStep
 from slipstream.runners.cuda.buffers import StepBuffers
 from slipstream.runners.cuda.host_rows import HostRow, RowFeed
 from slipstream.runners.cuda.layout import (
@@ -138,3 +138,14 @@ def test_a_step_feeds_known_tokens_before_drafts() -> None:
     row.commit(rest, 1)
     row.commit(verify, 2)
     assert row.max_known == 13
+
+
+def test_keeps_lie_at_their_row() -> None:
+    host = HostRow(
+        slot=7, num_uncomputed=200, max_known=200, plain=True, may_draft=True, p_min=0.0, logprobs=NO_LOGPROBS
+    )
+    keeping = host.feed(RowStep(7, 100, keeps=(Keep(32, 70), Keep(64, None), Keep(96, 71))))
+    _, inputs = laid_out([RowFeed(0, 1), keeping, RowFeed(1, 1)])
+    nothing, no_state = [-1] * MAX_KEEPS, [0] * MAX_KEEPS
+    assert inputs.keep_positions.tolist() == [*nothing, 32, -1, 96, -1, *nothing, *nothing]
+    assert inputs.keep_states.tolist() == [*no_state, 70, 0, 71, 0, *no_state, *no_state]

@@ -15,6 +15,7 @@ pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'
 import mlx.core as mx
 import tiny
 import tiny_fp8
+from conversations import cold, play
 from harness import Ask, Traffic
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
@@ -120,6 +121,21 @@ def test_tokens_equal_mlx_lms_single_stream(tmp_path: Path, name: str) -> None:
     for ask, got in zip(asks, outputs, strict=True):
         assert ask.params.max_tokens is not None
         assert got == single_stream(folder, ask.prompt, ask.params.max_tokens)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mamba2"])
+def test_the_prefix_cache_changes_no_token(tmp_path: Path, name: str) -> None:
+    """Windows, and a recurrence whose rows are fed in pieces to have their states."""
+    runner = open_mlx(save(name, tmp_path))
+    total = 0
+    for seed in range(3):
+        played = play(runner, seed)
+        total += played.num_cached
+        for asked in played.asked:
+            tokens, _ = cold(runner, asked.request)
+            assert asked.final is not None
+            assert asked.tokens == (tokens[: len(asked.tokens)] if asked.final.finish_reason == "abort" else tokens)
+    assert total > 300
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:

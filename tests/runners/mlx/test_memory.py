@@ -15,11 +15,12 @@ from drafters import ScriptedDrafter
 from mlx_tiny import open_mlx
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import DraftRequest, RowJoin, RowStep, StepPlan
+from slipstream.engine.contract import DraftRequest, Keep, RowJoin, RowStep, StepPlan
 from slipstream.errors import ConfigError
 from slipstream.load import open_model
 from slipstream.runners.mlx.backend import MlxBackend
 from slipstream.runners.mlx.caches import KvCache
+from slipstream.runners.mlx.gdn import GdnCache
 from slipstream.runners.mlx.loading import MlxRunner
 from slipstream.sampling import SamplingParams
 
@@ -121,16 +122,56 @@ def test_a_row_that_moves_copies_itself_only(runner: MlxRunner) -> None:
     assert mx.get_peak_memory() - before < buffer_bytes(runner)
 
 
+@pytest.mark.parametrize("num_streams", [1, 2])
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5"])
-def test_what_streams_take_is_predicted(tmp_path: Path, kind: str, build: Callable[[Path, int], MlxRunner]) -> None:
-    runner = build(tiny.save(tiny.build(kind), tmp_path, head=True), 500_000)
-    info = runner.info
+def test_what_streams_take_is_predicted(
+    tmp_path: Path, kind: str, num_streams: int, build: Callable[[Path, int, int], MlxRunner]
+) -> None:
+    """Rows at full length, all blocks kept, and as many states as there is room for."""
+    runner = build(tiny.save(tiny.build(kind), tmp_path, head=True), 500_000, num_streams)
+    info, size = runner.info, runner.info.block_size
     assert 32 <= info.max_context < 512
-    prompt = (1,) * (info.max_context - 1)
-    joins = tuple(RowJoin(i, prompt, len(prompt), SamplingParams(temperature=0.0), i, 0.0) for i in range(2))
-    runner.submit(StepPlan(0, (), joins, tuple(RowStep(i, len(prompt), DraftRequest(2)) for i in range(2))))
+    prompt, num_own = (1,) * (info.max_context - 1), info.num_blocks // num_streams
+    joins = tuple(RowJoin(i, prompt, len(prompt), SamplingParams(temperature=0.0), i, 0.0) for i in range(num_streams))
+    keep = Keep(min(num_own, len(prompt) // size) * size, info.num_slots if info.num_states else None)
+    rows = [
+        RowStep(i, len(prompt), DraftRequest(2), tuple(range(i * num_own, i * num_own + num_own)), (keep,))
+        for i in range(num_streams)
+    ]
+    runner.submit(StepPlan(0, (), joins, tuple(rows)))
     runner.collect()
-    assert 400_000 < sum(array.nbytes for array in cache_arrays(runner)) <= 500_000
+    assert runner.model.blocks is not None
+    taken = sum(array.nbytes for array in cache_arrays(runner)) + runner.model.blocks.num_bytes
+    taken += info.num_states * (state_bytes(runner) // num_streams)
+    assert 400_000 < taken <= 500_000 + size * KV_BYTES
+
+
+KV_BYTES = 1024  # a token's, in both
+
+
+def state_bytes(runner: MlxRunner) -> int:
+    """Of the rows that run."""
+    return sum(array.nbytes for cache in runner.model.caches if isinstance(cache, GdnCache) for array in cache.arrays())
+
+
+def test_a_kept_state_holds_nothing_else(tmp_path: Path) -> None:
+    """Three rows are computed in one array: when they leave, only the state stays that one of them kept."""
+    runner = open_mlx(tiny.save(tiny.build("qwen3_5"), tmp_path, head=True))
+    runner.drafter = ScriptedDrafter({}, tiny.VOCAB, "wrong", 0)
+    params = SamplingParams(temperature=0.0)
+    joins = tuple(RowJoin(i, (1 + i,) * 8, 8, params, i, 0.0) for i in range(ROWS))
+    left = []
+    for state_slot in (4, 4, 5):
+        keep = Keep(8, state_slot)
+        rows = tuple(RowStep(i, 8, blocks=(i,), keeps=(keep,) if i == 1 else ()) for i in range(ROWS))
+        runner.submit(StepPlan(0, (), joins, rows))
+        runner.collect()
+        state = state_bytes(runner) // ROWS
+        runner.submit(StepPlan(1, tuple(range(ROWS)), (), ()))
+        runner.collect()
+        left.append(mx.get_active_memory())
+    assert left[1] - left[0] < state  # the same slot: it was replaced
+    assert state <= left[2] - left[1] < 2 * state  # in whole pages
 
 
 @pytest.mark.parametrize("kind", ["default", "llama-gqa-tied", "qwen3_5_moe"])
@@ -144,23 +185,23 @@ def test_weights_take_what_was_planned(tmp_path: Path, kind: str) -> None:
     runner = backend.load(model, engine, plan, read.append)
     assert sum(read) == plan.weights + plan.head
     assert runner.info.num_blocks == plan.num_blocks
-    assert plan.kv_pool + plan.states <= 50_000_000 + 2 * plan.block_size * plan.kv_per_token
+    assert plan.caches <= 50_000_000 + 2 * plan.block_size * plan.kv_per_token
     weights = backend.step_traffic(model)
     assert weights.dense + weights.experts <= plan.weights
     assert (weights.experts > 0) == (weights.expert_share < 1.0) == (kind == "qwen3_5_moe")
     assert weights.head_dense + weights.head_experts == plan.head
 
 
-def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int], MlxRunner]) -> None:
+def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int, int], MlxRunner]) -> None:
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
     with pytest.raises(ConfigError, match="give more kv_memory or allow fewer max_streams"):
-        build(folder, 40_000)
+        build(folder, 40_000, 2)
 
 
 @pytest.fixture
-def build() -> Callable[[Path, int], MlxRunner]:
-    def open_sized(folder: Path, kv_memory: int) -> MlxRunner:
+def build() -> Callable[[Path, int, int], MlxRunner]:
+    def open_sized(folder: Path, kv_memory: int, num_streams: int) -> MlxRunner:
         model = open_model(str(folder), any_architecture=True)
-        return MlxBackend(RunnerConfig(kv_memory=kv_memory)).load(model, EngineConfig(max_streams=2))
+        return MlxBackend(RunnerConfig(kv_memory=kv_memory)).load(model, EngineConfig(max_streams=num_streams))
 
     return open_sized

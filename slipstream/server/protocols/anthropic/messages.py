@@ -191,7 +191,8 @@ class OutputConfig(Body):
 def system_text(system: Content) -> str:
     """Without the line about billing that Claude Code puts first: it changes with every request, and with it the
     beginning of every prompt."""
-    return BILLING_LINE.sub("", text_of(system), count=1)
+    first, *others = [system] if isinstance(system, str) else [part.text for part in system] or [""]
+    return "".join((BILLING_LINE.sub("", first), *others))
 
 
 class CountTokensRequest(Body):

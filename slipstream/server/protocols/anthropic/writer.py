@@ -74,7 +74,7 @@ def _block(part: Part, empty: bool = False) -> dict[str, Any]:
             return {"type": "thinking", "thinking": "" if empty else part.text, "signature": "" if empty else UNSIGNED}
         case Call():
             given = {} if empty else part.arguments_object()
-            return {"type": "tool_use", "id": new_id("toolu_"), "name": part.name, "input": given}
+            return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": given}
 
 
 def _delta(part: Part) -> dict[str, Any] | None:

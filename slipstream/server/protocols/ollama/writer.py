@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slipstream.server.errors import ApiError, ollama_error
-from slipstream.server.protocols.api_protocol import ApiWriter, error_field, new_id
+from slipstream.server.protocols.api_protocol import ApiWriter, error_field
 from slipstream.server.protocols.ollama.chat import OllamaChatRequest
 from slipstream.server.protocols.ollama.fields import OllamaFields
 from slipstream.server.protocols.ollama.generate import OllamaGenerateRequest
@@ -117,7 +117,7 @@ class OllamaGenerateWriter(OllamaWriter):
 
 def _call(call: Call, index: int) -> dict[str, Any]:
     function = {"index": index, "name": call.name, "arguments": call.arguments_object()}
-    return {"id": new_id("call_"), "function": function}
+    return {"id": f"call_{call.id}", "function": function}
 
 
 def _durations(finish: Finish) -> dict[str, int]:

@@ -123,4 +123,4 @@ class ChatWriter(ApiWriter):
 
 def _call(part: Call) -> dict[str, Any]:
     function = {"name": part.name, "arguments": part.arguments}
-    return {"id": new_id("call_"), "type": "function", "function": function}
+    return {"id": f"call_{part.id}", "type": "function", "function": function}

@@ -23,7 +23,7 @@ class Item:
         self.kind = type(part)
         self._parts = [part]
         prefix = "msg_" if isinstance(part, Text) else "rs_" if isinstance(part, Thinking) else "fc_"
-        self.id, self._call_id = new_id(prefix), new_id("call_")
+        self.id = new_id(prefix)
 
     def takes(self, part: Part) -> bool:
         return continues(part, self.kind)
@@ -46,8 +46,8 @@ class Item:
             case Thinking():
                 content = [] if empty else [_reasoning(part)]
                 return {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
-            case Call(name, arguments):
-                call = {"call_id": self._call_id, "name": name, "arguments": "" if empty else arguments}
+            case Call(name, arguments, call_id):
+                call = {"call_id": f"call_{call_id}", "name": name, "arguments": "" if empty else arguments}
                 return {"id": self.id, "type": "function_call", "status": status, **call}
 
     def start_events(self) -> list[dict[str, Any]]:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from slipstream.server.text.markup.reader import Reader
 from slipstream.server.text.parts import Call, Part, Text
 from slipstream.server.text.pieces import Piece, PieceQueue, overlap, text_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCall:
+    """A complete call: what clients receive of it, and the text that the model wrote between the markers."""
+
+    id: str
+    name: str
+    arguments: str  # JSON
+    text: str
+
+    @property
+    def size(self) -> int:
+        return len(self.name) + len(self.arguments) + len(self.text)
 
 
 class ToolCallParser(ABC):
@@ -22,15 +38,29 @@ class ToolCallParser(ABC):
     def push(self, text: str) -> list[Call]: ...
 
 
-class ToolCallReader(Reader):
-    """``parallel``: more than one call is allowed. White space around calls is dropped."""
+OnCall = Callable[[SampledCall], None]
 
-    def __init__(self, make_parser: Callable[[], ToolCallParser], parallel: bool = True) -> None:
-        self._make_parser, self._parallel = make_parser, parallel
+
+def ignore_call(call: SampledCall) -> None:
+    return
+
+
+class ToolCallReader(Reader):
+    """``parallel``: more than one call is allowed. White space around calls is dropped.
+
+    ``on_call`` is given every complete call.
+    """
+
+    def __init__(
+        self, make_parser: Callable[[], ToolCallParser], parallel: bool = True, on_call: OnCall = ignore_call
+    ) -> None:
+        self._make_parser, self._parallel, self._on_call = make_parser, parallel, on_call
         self._parser: ToolCallParser | None = None  # of the current call
         self._named = False  # its name was emitted: it can no longer turn out to be text
         self._marker = 0  # where the current call begins in the held text, after space and marker
         self._unread = ""  # text of the current call that its parser has not seen
+        self._read: list[str] = []  # text of the current call that its parser has seen
+        self._emitted: list[Call] = []  # its parts so far
         self._held = PieceQueue()  # outside a call: a possible marker. Inside: a call without a name so far
         self._between = False  # after a call, with no text since
 
@@ -63,6 +93,7 @@ class ToolCallReader(Reader):
             return False
         self._marker = self._held.text.index(BEGIN) + len(BEGIN)
         self._parser, self._named, self._unread = self._make_parser(), False, self._held.text[self._marker :]
+        self._read, self._emitted = [], []
         return True
 
     def _emit_text(self, pieces: list[Piece], parts: list[Part]) -> None:
@@ -72,7 +103,9 @@ class ToolCallReader(Reader):
 
     def _inside(self, parser: ToolCallParser, parts: list[Part]) -> bool:
         """Reads the current call. True if it is complete, or was not a call, and text may follow."""
-        calls = parser.push(self._unread)
+        self._read.append(self._unread)
+        calls = [_with_id(call) for call in parser.push(self._unread)]
+        self._emitted += calls
         parts += calls
         self._unread, self._named = "", self._named or bool(calls)
         if parser.failed:
@@ -82,8 +115,19 @@ class ToolCallReader(Reader):
             return True
         if parser.rest is not None:
             self._held.take(len(self._held.text) - len(parser.rest))
+            self._complete("".join(self._read).removesuffix(END + parser.rest))
             self._parser, self._between, self.done = None, True, not self._parallel
             return self._parallel
         if self._named:
             self._held.take_all()
         return False
+
+    def _complete(self, text: str) -> None:
+        start = self._emitted[0]
+        assert start.name is not None
+        arguments = "".join(call.arguments for call in self._emitted)
+        self._on_call(SampledCall(start.id, start.name, arguments, text))
+
+
+def _with_id(call: Call) -> Call:
+    return call if call.name is None else replace(call, id=secrets.token_hex(12))

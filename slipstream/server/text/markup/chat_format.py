@@ -12,7 +12,8 @@ from slipstream.load import Tokenizer
 from slipstream.server.errors import ApiError
 from slipstream.server.text.markup import thinking
 from slipstream.server.text.markup.call_grammar import HermesGrammar, QwenXmlGrammar, call_grammar
-from slipstream.server.text.markup.calls import BEGIN, ToolCallReader
+from slipstream.server.text.markup.call_history import CallHistory, Recall
+from slipstream.server.text.markup.calls import BEGIN, OnCall, ToolCallReader
 from slipstream.server.text.markup.hermes import HermesParser
 from slipstream.server.text.markup.qwen_xml import FUNCTION, QwenXmlParser
 from slipstream.server.text.markup.reader import PlainReader, Reader
@@ -40,6 +41,11 @@ class ChatFormat:
         self._xml = FUNCTION in text
         hermes = BEGIN in text and re.search(r'"arguments\\?"', text) is not None
         self.reads_calls = self._xml or hermes or not self._knows_tools
+        self._history = CallHistory(tokenizer, self._xml, self._knows_tools)
+
+    def as_sampled(self, messages: Sequence[Mapping[str, Any]], recall: Recall) -> Sequence[Mapping[str, Any]]:
+        """The messages, with the calls that are known as the model wrote them."""
+        return self._history.as_sampled(messages, recall)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: ToolUse, variables: Mapping[str, Any]) -> str:
         """If the template refuses several system messages, or one in the middle, they become one at the beginning."""
@@ -87,12 +93,12 @@ class ChatFormat:
         optional = self.thinking_state(prompt) is ThinkingState.OPTIONAL
         return f"{prompt}{thinking.BEGIN}\n" if optional and self._has_thinking_switch else prompt
 
-    def reader(self, thinking_state: ThinkingState, tools: ToolUse) -> Reader:
+    def reader(self, thinking_state: ThinkingState, tools: ToolUse, on_call: OnCall) -> Reader:
         inner: Reader = PlainReader()
         if tools.tools:
             properties = {tool.name: tool.properties for tool in tools.tools}
             make_parser = (lambda: QwenXmlParser(properties)) if self._xml else HermesParser
-            inner = ToolCallReader(make_parser, tools.parallel)
+            inner = ToolCallReader(make_parser, tools.parallel, on_call)
         if not self.thinks or thinking_state is ThinkingState.OFF:
             return inner
         return ThinkingReader(inner, started=thinking_state is ThinkingState.STARTED)

@@ -80,6 +80,14 @@ class HermesParser(ToolCallParser):
         return []
 
 
+def sampled_arguments(text: str) -> str | None:
+    """The arguments in the text of a call, if a template that prints them verbatim would write exactly this text."""
+    name = HEAD.match(text)
+    begin, arguments = (f'\n{{"name": {name[1]}, "arguments": ', text[name.end() :]) if name else ("", "")
+    exact = name is not None and name[0] == begin and arguments.endswith("}\n")
+    return arguments.removesuffix("}\n") if exact else None
+
+
 def _loads(text: str) -> Any:
     """The parsed JSON; None if the text is not JSON."""
     try:

@@ -27,6 +27,7 @@ PARAMETER = "<parameter="
 END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
 FUNCTION_HEAD = re.compile(r"\s*<function=([^<>\n]+)>")
 PARAMETER_HEAD = re.compile(r"<parameter=([^<>\n]+)>")
+VALUE = re.compile(r"<parameter=([^<>\n]+)>\n(.*?)\n</parameter>\n", re.DOTALL)
 HALF_A_HEAD = re.compile(r"<(?:function|parameter)=[^<>\n]*")
 PYTHON = {"True": True, "False": False, "None": None}  # as templates render earlier calls, so models write them too
 
@@ -128,6 +129,20 @@ def is_string(schema: Any) -> bool:
     options = schema.get("enum")
     strings = isinstance(options, list) and all(isinstance(option, str) for option in options)
     return bool(strings) if "enum" in schema else schema.get("type") == "string"
+
+
+def sampled_values(text: str) -> dict[str, str] | None:
+    """The texts of all values in the text of a call, if a template that prints them verbatim would write exactly this
+    text."""
+    name = FUNCTION_HEAD.match(text)
+    values = {found[1]: found[2] for found in VALUE.finditer(text)}
+    if name is None or text != f"\n{FUNCTION}{name[1]}>\n{_written(values)}{END_FUNCTION}\n":
+        return None
+    return values
+
+
+def _written(values: Mapping[str, str]) -> str:
+    return "".join(f"{PARAMETER}{key}>\n{value}\n{END_PARAMETER}\n" for key, value in values.items())
 
 
 def _as_json(text: str) -> str:

@@ -39,5 +39,10 @@ def _as_text(message: Message) -> Message:
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if not message.get("tool_calls"):
         return message
-    calls = [f"{BEGIN}\n{compact(call['function'])}\n{END}" for call in message["tool_calls"]]
+    calls = [f"{BEGIN}{_call_text(call)}{END}" for call in message["tool_calls"]]
     return {"role": message["role"], "content": "\n".join([*filter(None, [message["content"]]), *calls])}
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    """As the model wrote it, where that is known."""
+    return str(call["sampled"]) if "sampled" in call else f"\n{compact(call['function'])}\n"

@@ -6,6 +6,9 @@ accepted last step, from the ring. In the recurrence a program is one warp that 
 one row, so that all sums over the keys stay inside the warp: it reads the committed state, replays, runs over the
 committed tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
 instead (gdn_chunks.py). The norm needs whole heads.
+
+A row may keep its state at some positions, for other rows to start from: in the step whose committed tokens or replays
+reach the position, the recurrence stores the state into the state slot as well, and the conv the inputs before it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, uses_pdl, wait_for_previous
-from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, recur_in_chunks
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, next_keep, recur_in_chunks
 
 FEW_ROWS = 8
 CONV_HEADS = 2  # of a program
@@ -55,11 +58,17 @@ def _log_decay(a, scale, bias):
 
 
 @triton.jit
+def _keep_input(rings, position, x, ring_size, ring_width, channel, inside):
+    """Store a raw input into a ring."""
+    tl.store(rings + (position % ring_size) * ring_width + channel, x.to(rings.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _conv(
     mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
-    positions, token_rows, row_slots, row_offsets, row_starts, row_replay,
+    positions, token_rows, row_slots, row_offsets, row_starts, row_committed, row_replay, keep_positions, keep_states,
     num_tokens, mixed_stride, ring_size, num_k_heads, num_v_heads, k_dim, v_dim, scale,
-    DEPTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr,
+    DEPTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, STORE_RING: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """Conv, SiLU, unit q and k, gates, for H heads of one token. Fed tokens come first, then each row's replays."""
     launch_dependents()
@@ -81,6 +90,10 @@ def _conv(
     channels = 2 * key_width + num_v_heads * v_dim
     ring_width = channels + 2 * num_v_heads
     rings = ring + tl.load(row_slots + row).to(tl.int64) * ring_size * ring_width
+    if KEEPS > 0:
+        end = tl.minimum(position + 1, start + tl.load(row_committed + row))
+        keep_at, kept = next_keep(keep_positions, keep_states, row, position, end, KEEPS)
+        kept = tl.where(keep_at == position + 1, kept.to(tl.int32), -1)
     head = (tl.program_id(1) * H + tl.arange(0, H))[:, None]
     value = head - 2 * num_k_heads
     size = tl.where(value >= 0, v_dim, k_dim)
@@ -127,14 +140,20 @@ def _conv(
         tl.store(at_ring + channel, x0.to(ring.dtype.element_ty), mask=inside)
         tl.store(at_ring + channels + gate, fed_b.to(ring.dtype.element_ty), mask=is_gate)
         tl.store(at_ring + channels + num_v_heads + gate, fed_a.to(ring.dtype.element_ty), mask=is_gate)
+    if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
+        if kept >= 0:  # nothing will be replayed from there, so b and a are not needed
+            kept_rings = ring + kept.to(tl.int64) * ring_size * ring_width
+            _keep_input(kept_rings, position, x0, ring_size, ring_width, channel, inside)
+            _keep_input(kept_rings, position - 1, x1, ring_size, ring_width, channel, inside)
+            _keep_input(kept_rings, position - 2, x2, ring_size, ring_width, channel, inside)
 
 
 @triton.jit
 def _recur(
     convolved, gates, out, state,
-    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay,
+    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, keep_positions, keep_states,
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
-    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     launch_dependents()
     block = tl.program_id(0)
@@ -148,7 +167,11 @@ def _recur(
     offset = tl.load(row_offsets + row)
     committed = tl.load(row_committed + row)
     replay = tl.load(row_replay + row)
-    fresh = tl.load(row_starts + row) == replay
+    base = tl.load(row_starts + row) - replay  # tokens that the state stands for
+    total = replay + fed
+    num_committed = replay + committed
+    if KEEPS > 0:
+        keep_at, kept = next_keep(keep_positions, keep_states, row, base, base + num_committed, KEEPS)
 
     key_width = num_k_heads * k_dim
     channels = 2 * key_width + num_v_heads * v_dim
@@ -162,18 +185,14 @@ def _recur(
     in_tile = in_k[:, None] & in_v[None, :]
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + tile
     memory = tl.load(at_state, mask=in_tile, other=0.0)
-    memory = tl.where(fresh, 0.0, memory)  # another stream's state may still lie there
+    memory = tl.where(base == 0, 0.0, memory)  # another stream's state may still lie there
     wait_for_previous()
     if fed == 0:
         return
     if SKIP_LONG and is_long(fed, committed):
         return
 
-    total = replay + fed
-    keep = replay + committed
     for i in range(total):
-        if i == keep:
-            tl.store(at_state, memory, mask=in_tile)
         entry = tl.where(i < replay, num_tokens + row * DEPTH + i, offset + i - replay).to(tl.int64)
         token = convolved + entry * channels
         k = tl.load(token + key_width + at_q, mask=in_k, other=0.0)
@@ -190,8 +209,12 @@ def _recur(
             tl.store(
                 out + entry * (num_v_heads * v_dim) + head * v_dim + along_v, y.to(out.dtype.element_ty), mask=in_v
             )
-    if keep == total:
-        tl.store(at_state, memory, mask=in_tile)
+        if i + 1 == num_committed:
+            tl.store(at_state, memory, mask=in_tile)
+        if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
+            if base + i + 1 == keep_at:
+                tl.store(at_state + (kept - slot) * (num_v_heads * k_dim * v_dim), memory, mask=in_tile)
+                keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + num_committed, KEEPS)
 
 
 @triton.jit
@@ -254,11 +277,12 @@ def gdn_mix(
     norm: Tensor,  # float32 [v dim]
     eps: float,
     gdn: GdnSpec,
-    state: Tensor,  # float32 [slots, v heads, k dim, v dim]
-    ring: Tensor,  # [slots, ring size, conv channels + 2 * v heads]
+    state: Tensor,  # float32 [slots and state slots, v heads, k dim, v dim]
+    ring: Tensor,  # [slots and state slots, ring size, conv channels + 2 * v heads]
     batch: DeviceBatch,
 ) -> Tensor:
-    """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last committed one."""
+    """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last committed one, and
+    keeps those that the batch names."""
     assert ring.dtype == mixed.dtype
     num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
     pdl = pdl_options(device)
@@ -268,24 +292,28 @@ def gdn_mix(
     gates = torch.empty(entries, 2, gdn.num_v_heads, device=device, dtype=torch.float32)
     wide_k, wide_v = triton.next_power_of_2(gdn.k_dim), triton.next_power_of_2(gdn.v_dim)
     heads = (gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
+    rows = (batch.row_slots, batch.row_offsets, batch.row_starts)
+    keeps = (batch.keep_positions, batch.keep_states)
     _conv[(entries, triton.cdiv(2 * gdn.num_k_heads + gdn.num_v_heads, CONV_HEADS))](
         mixed, ring, conv, decay_scale, dt_bias, convolved, gates,
-        batch.positions, batch.token_rows, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_replay,
+        batch.positions, batch.token_rows, *rows, batch.row_committed, batch.row_replay, *keeps,
         num_tokens, mixed.stride(0), ring.shape[1], *heads, gdn.k_dim**-0.5,
-        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, num_warps=1, **pdl,
+        DEPTH=depth, H=CONV_HEADS, D=max(wide_k, wide_v), STORE_RING=not batch.has_prompts, KEEPS=batch.max_keeps,
+        num_warps=1, **pdl,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
     columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
-        batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, num_warps=1, **pdl,
+        *rows, batch.row_fed, batch.row_committed, batch.row_replay, *keeps,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, KEEPS=batch.max_keeps,
+        num_warps=1, **pdl,
     )  # fmt: skip
     if batch.has_prompts:
         recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)
         width = ring.shape[2]
         _store_ring[(triton.cdiv(width, 1024), num_rows)](
-            mixed, ring, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed,
+            mixed, ring, *rows, batch.row_fed,
             mixed.stride(0), ring.shape[1], gdn.conv_channels, gdn.num_v_heads * gdn.v_dim, 2 * gdn.num_v_heads,
             KEEP=ring.shape[1], BLOCK=1024, num_warps=4,
         )  # fmt: skip

@@ -7,6 +7,9 @@ With G the cumulative log decay inside a chunk and S the state before it:
 All terms without S are computed for all chunks at once (`_within`); then a program takes some columns of a head's state
 through the chunks of its row (`_across`). Float32 factors are split into two bfloat16, so that tensor cores multiply
 them and the state keeps 16 bits of each.
+
+Chunks end at multiples of CHUNK of the position, wherever a step begins: there a state may be kept for other rows. The
+first chunk of a row then begins with places before the row, as its last one may end with places after it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
 LONG = tl.constexpr(32)  # a row that feeds more committed tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
+NEVER = tl.constexpr(1 << 30)  # no row is so long
 COLUMNS = 32  # of a state, per program: two programs share a multiprocessor
 
 
@@ -34,23 +38,37 @@ def is_long(fed, committed):
 
 
 @triton.jit
-def _num_chunks(row_fed, row_committed, row_replay, row, num_rows):
-    """How many chunks each of these rows has."""
-    real = row < num_rows
-    fed = tl.load(row_fed + row, mask=real, other=0)
-    committed = tl.load(row_committed + row, mask=real, other=0)
-    replay = tl.load(row_replay + row, mask=real, other=0)
-    return tl.where(is_long(fed, committed), (replay + fed + CHUNK - 1) // CHUNK, 0)
+def next_keep(keep_positions, keep_states, row, after, end, KEEPS: tl.constexpr):
+    """The row's first position after one, up to an end, at which its state is kept, and the state slot; -1: none."""
+    at = row * KEEPS + tl.arange(0, KEEPS)
+    positions = tl.load(keep_positions + at)
+    positions = tl.where((positions > after) & (positions <= end), positions, NEVER)
+    first = tl.min(positions, axis=0)
+    state = tl.max(tl.where(positions == first, tl.load(keep_states + at), 0), axis=0)
+    return tl.where(first == NEVER, -1, first), state.to(tl.int64)
 
 
 @triton.jit
-def _find(row_fed, row_committed, row_replay, num_rows, chunk):
+def _num_chunks(row_starts, row_fed, row_committed, row_replay, row, num_rows):
+    """How many chunks each of these rows has."""
+    real = row < num_rows
+    start = tl.load(row_starts + row, mask=real, other=0)
+    fed = tl.load(row_fed + row, mask=real, other=0)
+    committed = tl.load(row_committed + row, mask=real, other=0)
+    replay = tl.load(row_replay + row, mask=real, other=0)
+    num_places = (start - replay) % CHUNK + replay + fed
+    return tl.where(is_long(fed, committed), (num_places + CHUNK - 1) // CHUNK, 0)
+
+
+@triton.jit
+def _find(row_starts, row_fed, row_committed, row_replay, num_rows, chunk):
     """The row a chunk belongs to, that row's first chunk, and the number of chunks of all rows."""
     row = 0
     first = 0
     total = 0
     for base in range(0, num_rows, ROWS):
-        counts = _num_chunks(row_fed, row_committed, row_replay, base + tl.arange(0, ROWS), num_rows)
+        rows = base + tl.arange(0, ROWS)
+        counts = _num_chunks(row_starts, row_fed, row_committed, row_replay, rows, num_rows)
         ends = total + tl.cumsum(counts, axis=0)
         row += tl.sum((ends <= chunk).to(tl.int32), axis=0)
         first = tl.maximum(first, tl.max(tl.where(ends <= chunk, ends, 0), axis=0))
@@ -59,10 +77,11 @@ def _find(row_fed, row_committed, row_replay, num_rows, chunk):
 
 
 @triton.jit
-def _first_chunk(row_fed, row_committed, row_replay, row):
+def _first_chunk(row_starts, row_fed, row_committed, row_replay, row):
     first = 0
     for base in range(0, row, ROWS):
-        first += tl.sum(_num_chunks(row_fed, row_committed, row_replay, base + tl.arange(0, ROWS), row), axis=0)
+        rows = base + tl.arange(0, ROWS)
+        first += tl.sum(_num_chunks(row_starts, row_fed, row_committed, row_replay, rows, row), axis=0)
     return first
 
 
@@ -89,22 +108,24 @@ def _inverse(lower, t, s):
 @triton.jit(do_not_specialize=["num_rows"])
 def _within(
     convolved, gates, keys, squares, fades,
-    row_offsets, row_fed, row_committed, row_replay,
+    row_offsets, row_starts, row_fed, row_committed, row_replay,
     num_rows, num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """One head of one chunk: k and q split, (I + A)^-1 beta, M and G."""
     head = tl.program_id(0)
     chunk = tl.program_id(1)
-    row, first, total = _find(row_fed, row_committed, row_replay, num_rows, chunk)
+    row, first, total = _find(row_starts, row_fed, row_committed, row_replay, num_rows, chunk)
     if chunk >= total:
         return
     replay = tl.load(row_replay + row)
-    i = (chunk - first) * CHUNK + tl.arange(0, CHUNK)
-    inside = i < replay + tl.load(row_fed + row)
+    before = (tl.load(row_starts + row) - replay) % CHUNK
+    place = (chunk - first) * CHUNK + tl.arange(0, CHUNK)
+    inside = (place >= before) & (place < before + replay + tl.load(row_fed + row))
+    i = place - before
     entry = _entry(i, row, tl.load(row_offsets + row), replay, num_tokens, DEPTH)
 
-    # Beyond the row's end nothing decays and nothing is learned.
+    # Outside the row nothing decays and nothing is learned.
     at_gates = gates + entry * (2 * num_v_heads) + head
     fade = tl.cumsum(tl.load(at_gates, mask=inside, other=0.0), axis=0)
     beta = tl.load(at_gates + num_v_heads, mask=inside, other=0.0)
@@ -148,11 +169,11 @@ def _within(
 @triton.jit
 def _across(
     convolved, keys, squares, fades, out, state,
-    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay,
-    num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
-    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, keep_positions, keep_states,
+    num_tokens, num_k_heads, num_v_heads, k_dim: tl.constexpr, v_dim: tl.constexpr,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
-    """V columns of one head's state, through all chunks of one row."""
+    """V columns of one head's state, through all chunks of one row. KEEPS: of a row; 0: none in any step"""
     block = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
@@ -162,7 +183,8 @@ def _across(
     offset = tl.load(row_offsets + row)
     replay = tl.load(row_replay + row)
     length = replay + fed
-    first = _first_chunk(row_fed, row_committed, row_replay, row).to(tl.int64)
+    base = tl.load(row_starts + row) - replay  # tokens that the state stands for
+    first = _first_chunk(row_starts, row_fed, row_committed, row_replay, row).to(tl.int64)
 
     token = tl.arange(0, CHUNK)
     along_k = tl.arange(0, K)
@@ -172,7 +194,7 @@ def _across(
     slot = tl.load(row_slots + row).to(tl.int64)
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + along_k[:, None] * v_dim + along_v[None, :]
     memory = tl.load(at_state, mask=in_state, other=0.0)
-    memory = tl.where(tl.load(row_starts + row) == replay, 0.0, memory)  # another stream's may still lie there
+    memory = tl.where(base == 0, 0.0, memory)  # another stream's may still lie there
 
     channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
     values = convolved + 2 * num_k_heads * k_dim + head * v_dim + along_v[None, :]
@@ -183,10 +205,14 @@ def _across(
     tile = token[:, None] * K + along_k[None, :]
     square = token[:, None] * CHUNK + token[None, :]
     at_fades = fades + (first * num_v_heads + head) * CHUNK
-    for start in range(0, length, CHUNK):
+    if KEEPS > 0:
+        keep_at, kept = next_keep(keep_positions, keep_states, row, base, base + length, KEEPS)
+    for start in range(-(base % CHUNK), length, CHUNK):
         i = start + token
         entry = _entry(i, row, offset, replay, num_tokens, DEPTH)
-        v = tl.load(values + entry[:, None] * channels, mask=(i < length)[:, None] & in_v[None, :], other=0.0)
+        v = tl.load(
+            values + entry[:, None] * channels, mask=((i >= 0) & (i < length))[:, None] & in_v[None, :], other=0.0
+        )
         fade = tl.load(at_fades + token)
         last = tl.load(at_fades + CHUNK - 1)
         faded = tl.exp(fade)[:, None]
@@ -215,20 +241,24 @@ def _across(
         at_keys += num_k_heads * (4 * CHUNK * K)
         at_squares += num_v_heads * (4 * CHUNK * CHUNK)
         at_fades += num_v_heads * CHUNK
+        if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
+            if base + start + CHUNK == keep_at:
+                tl.store(at_state + (kept - slot) * (num_v_heads * k_dim * v_dim), memory, mask=in_state)
+                keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + length, KEEPS)
     tl.store(at_state, memory, mask=in_state)
 
 
 def max_chunks(num_rows: int, num_tokens: int, depth: int) -> int:
     """Upper bound of the chunks of a step of this size."""
     num_long = min(num_rows, num_tokens // (LONG.value + 1))
-    return (num_tokens + num_long * (depth + CHUNK.value - 1)) // CHUNK.value if num_long else 0
+    return (num_tokens + num_long * (depth + 2 * (CHUNK.value - 1))) // CHUNK.value if num_long else 0
 
 
 def recur_in_chunks(
     convolved: Tensor,  # float32 [tokens + rows * depth, conv channels]: fed tokens, then each row's replays
     gates: Tensor,  # float32 [tokens + rows * depth, 2, v heads]: log decay and beta
     out: Tensor,  # [tokens, v heads * v dim]
-    state: Tensor,  # float32 [slots, v heads, k dim, v dim]
+    state: Tensor,  # float32 [slots and state slots, v heads, k dim, v dim]
     gdn: GdnSpec,
     batch: DeviceBatch,
     depth: int,
@@ -245,12 +275,12 @@ def recur_in_chunks(
     squares = torch.empty(num_chunks, gdn.num_v_heads, 4, size, size, device=device, dtype=torch.bfloat16)
     fades = torch.empty(num_chunks, gdn.num_v_heads, size, device=device, dtype=torch.float32)
     heads = (gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
-    spans = (batch.row_fed, batch.row_committed, batch.row_replay)
+    spans = (batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay)
     _within[(gdn.num_v_heads, num_chunks)](
-        convolved, gates, keys, squares, fades, batch.row_offsets, *spans,
+        convolved, gates, keys, squares, fades, *spans,
         batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, num_warps=4, num_stages=1,
     )  # fmt: skip
     _across[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, batch.num_rows)](
-        convolved, keys, squares, fades, out, state, batch.row_slots, batch.row_offsets, batch.row_starts, *spans,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, num_warps=4, num_stages=2,
+        convolved, keys, squares, fades, out, state, batch.row_slots, *spans, batch.keep_positions, batch.keep_states,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, KEEPS=batch.max_keeps, num_warps=4, num_stages=2,
     )  # fmt: skip
