@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from slipstream.cache.blocks import BlockPool
 from slipstream.cache.prefix_tree import KeptState, Node, PrefixTree
 
-MAX_STATES = 4  # on a path, forks not counted
+MAX_STATES = 3  # on a path, besides forks and the newest of a row that generates
+KEPT_LAST = 2  # of those: a prompt whose last message was changed starts from the one before
 SYSTEM, USER, PROMPT = "system", "user", "prompt"  # ends of messages: see PromptCache
 JUNCTION = "junction"  # prompts part here
 INTERVAL = "interval"  # while a long prompt is read
@@ -199,7 +200,7 @@ class PrefixCache:
         while len(states) > MAX_STATES:
             costs = {
                 i: state.node.end - (states[i - 1].node.end if i else 0)
-                for i, state in enumerate(states[:-2])
+                for i, state in enumerate(states[:-KEPT_LAST])
                 if not (state.kinds & {SYSTEM, USER}) and len(state.node.children) < 2
             }
             if not costs:
