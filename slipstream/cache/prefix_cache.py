@@ -68,7 +68,7 @@ class PrefixCache:
         self._recurrent = num_states > 0
         self._free_states = list(range(first_state + num_states - 1, first_state - 1, -1))
         self._states: dict[int, KeptState] = {}  # by slot
-        self._now = 0  # counts requests: the clock of recency
+        self._now = 0  # counts starts and entries: the clock of recency
         self.version = 0  # a hit is true as long as this does not change
 
     @property
@@ -162,6 +162,7 @@ class PrefixCache:
 
         The state that is there now: this one, or an equal one that was there before. None without recurrent layers.
         """
+        self._now += 1
         self.version += 1
         node, new = self._tree.insert(key, tokens, blocks)
         self._pool.cache(new)
