@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clients.setting import FOLDER, ROOT, TOKENIZER, ClientFailure, Setting, book
+from clients.setting import FOLDER, ROOT, TOKENIZER, ClientFailure, Setting, book, llamacpp_server
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 
 Run = Callable[[Setting, str], str]  # the server's address
@@ -50,6 +50,20 @@ def mtp_bench(setting: Setting, url: str) -> str:
     expect(found["requests"] == len(MTP_BENCH_PROMPTS), "a prompt without an answer")
     expect(found["draft_n"] > 0, "no drafts")
     return f"{found['predicted_n']} tokens, {found['draft_n_accepted']} of {found['draft_n']} drafts accepted"
+
+
+def chat_turns(setting: Setting, url: str) -> str:
+    """A chat of 20 turns by two packages, with the prefix cache and without it, next to llama.cpp's server."""
+    with llamacpp_server() as peer:
+        output = setting.run("python", str(FOLDER / "scripts" / "chat_turns.py"), url, *filter(None, [peer]))
+    found = json.loads(output.splitlines()[-1])
+    (setting.work / "turns.json").write_text(json.dumps(found, indent=1))
+    for name in ("openai", "anthropic"):
+        ours = found[name]
+        expect(ours["same_texts"] == len(ours["turns"]), f"{name}: another text without the cache")
+        expect(all(turn["cached_tokens"] for turn in ours["turns"][1:]), f"{name}: a turn without cached tokens")
+    rows = [(name, row["first_ms"], row["first_ms_off"]) for name, row in found.items()]
+    return ", ".join(f"{name} {ms:.0f} ms" + (f" ({off:.0f} without)" if off else "") for name, ms, off in rows)
 
 
 def aiperf(setting: Setting, url: str) -> str:
@@ -142,6 +156,7 @@ CLIENTS = {
     "openai": Client(script("openai_sdk.py"), ("openai",)),
     "anthropic": Client(script("anthropic_sdk.py"), ("anthropic",)),
     "ollama": Client(script("ollama_sdk.py"), ("ollama",)),
+    "chat-turns": Client(chat_turns, ("openai", "anthropic")),
     "llama-benchy": Client(llama_benchy, ("llama-benchy",)),
     "lm-eval": Client(lm_eval, ("lm-eval[api]", "transformers"), drafts_or_not=True),
     "evalscope": Client(evalscope, ("evalscope[perf]",)),

@@ -17,10 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import tokenizers
 
+from slipstream.host import available_threads
 from slipstream.load.default_model import cache_dir, default_model_path
 from slipstream.load.opened import open_tokenizer
 
@@ -147,6 +149,27 @@ def _wait_until_loaded(process: subprocess.Popen[str], log: int) -> str:
             break
         time.sleep(0.1)
     raise ClientFailure(f"the server did not start: {text[-2000:]}")
+
+
+@contextmanager
+def llamacpp_server() -> Iterator[str | None]:
+    """The address of llama.cpp's server on the same model; None where its package is not installed."""
+    if find_spec("xllamacpp") is None:
+        yield None
+        return
+    script, model = FOLDER / "scripts" / "llamacpp_server.py", default_model_path()
+    command = [sys.executable, str(script), str(model), str(available_threads())]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        found = next((line.split()[1] for line in process.stdout if line.startswith("ADDRESS ")), None)
+        if found is None:
+            raise ClientFailure("llama.cpp's server did not start")
+        yield found
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @contextmanager

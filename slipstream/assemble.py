@@ -8,6 +8,7 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner
 from slipstream.engine.engine import Engine
 from slipstream.load import OpenedModel
+from slipstream.load.fingerprint import fingerprint
 from slipstream.runners.backend import Backend, MemoryPlan
 
 LoadProgress = Callable[[int, int], None]  # bytes read since the last call, bytes in all
@@ -31,4 +32,5 @@ def make_engine(
     def load() -> Runner:
         return backend.load(model, engine, plan, report)
 
-    return Engine(load, engine, model.tokenizer.eos_token_ids, on_death)
+    digest = fingerprint(model, {"backend": backend.describe(model)}) if engine.cache_dir else ""
+    return Engine(load, engine, model.tokenizer.eos_token_ids, on_death, digest)

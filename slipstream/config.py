@@ -25,6 +25,9 @@ class EngineConfig:
     p_min: float = 0.0
     block_size: int = 16
     prefix_cache: bool = True  # a prompt that begins like an earlier one is computed from where they part
+    cache_host: int | None = None  # bytes of host memory for cached prompts; None: none, or enough for cache_dir
+    cache_dir: str | None = None  # a folder for cached prompts, kept beyond this process; None: they end with it
+    cache_disk: int = 20_000_000_000  # bytes of that folder, at most
     sampling_defaults: SamplingDefaults = NEUTRAL  # of requests that leave fields out; the server applies them
 
     def __post_init__(self) -> None:
@@ -34,6 +37,11 @@ class EngineConfig:
         self._check_int("max_chunk", self.min_chunk, 1 << 24)
         self._check_int("max_depth", 0, MAX_DEPTH)
         self._check_int("block_size", 1, 1 << 16)
+        if self.cache_host is not None:
+            self._check_int("cache_host", 0, 1 << 60)
+        self._check_int("cache_disk", 0, 1 << 60)
+        if self.cache_dir is not None and (not isinstance(self.cache_dir, str) or not self.cache_dir):
+            raise ConfigError(f"cache_dir must name a folder, not {self.cache_dir!r}")
         check_draft(self.draft)
         if not isinstance(self.p_min, (int, float)) or not 0.0 <= self.p_min <= 1.0:
             raise ConfigError(f"p_min must be a number from 0 to 1, not {self.p_min!r}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 
 from slipstream.commands.arguments import depths, draft_settings, numbers, rates, span
 from slipstream.commands.flags import command_parser, flag
@@ -22,7 +23,7 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     def add(name: str, summary: str) -> argparse.ArgumentParser:
         return command_parser(kinds, f"bench {name}", summary, "[MODEL] [flags]")
 
-    simulating = [_streams(add), _step(add), _load(add), _prefill(add)]
+    simulating = [_streams(add), _step(add), _load(add), _prefill(add), _turns(add)]
     for each in simulating:
         _simulation_flag(each)
     reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add), _peer(add)]
@@ -183,6 +184,39 @@ def _prefill(add: Kinds) -> argparse.ArgumentParser:
     return parser
 
 
+def _turns(add: Kinds) -> argparse.ArgumentParser:
+    parser = add("turns", "prompts that begin like earlier ones: time to first token with the prefix cache and without")
+    group = _measurement(parser)
+    flag(
+        group,
+        "--scenarios",
+        type=lambda text: tuple(text.split(",")),
+        metavar="LIST",
+        shown="turns,edit,fan-out,agents,cold",
+        help="what is measured",
+    )
+    _count(group, "--prompt", 2048, "tokens of the first prompt and of the shared prefix")
+    _count(group, "--turns", 10, "of the conversation; at every fifth the thinking before it is left out")
+    flag(
+        group,
+        "--added",
+        type=span,
+        default=(100, 300),
+        metavar="A-B",
+        shown="100-300",
+        help="tokens a turn adds, a range",
+    )
+    _count(group, "--new", 32, "tokens of each answer")
+    _count(group, "--streams", 8, "requests at once in fan-out and cold")
+    _count(group, "--sessions", 4, "of recorded agents at once")
+    _count(group, "--requests", 8, "of each of these sessions")
+    _count(group, "--shrink", 16, "divides the tokens of the recorded prompts")
+    _count(group, "--repeats", 3, "rounds of fan-out and cold; medians are reported")
+    flag(group, "--peer", action="store_true", help="llama.cpp with its prompt cache beside us, in turns")
+    _count(group, "--seed", 0, "of all that is made up")
+    return parser
+
+
 def _start(add: Kinds) -> argparse.ArgumentParser:
     parser = add("start", "seconds from process start to the first token")
     group = _measurement(parser)
@@ -213,6 +247,21 @@ def _hostile(add: Kinds) -> argparse.ArgumentParser:
 
 def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
     to = ReportOptions(tuple(args.argv), *(getattr(args, name, None) for name in ("out", "save", "plot")))
+    if args.what == "turns":
+        return _run_turns(options, args, to)
+    return _run(replace(options, prefix_cache="off"), args, to)  # the same prompts come again, to be read again
+
+
+def _run_turns(options: ModelOptions, args: argparse.Namespace, to: ReportOptions) -> int:
+    from slipstream.bench.conversations.settings import SCENARIOS, TurnsSettings
+    from slipstream.bench.kinds.turns import bench_turns
+
+    sizes = (args.prompt, args.turns, args.added, args.new, args.streams, args.sessions, args.requests)
+    more = (args.shrink, args.repeats, args.peer, args.seed)
+    return bench_turns(options, TurnsSettings(args.scenarios or SCENARIOS, *sizes, *more), to)
+
+
+def _run(options: ModelOptions, args: argparse.Namespace, to: ReportOptions) -> int:
     match args.what:
         case "prompts":
             from slipstream.bench.kinds.prompts import prompts

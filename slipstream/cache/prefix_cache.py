@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from slipstream.cache.blocks import BlockPool
 from slipstream.cache.prefix_tree import KeptState, Node, PrefixTree
 
-MAX_STATES = 4  # on a path, forks not counted
+MAX_STATES = 3  # on a path, besides forks and the newest of a row that generates
+KEPT_LAST = 2  # of those: a prompt whose last message was changed starts from the one before
 SYSTEM, USER, PROMPT = "system", "user", "prompt"  # ends of messages: see PromptCache
 JUNCTION = "junction"  # prompts part here
 INTERVAL = "interval"  # while a long prompt is read
@@ -33,6 +34,30 @@ class Hit:
 
 
 MISS = Hit()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the tiers have of a prompt."""
+
+    hit: Hit = MISS  # on the device
+    host: Hit = MISS  # in host memory, if that is worth a copy
+
+    @property
+    def num_tokens(self) -> int:
+        """A row may start here."""
+        return max(self.hit.num_tokens, self.host.num_tokens)
+
+    @property
+    def num_same(self) -> int:
+        return max(self.hit.num_same, self.host.num_same)
+
+    @property
+    def differs(self) -> bool:
+        return self.hit.differs if self.hit.num_same >= self.host.num_same else self.host.differs
+
+
+NOTHING_FOUND = Found()
 
 
 class PrefixCache:
@@ -70,6 +95,28 @@ class PrefixCache:
         blocks = [block for node in nodes[:-1] for block in node.blocks] + nodes[-1].blocks[:num_last]
         num_tokens = len(blocks) * self._pool.block_size
         return Hit(num_tokens, tuple(blocks), nodes[-1].state, nodes[-1], path.num_same, path.differs)
+
+    def at(self, key: Hashable, tokens: list[int], position: int) -> Hit:
+        """The blocks up to a position and the state there, or a miss."""
+        path = self._tree.find(key, tokens[: position + 1])
+        if path.num_tokens < position or (self._recurrent and path.nodes[-1].end != position):
+            return MISS
+        hit = self._find(key, tokens[: position + 1])
+        return hit if hit.num_tokens == position else MISS
+
+    def positions(self, key: Hashable, tokens: list[int]) -> list[int]:
+        """Where a prompt that begins with these tokens could start."""
+        if not self._recurrent:
+            num_tokens = self._tree.find(key, tokens).num_tokens
+            return [num_tokens] if num_tokens else []
+        hit = self._find(key, tokens)
+        return [] if hit.node is None else sorted(node.end for node in hit.node.above() if node.state is not None)
+
+    def known_blocks(self, key: Hashable, tokens: list[int]) -> list[int]:
+        """The blocks of these tokens, whether or not a row can start after them."""
+        path = self._tree.find(key, tokens)
+        blocks = [block for node in path.nodes for block in node.blocks]
+        return blocks[: path.num_tokens // self._pool.block_size]
 
     def hold(self, hit: Hit) -> None:
         """A row begins with these blocks: until `release` of the pool, and of the state. A miss counts as well."""
@@ -140,15 +187,20 @@ class PrefixCache:
 
     def _thin(self, node: Node) -> None:
         """At most MAX_STATES on the path to a node. The last two stay, as do the ends of the system message and of the
-        last user message, and forks; of the others that goes first whose tokens are read again the fastest."""
+        last user message, and forks; of the others that goes first whose tokens are read again the fastest.
+
+        Those of a row that generates do not count: prompts that leave out or change its answer start before them.
+        """
         states = [each.state for each in node.above() if each.state is not None][::-1]
+        while states and states[-1].kinds == {OUTPUT}:
+            states.pop()
         users = [state for state in states if USER in state.kinds]
         for state in users[:-1]:
             state.kinds.discard(USER)
         while len(states) > MAX_STATES:
             costs = {
                 i: state.node.end - (states[i - 1].node.end if i else 0)
-                for i, state in enumerate(states[:-2])
+                for i, state in enumerate(states[:-KEPT_LAST])
                 if not (state.kinds & {SYSTEM, USER}) and len(state.node.children) < 2
             }
             if not costs:

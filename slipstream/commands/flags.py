@@ -130,6 +130,22 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
         choices=SWITCH,
         help="a prompt that begins like an earlier one is read only from where they part",
     )
+    flag(
+        group,
+        "--cache-host",
+        type=num_bytes,
+        metavar="SIZE",
+        shown="none, or enough for --cache-dir",
+        help="host memory for cached prompts that the device has no room for",
+    )
+    flag(
+        group,
+        "--cache-dir",
+        metavar="FOLDER",
+        shown="none",
+        help="a folder for cached prompts: they are there after a restart",
+    )
+    flag(group, "--cache-disk", type=num_bytes, metavar="SIZE", shown="20GB", help="of that folder, at most")
 
 
 def draft_flags(parser: argparse.ArgumentParser) -> None:

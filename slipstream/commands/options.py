@@ -40,6 +40,9 @@ class ModelOptions:
     draft_vocab: int | None = None
     simulate_acceptance: tuple[float, ...] = ()
     prefix_cache: str = "on"  # see SWITCH
+    cache_host: int | None = None
+    cache_dir: str | None = None
+    cache_disk: int | None = None
     sampling_defaults: str = "model"  # see SAMPLING_DEFAULTS
 
     @property
@@ -54,6 +57,9 @@ class ModelOptions:
             max_depth=depth,
             p_min=self.p_min,
             prefix_cache=self.prefix_cache == "on",
+            cache_host=self.cache_host,
+            cache_dir=self.cache_dir,
+            cache_disk=DEFAULTS.cache_disk if self.cache_disk is None else self.cache_disk,
         )
 
     @property

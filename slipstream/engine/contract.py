@@ -110,13 +110,26 @@ class RowStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Blocks, and a recurrent state, copied between the device and the runner's host memory, pairwise."""
+
+    blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+    state: int | None = None  # a state slot
+    host_state: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Applied in this order: leaves, joins, rows. A join may start from any row that is there before the joins."""
+    """Applied in this order: leaves, saves, loads, joins, rows. A join may start from any row that is there before the
+    joins. Steps need not wait for saves; but what a save reads may be overwritten by the same plan."""
 
     step: int
     leaves: tuple[int, ...]
     joins: tuple[RowJoin, ...]
     rows: tuple[RowStep, ...]
+    saves: tuple[Transfer, ...] = ()  # to host memory
+    loads: tuple[Transfer, ...] = ()  # from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +191,8 @@ class RunnerInfo:
     prompt_tokens: int = 0  # prefill budget of a step in which no stream decodes, if above the engine's
     keep_grid: int = 0  # rows start from kept positions that are multiples of this, as of block_size; 0: they cannot
     num_states: int = 0  # state slots for what rows keep; 0: no layer is recurrent
+    num_host_blocks: int = 0  # blocks and states in host memory, to which the cache can be copied; 0: there is none
+    num_host_states: int = 0
     stops_early: bool = False  # a row whose drafts have ended costs nothing in the step's later draft passes
     note: str = ""  # device and precision, one line for people
 
@@ -185,6 +200,23 @@ class RunnerInfo:
     def max_model_len(self) -> int:
         """Tokens, prompt included, that one request can have: the context, or all blocks where they hold less."""
         return min(self.max_context, self.num_blocks * self.block_size)
+
+
+class HostBuffers(Protocol):
+    """Host memory of a runner: a contiguous piece for each block and each state."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int: ...
+
+    def block(self, index: int) -> memoryview: ...
+
+    def state(self, index: int) -> memoryview: ...
+
+    def wait(self) -> None:
+        """For all saves of submitted plans. Any thread may call it."""
 
 
 class Runner(Protocol):
@@ -202,6 +234,11 @@ class Runner(Protocol):
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         """Time verification by tokens and draft passes by rows. Only while no slot is in use."""
+        ...
+
+    @property
+    def host_memory(self) -> HostBuffers | None:
+        """Where plans save to and load from; None: ``info`` has no host blocks."""
         ...
 
     def close(self) -> None: ...

@@ -14,7 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from slipstream.cache.disk_store import DiskStore
+from slipstream.cache.disk_tier import DiskTier
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, RunnerInfo, StepCosts
 from slipstream.engine.request import DEFAULT_CACHE, FinishReason, PromptCache, Request, TokenEvent, check_request
@@ -28,6 +31,7 @@ from slipstream.speculate.policy import DepthPolicy
 Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither block nor raise
 
 _SEED_MASK = (1 << 63) - 1  # seeds fit a signed 64-bit array
+_PAUSE_SECONDS = 0.001
 _STREAMS_SECONDS = 0.25  # between two snapshots of the streams: people read them, steps must not pay for it
 
 
@@ -58,7 +62,10 @@ class Engine:
         config: EngineConfig,
         end_token_ids: Iterable[int] = (),
         on_death: Callable[[Exception], None] | None = None,
+        fingerprint: str = "",
     ) -> None:
+        """``fingerprint``: of the model and all that caches depend on, for those that are kept on disk."""
+        self._fingerprint = fingerprint
         self.config = config
         self.failed: Exception | None = None
         self.on_delivered: Callable[[], None] = _nothing  # after all events of a step have gone to their sinks
@@ -185,7 +192,7 @@ class Engine:
             self._ready.set()
 
     def _serve(self, runner: Runner) -> None:
-        scheduler = Scheduler(runner.info, self._policy(runner), self.config)
+        scheduler = Scheduler(runner.info, self._policy(runner), self.config, disk=self._disk_tier(runner))
         self._info = runner.info
         self._publish(scheduler)
         self._open = True
@@ -196,9 +203,19 @@ class Engine:
             self._publish(scheduler)
         self._shut()
         self._deliver([scheduler.abort(key) or TokenEvent(key, finish_reason="abort") for key in self._sinks])
-        while scheduler.num_in_flight:
-            scheduler.apply(runner.collect())
+        while scheduler.has_work:
+            self._step(scheduler, runner)
+        scheduler.close()
         self._publish(scheduler)
+
+    def _disk_tier(self, runner: Runner) -> DiskTier | None:
+        config, info = self.config, runner.info
+        memory = runner.host_memory if info.num_host_blocks else None
+        if config.cache_dir is None or not config.prefix_cache or memory is None:
+            return None
+        sizes = {"block_bytes": memory.block_bytes, "state_bytes": memory.state_bytes, "max_bytes": config.cache_disk}
+        store = DiskStore(Path(config.cache_dir), self._fingerprint, block_size=info.block_size, **sizes)
+        return DiskTier(store, memory, info.block_size, info.num_host_states > 0)
 
     def _publish(self, scheduler: Scheduler) -> None:
         self._snapshot = scheduler.snapshot()
@@ -246,7 +263,9 @@ class Engine:
         plan = scheduler.schedule()
         if plan is not None:
             runner.submit(plan)
-        if plan is None or scheduler.num_in_flight > runner.info.lag:
+        if plan is None and not scheduler.num_in_flight:
+            time.sleep(_PAUSE_SECONDS)  # all wait for the disk
+        elif plan is None or scheduler.num_in_flight > runner.info.lag:
             self._deliver(scheduler.apply(runner.collect()))
 
     def _deliver(self, events: Iterable[TokenEvent | None]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -119,7 +120,7 @@ class Sequence:
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
         self.num_in_state = 0  # of those, tokens in its recurrent state: accepted drafts enter it a step later
-        self.awaited: tuple[Sequence, int] | None = None  # it waits until that one has computed so much
+        self.waits: Callable[[], bool] = _never  # for what another computes, or for the disk
         self.drafts: tuple[int, ...] = ()
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
@@ -229,3 +230,7 @@ class Sequence:
     def stats(self, now: float, max_depth: int) -> RequestStats:
         num_prompt, arrival = len(self.request.prompt_tokens), self.request.arrival
         return self.counters.freeze(num_prompt, self.num_output, arrival, now, self._why_plain, max_depth)
+
+
+def _never() -> bool:
+    return False

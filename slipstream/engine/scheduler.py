@@ -7,15 +7,17 @@ and running sequences and the slots; blocks are the cache manager's. Knows neith
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
+from slipstream.cache.disk_tier import DiskTier
+from slipstream.cache.host_tier import HostTier
 from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
-from slipstream.cache.prefix_cache import Hit
+from slipstream.cache.prefix_cache import Found
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.draft_requests import DraftRequests
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.prefix_sharing import PrefixSharing
 from slipstream.engine.request import (
@@ -28,9 +30,9 @@ from slipstream.engine.request import (
     length_limit,
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
-from slipstream.engine.step_builder import InFlight, ScheduledRow, StepBuilder
+from slipstream.engine.step_builder import InFlight, StepBuilder
 from slipstream.engine.waiting import WaitingLine
-from slipstream.speculate.policy import NO_ROOM, DepthPolicy, Load, SamplingRow
+from slipstream.speculate.policy import DepthPolicy
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
 
@@ -44,13 +46,18 @@ class Scheduler:
         policy: DepthPolicy,
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
+        disk: DiskTier | None = None,
     ) -> None:
+        """``disk``: for what the prefix cache keeps beyond this process."""
         self.info = info
         self.policy = policy
         self.config = config
         self.counters = EngineCounters()
         self._clock = clock
-        self._cache = CacheManager(info.num_blocks, info.block_size, info.num_slots, info.num_states)
+        host = None
+        if config.prefix_cache and info.num_host_blocks:
+            host = HostTier(info.num_host_blocks, info.block_size, info.num_host_states, disk)
+        self._cache = CacheManager(info.num_blocks, info.block_size, info.num_slots, info.num_states, host)
         self._sharing = PrefixSharing(info, config, self._cache)
         self._free_slots = list(range(min(info.num_slots, config.max_streams) - 1, -1, -1))
         self._num_slots = len(self._free_slots)
@@ -61,12 +68,12 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
-        self._last_depth = 0
+        self._drafts = DraftRequests(policy, config, self._cache, self.max_depth)
         self._step_seconds: tuple[float, float] | None = None  # of the step being applied, and of a plain one
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live or self._leaves or self._in_flight)
+        return bool(self._live or self._leaves or self._in_flight or self._sharing.has_saves)
 
     @property
     def num_in_flight(self) -> int:
@@ -75,6 +82,10 @@ class Scheduler:
     @property
     def max_depth(self) -> int:
         return min(self.info.max_depth, self.config.max_depth)
+
+    def close(self) -> None:
+        """Waits until what is to be on disk is there. Nothing is in flight, and no request is left."""
+        self._cache.close()
 
     # Requests come and go.
 
@@ -108,8 +119,9 @@ class Scheduler:
         self._schedule_children(step, parents)
         self._schedule_prompts(step, rows)
         self._admit(step)
-        self._request_drafts(step)
-        if not step.rows and (not self._leaves or self._in_flight):
+        self._drafts.request(step, len(self._running))
+        is_empty = not step.rows and not self._leaves and not self._sharing.has_saves
+        if is_empty or (not step.rows and self._in_flight):
             return None
         return self._launch(step)
 
@@ -161,35 +173,37 @@ class Scheduler:
         step.add(sequence, bounds, min(max_feed, step.chunk))
 
     def _admit(self, step: StepBuilder) -> None:
+        self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
         while self._waiting.has_next and step.chunk and not step.starved:
             group = self._fitting(self._waiting.first_group())
             if not group:
                 return
             first = group[0]
-            hit, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
-            if self._sharing.leader(first, hit, may_draft, self._running) is not None:
+            found, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
+            if self._sharing.must_wait(first, found, may_draft, self._running):
                 self._waiting.park(group)
                 continue
             self._waiting.take(group)
             bind(first, group[1:])
             for sequence in group:
-                self._admit_one(sequence, hit)
+                self._admit_one(sequence, found)
             self._schedule_chunk(step, first, first.bounds)
 
-    def _admit_one(self, sequence: Sequence, hit: Hit) -> None:
-        """``hit``: what is cached for its group."""
-        self._cache.admit(self._demand(sequence, sequence.parent is not None))
-        self._sharing.admitted(sequence, hit, self.policy.may_draft(sequence.draft_setting))
+    def _admit_one(self, sequence: Sequence, found: Found) -> None:
+        """``found``: what is cached for its group."""
+        num_cached = self._cache.admit(self._demand(sequence, sequence.parent is not None))
+        shown = sequence.parent.counters.cached_tokens if sequence.parent else num_cached
+        self._sharing.admitted(sequence, found, shown, self.policy.may_draft(sequence.draft_setting))
         if sequence.counters.joined_at is None and sequence.parent is None:
             self.counters.num_cache_queries += len(sequence.request.prompt_tokens)
-            self.counters.num_cache_hits += hit.num_tokens
+            self.counters.num_cache_hits += num_cached
         self._running.append(sequence)
         sequence.counters.join(self._clock())
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = 0 if sequence.parent else hit.num_tokens
+        sequence.num_computed = num_cached
 
-    def _find(self, sequence: Sequence) -> Hit:
+    def _find(self, sequence: Sequence) -> Found:
         return self._sharing.find(sequence, self.policy.may_draft(sequence.draft_setting))
 
     def _fitting(self, group: list[Sequence]) -> list[Sequence]:
@@ -206,37 +220,7 @@ class Scheduler:
         num_tokens = min(sequence.limit, len(sequence.tokens) + 1 + self.max_depth)
         if has_parent:
             return RowDemand(sequence.id, num_tokens, len(sequence.request.prompt_tokens) - 1)
-        return RowDemand(sequence.id, num_tokens, hit=self._find(sequence))
-
-    def _request_drafts(self, step: StepBuilder) -> None:
-        """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
-        sampling = [row for row in step.rows if row.samples]
-        if not sampling:
-            return
-        rows = [SamplingRow(row.sequence.id, self._max_depth(row), row.sequence.draft_setting) for row in sampling]
-        num_other = sum(row.feed for row in step.rows if not row.samples)
-        room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
-        requests = self.policy.decide(rows, Load(len(self._running), num_other, room=room))
-        for scheduled, row, request in zip(sampling, rows, requests):
-            assert 0 <= request.depth <= row.max_depth
-            num_tokens = scheduled.bounds.max_computed + scheduled.feed
-            depth = self._cache.reserve_drafts(row.key, num_tokens, min(request.depth, room))
-            scheduled.draft = replace(request, depth=depth)
-            scheduled.sequence.counters.last_depth = depth
-            scheduled.why_plain = "" if depth else self._why_plain(row, request)
-            room -= depth
-        self._last_depth = Counter(row.draft.depth for row in sampling).most_common(1)[0][0]
-
-    def _why_plain(self, row: SamplingRow, request: DraftRequest) -> str:
-        """``request``: what the policy wanted."""
-        if self.policy.may_draft(row.setting) and (request.depth or not row.max_depth):
-            return NO_ROOM
-        return self.policy.why_plain(row.setting)
-
-    def _max_depth(self, row: ScheduledRow) -> int:
-        """No draft passes the length limit, even if everything in flight is accepted."""
-        room = row.sequence.limit - row.after.max_tokens - 1
-        return max(0, min(self.max_depth, room))
+        return RowDemand(sequence.id, num_tokens, found=self._find(sequence))
 
     def _join(self, sequence: Sequence, parent: Sequence | None = None) -> RowJoin:
         source = None
@@ -244,8 +228,9 @@ class Scheduler:
             assert parent.slot is not None
             assert not parent.in_flight
             source = CachedRow(parent.id, parent.slot, parent.num_computed)
+        is_copied = self._cache.is_on_host(sequence.id)
         start = self._cache.start(sequence.id, source)
-        self._sharing.started(sequence, start.num_computed)
+        self._sharing.started(sequence, start, is_copied)
         return sequence.join(start, self.policy.may_draft(sequence.draft_setting))
 
     def _launch(self, step: StepBuilder) -> StepPlan:
@@ -253,7 +238,8 @@ class Scheduler:
         for row in step.rows:
             row.keeps = self._sharing.keeps(row.sequence, row.bounds, row.feed)
         rows = tuple(row.step(self._cache.take_unsent(row.sequence.id)) for row in step.rows)
-        plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows)
+        loads = self._cache.take_loads()
+        plan = StepPlan(self._next_step, tuple(self._leaves), tuple(step.joins), rows, self._sharing.saves(), loads)
         self._in_flight.append(step.launch(plan))
         self._leaves.clear()
         self._next_step += 1
@@ -306,6 +292,8 @@ class Scheduler:
             self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
         self._step_seconds = None
+        if step.has_prompts:
+            self._sharing.observe_reading(sum(row.num_fed for row in result.rows), now - self._applied_at)
         if result.rows and not step.has_prompts:
             timing = step.timing(result, now - self._applied_at, self.info.stops_early)
             self.policy.observe_step(timing)
@@ -389,7 +377,7 @@ class Scheduler:
             num_states=self.info.num_states,
             num_used_states=self._cache.prefixes.num_states,
             depth_reason=self.policy.reason,
-            last_depth=self._last_depth,
+            last_depth=self._drafts.last_depth,
         )
 
     def streams(self) -> tuple[StreamSnapshot, ...]:

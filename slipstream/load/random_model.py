@@ -157,6 +157,9 @@ class RandomCheckpoint:
     def num_bytes(self, name: str) -> int:
         return math.prod(self.shape(name)) * ITEM_BYTES
 
+    def files(self) -> list[Path]:
+        return []
+
     def release(self) -> None:
         """Nothing is held."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +65,10 @@ class Checkpoint(Protocol):
         ...
 
     def num_bytes(self, name: str) -> int: ...
+
+    def files(self) -> list[Path]:
+        """That the tensors are in."""
+        ...
 
     def release(self) -> None:
         """Gives the memory of tensors already read back to the system; arrays from `get` stay usable."""

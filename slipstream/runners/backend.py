@@ -37,6 +37,8 @@ class MemoryPlan:
     max_context: int  # tokens
     num_states: int = 0  # recurrent states that the prefix cache may keep beside those of the streams
     kept_state: int = 0  # bytes of each
+    num_host_blocks: int = 0  # the prefix cache's second tier, in host memory
+    num_host_states: int = 0
     shared_pool: bool = True  # False: each slot has room of its own for max_context
     row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
@@ -51,6 +53,11 @@ class MemoryPlan:
     @property
     def kept_states(self) -> int:
         return self.num_states * self.kept_state
+
+    @property
+    def host_tier(self) -> int:
+        """Of host memory, beside a GPU's own."""
+        return self.num_host_blocks * self.block_size * self.kv_per_token + self.num_host_states * self.kept_state
 
     @property
     def caches(self) -> int:

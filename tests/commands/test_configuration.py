@@ -180,3 +180,20 @@ def test_print_config_says_where_each_setting_comes_from(
 )
 def test_sizes(text: str, expected: int) -> None:
     assert num_bytes(text) == expected
+
+
+def test_the_tiers_of_the_prefix_cache() -> None:
+    from slipstream.cli import model_options
+
+    def engine(*argv: str) -> tuple[object, ...]:
+        config = model_options(args("serve", *argv)).engine_config
+        return config.cache_host, config.cache_dir, config.cache_disk
+
+    assert engine() == (None, None, 20 * 10**9)
+    assert engine("--cache-host", "1GiB", "--cache-dir", "here", "--cache-disk", "5G") == (1 << 30, "here", 5 * 10**9)
+    assert engine("--cache-host", "0", "--cache-disk", "0") == (0, None, 0)
+    write('cache-dir = "there"\ncache-disk = "100GB"\n')
+    assert engine() == (None, "there", 10**11)
+    for wrong in (("--cache-host", "-1"), ("--cache-disk=-5M",), ("--cache-dir", "")):
+        with pytest.raises(ConfigError, match="cache_"):
+            engine(*wrong)

@@ -22,7 +22,7 @@ from slipstream.speculate.by_request import make_policy
 
 VOCAB = 95
 # As in a prompt of some thousand tokens, for prompts of a hundred.
-SMALL = {"READ_INTERVAL": 32, "OUTPUT_INTERVAL": 8, "MIN_SHARED": 8, "MIN_GAP": 8}
+SMALL = {"READ_INTERVAL": 32, "OUTPUT_INTERVAL": 8, "MIN_SHARED": 8, "MIN_GAP": 8, "MIN_RESTORED": 8}
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Played:
     num_cached: int  # tokens
     num_preemptions: int
     num_dropped: int  # blocks that the cache had and gave back
+    num_loaded: int  # blocks that were copied back from host memory
 
 
 def play(runner: Runner, seed: int, num_requests: int = 12, **config: object) -> Played:
@@ -64,7 +65,7 @@ class _Play:
         self.max_prompt = runner.info.max_model_len - 24
 
     def run(self) -> Played:
-        step, most = 0, 0
+        step, most, loaded = 0, 0, 0
         while len(self.asked) < self.num_requests or self.scheduler.has_work:
             if len(self.asked) < self.num_requests and self.random.random() < 0.25:
                 self._ask(step)
@@ -74,6 +75,7 @@ class _Play:
             plan = self.scheduler.schedule()
             if plan is not None:
                 self.runner.submit(plan)
+                loaded += sum(len(transfer.blocks) for transfer in plan.loads)
             if self.scheduler.num_in_flight > (self.runner.info.lag if plan else 0):
                 for event in self.scheduler.apply(self.runner.collect()):
                     self._take(event)
@@ -88,7 +90,7 @@ class _Play:
         assert end.num_free_blocks == self.runner.info.num_blocks
         done = [asked for asked in self.asked.values() if asked.final is not None]
         cached = sum(asked.final.stats.cached_tokens for asked in done if asked.final and asked.final.stats)
-        return Played(done, cached, end.num_preemptions, most - end.num_cached_blocks)
+        return Played(done, cached, end.num_preemptions, most - end.num_cached_blocks, loaded)
 
     def _ask(self, step: int) -> None:
         """A next turn, the same again, another end, or a new beginning."""

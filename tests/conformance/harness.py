@@ -39,9 +39,10 @@ def open_runner(
     kv_memory: int | None = None,
     max_depth: int = 4,
     device: str = "cpu",
+    cache_host: int | None = None,
 ) -> TorchRunner:
     checkpoint = open_hf(folder)
-    engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
+    engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth, cache_host=cache_host)
     config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
     runner = TorchBackend(config).load(model, engine)

@@ -23,3 +23,16 @@ def test_warm_equals_cold(tmp_path: Path, kind: str, num_tokens: int) -> None:
         assert not list(differences(runner, played)), seed
         total += played.num_cached
     assert total > 500
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_in_host_memory_are_as_good(tmp_path: Path, kind: str) -> None:
+    folder = tiny.save(tiny.build(kind), tmp_path, head=True)
+    runner = open_runner(folder, head=True, kernels=True, cache_host=8_000_000)
+    assert runner.info.num_host_blocks
+    loaded = 0
+    for seed in range(6):
+        played = play(Limited(runner, 8, 200), seed, 16)
+        assert not list(differences(runner, played)), seed
+        loaded += played.num_loaded
+    assert loaded > 5

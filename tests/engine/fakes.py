@@ -27,6 +27,7 @@ from slipstream.engine.contract import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    Transfer,
 )
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
@@ -83,6 +84,9 @@ class FakeRunner:
         self._memory: dict[int, list[int | None]] = {}  # block -> digests written there
         self._head_memory: dict[int, list[int | None]] = {}  # the same of the head: with the token after
         self._states: dict[int, int] = {}  # state slot -> digest of the tokens before
+        self._host_blocks: dict[int, tuple[list[int | None], ...]] = {}
+        self._host_states: dict[int, int] = {}
+        self.num_loaded = 0  # blocks from host memory
         self.num_kept = 0
         self.rows: dict[int, Row] = {}
         self.plans: list[StepPlan] = []
@@ -99,6 +103,10 @@ class FakeRunner:
         self.plans.append(plan)
         for slot in plan.leaves:
             del self.rows[slot]
+        for transfer in plan.saves:
+            self._save(transfer)
+        for transfer in plan.loads:
+            self._load(transfer)
         for join in plan.joins:
             self._join(join)
         self._check_plan(plan)
@@ -136,6 +144,23 @@ class FakeRunner:
             self._start_from_cache(row, join.start)
         row.num_in_state = row.num_fed_head = row.cursor
         self.rows[join.slot] = row
+
+    def _save(self, transfer: Transfer) -> None:
+        for block, host in zip(transfer.blocks, transfer.host_blocks, strict=True):
+            assert 0 <= host < self._info.num_host_blocks
+            head = self._head_memory.get(block, [None] * self._info.block_size)
+            self._host_blocks[host] = list(self._memory[block]), list(head)
+        if transfer.host_state is not None:
+            assert 0 <= transfer.host_state < self._info.num_host_states
+            self._host_states[transfer.host_state] = self._states[transfer.state or 0]
+
+    def _load(self, transfer: Transfer) -> None:
+        for block, host in zip(transfer.blocks, transfer.host_blocks, strict=True):
+            memory, head = self._host_blocks[host]
+            self._memory[block], self._head_memory[block] = list(memory), list(head)
+            self.num_loaded += 1
+        if transfer.state is not None:
+            self._states[transfer.state] = self._host_states[transfer.host_state or 0]
 
     def _start_from_cache(self, row: Row, start: Start) -> None:
         size = self._info.block_size

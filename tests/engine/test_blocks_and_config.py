@@ -69,6 +69,10 @@ def test_too_many_blocks_are_not_given() -> None:
         {"p_min": 1.5},
         {"block_size": 0},
         {"max_streams": True},
+        {"cache_host": -1},
+        {"cache_disk": -1},
+        {"cache_disk": 1.5},
+        {"cache_dir": ""},
     ],
 )
 def test_config_refuses(options: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from fakes import FakeRunner, Harness, continuation, make_info
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from slipstream.cache import host_tier
 from slipstream.config import EngineConfig
 from slipstream.engine import prefix_sharing
 from slipstream.engine.contract import RunnerInfo, StepCosts
@@ -22,7 +23,7 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.speculate.by_request import make_policy
 
 VOCAB = 3  # small: prompts have much in common by chance
-SMALL = {"READ_INTERVAL": 8, "OUTPUT_INTERVAL": 4, "MIN_SHARED": 4, "MIN_GAP": 2}
+SMALL = {"READ_INTERVAL": 8, "OUTPUT_INTERVAL": 4, "MIN_SHARED": 4, "MIN_GAP": 2, "MIN_RESTORED": 2}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def infos(draw: st.DrawFn) -> RunnerInfo:
         lag=draw(st.integers(0, 1)),
         keep_grid=size * (draw(st.integers(1, 2)) if num_states else 1),
         num_states=num_states,
+        num_host_blocks=draw(st.sampled_from([0, 5, 200])),
+        num_host_states=draw(st.integers(1, 6)) if num_states else 0,
     )
 
 
@@ -99,7 +102,7 @@ def play(case: Case) -> Harness:
     costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
     policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
     runner = FakeRunner(case.info, hit=case.hit, shy=True, max_tokens=case.config.max_step_tokens)
-    with patch.multiple(prefix_sharing, **SMALL):
+    with patch.multiple(prefix_sharing, **SMALL), patch.object(host_tier, "SAVED_BLOCKS", 3):
         harness = Harness(Scheduler(case.info, policy, case.config, clock=lambda: 1.0), runner)
         for turn in range(80):
             for arrival in case.arrivals:
@@ -130,6 +133,7 @@ def test_every_stream_is_the_plain_continuation(case: Case) -> None:
     snapshot = harness.scheduler.snapshot()
     event(f"preempted: {snapshot.num_preemptions > 0}")
     event(f"kept: {harness.runner.num_kept > 0}")
+    event(f"copied back: {harness.runner.num_loaded > 0}")
     assert (snapshot.num_used_blocks, snapshot.num_running, snapshot.num_waiting) == (0, 0, 0)
     assert snapshot.num_used_states <= case.info.num_states
     harness.scheduler.check_integrity()

@@ -98,7 +98,7 @@ def test_an_answer_and_the_origins_of_its_tokens(chat: Page, real: RealServer) -
     expect(done.locator(".timings")).to_contain_text("tok/s")
     expect(done.locator(".reason")).not_to_have_text("")
     expect(done.locator(".prompt-figures")).to_have_text(
-        re.compile(r"^First token after [\d.]+ s · prompt of \d+ tokens")
+        re.compile(r"^First token after [\d.]+ s · (prompt of \d+ tokens|\d+ of \d+ prompt tokens from cache)")
     )
     expect(field(chat, "own.gain")).to_have_text(re.compile(r"^\d+\.\d+×$"))
 

@@ -49,6 +49,7 @@ def test_the_longest_request_is_one_number_everywhere(small: FakeServer) -> None
         "prompt_tokens": longest - 1,
         "completion_tokens": 1,
         "total_tokens": longest,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     refused = small.post("/v1/completions", prompt="x" * longest, max_tokens=1)
     assert refused.status_code == 400

@@ -93,7 +93,8 @@ def test_usage_is_streamed_on_demand(fake: FakeServer) -> None:
     assert not any("usage" in each for each in plain)
     last = stream(fake, CHAT, messages=HELLO, max_tokens=3, seed=5, stream_options={"include_usage": True})[-1]
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
+    counts = {"prompt_tokens": 8, "completion_tokens": 3, "total_tokens": 11}
+    assert last["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def test_an_end_token_ends_and_counts(fake: FakeServer) -> None:

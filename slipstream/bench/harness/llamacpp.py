@@ -21,17 +21,17 @@ llama: Any = import_module("xllamacpp")
 GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"]}  # and no more: a sampler goes over the whole vocabulary
 
 
-def main(path: str, count: int, context: int, num_threads: int) -> None:
+def main(path: str, count: int, context: int, num_threads: int, caching: int) -> None:
     answers = _own_output()
     try:
-        server = _server(path, count, context, num_threads)
+        server = _server(path, count, context, num_threads, caching=bool(caching))
     except RuntimeError as error:
         _send(answers, {"error": str(error)})
         return
     _send(answers, {"note": _note(num_threads)})
     with ThreadPoolExecutor(count) as threads:
         for line in sys.stdin:
-            options = json.loads(line)
+            options = {**json.loads(line), "cache_prompt": bool(caching)}
             prompts = options.pop("prompts")
             _send(answers, list(threads.map(partial(_answer, server, options), prompts)))
 
@@ -54,22 +54,24 @@ def _note(num_threads: int) -> str:
     return f"xllamacpp {llama.__version__} on {num_threads} threads, built with {' '.join(built)}"
 
 
-def _server(path: str, count: int, context: int, num_threads: int) -> Any:
+def _server(path: str, count: int, context: int, num_threads: int, *, caching: bool) -> Any:
+    """``caching``: with its prompt cache, by its own defaults; else without any."""
     params = llama.CommonParams()
     params.model.path = path
     params.n_parallel, params.n_ctx = count, count * context
     params.n_gpu_layers = 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     params.hostnames, params.port = ["127.0.0.1"], 0
-    params.cache_prompt, params.cache_ram_mib = False, 0
-    params.n_ctx_checkpoints = 0  # copies of recurrent states for prompts to come: there are none
+    if not caching:
+        params.cache_prompt, params.cache_ram_mib = False, 0
+        params.n_ctx_checkpoints = 0  # copies of recurrent states for prompts to come: there are none
     params.verbosity = 0
     return llama.Server(params)
 
 
 def _answer(server: Any, options: dict[str, Any], prompt: Sequence[int]) -> dict[str, Any]:
     """When tokens came, and how many; the likeliest tokens of each position if ``n_probs`` asks for some."""
-    request = {**options, **GREEDY, "prompt": prompt, "cache_prompt": False, "stream": True, "timings_per_token": True}
+    request = {**options, **GREEDY, "prompt": prompt, "stream": True, "timings_per_token": True}
     answer: dict[str, Any] = {"submitted": time.perf_counter(), "times": [], "counts": [], "likeliest": []}
     server.handle_completions(request, partial(_add_chunk, answer))
     return answer

@@ -40,8 +40,9 @@ class LlamaCppAnswer(TokenTimes):
 class LlamaCppPeer:
     """llama.cpp with ``count`` slots of ``context`` tokens each."""
 
-    def __init__(self, path: Path, count: int, context: int) -> None:
-        numbers = (count, context, available_threads())
+    def __init__(self, path: Path, count: int, context: int, *, caching: bool = False) -> None:
+        """``caching``: it keeps what it computed of a prompt for prompts that begin alike."""
+        numbers = (count, context, available_threads(), int(caching))
         command = [sys.executable, "-m", "slipstream.bench.harness.llamacpp", str(path), *map(str, numbers)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
@@ -98,13 +99,15 @@ def check_peer(path: Path) -> None:
 
 
 @contextmanager
-def open_peer(path: Path, count: int, wanted: bool, context: int = 1024) -> Iterator[LlamaCppPeer | None]:
+def open_peer(
+    path: Path, count: int, wanted: bool, context: int = 1024, *, caching: bool = False
+) -> Iterator[LlamaCppPeer | None]:
     """None if it is not wanted."""
     if not wanted:
         yield None
         return
     check_peer(path)
-    peer = LlamaCppPeer(path, count, context)
+    peer = LlamaCppPeer(path, count, context, caching=caching)
     try:
         yield peer
     finally:

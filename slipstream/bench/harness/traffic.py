@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from slipstream.engine.engine import Engine
-from slipstream.engine.request import TokenEvent
+from slipstream.engine.request import PromptCache, TokenEvent
 from slipstream.engine.stats import RequestStats
 from slipstream.errors import EngineDead
 from slipstream.sampling import SamplingParams
+
+NO_CACHE = PromptCache(enabled=False)  # prompts that come again are read again
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
     prompt: Sequence[int]
     params: SamplingParams
+    cache: PromptCache = NO_CACHE
 
 
 class TokenTimes:
@@ -112,7 +115,7 @@ class StreamLog(TokenTimes):
 
 def submit(engine: Engine, request: StreamRequest) -> StreamLog:
     log = StreamLog(len(request.prompt))
-    log.request_id = engine.submit(request.prompt, request.params, log)
+    [log.request_id] = engine.submit_many(request.prompt, request.params, [log], cache=request.cache)
     return log
 
 

@@ -78,7 +78,7 @@ def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> in
     length = longest(options, settings.prompt) + settings.new
     sized = with_room(for_modes(options, settings.modes), [length] * max(settings.streams))
     rows: list[Compared] = []
-    with _gguf(options) as path, loaded(sized) as (llm, _):
+    with gguf_of(options) as path, loaded(sized) as (llm, _):
         print(f"{headline(options, llm.engine.info.note)}\n{COLUMNS}")
         for count in settings.streams:
             with open_peer(path, count, True, length + SLACK) as other:
@@ -95,7 +95,7 @@ def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> in
 
 
 @contextmanager
-def _gguf(options: ModelOptions) -> Iterator[Path]:
+def gguf_of(options: ModelOptions) -> Iterator[Path]:
     """A file with the weights that we run: the model's own, or one that is gone afterwards."""
     backend = options.backend
     if backend.device.kind != "cpu":

@@ -47,6 +47,9 @@ class GgufCheckpoint:
     def num_bytes(self, name: str) -> int:
         return self._find(name).num_bytes
 
+    def files(self) -> list[Path]:
+        return [self._header.path]
+
     def release(self) -> None:
         release_pages(self._header.data)
 

@@ -65,6 +65,9 @@ class HfCheckpoint:
         scale = self._scales.get(name)
         return self._entry(name).num_bytes + (self._store.entry(scale).num_bytes if scale is not None else 0)
 
+    def files(self) -> list[Path]:
+        return self._store.files()
+
     def release(self) -> None:
         self._store.release()
 

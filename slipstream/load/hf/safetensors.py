@@ -55,6 +55,8 @@ class TensorStore(Protocol):
 
     def get(self, name: str) -> RawTensor: ...
 
+    def files(self) -> list[Path]: ...
+
     def release(self) -> None: ...
 
 
@@ -85,6 +87,9 @@ class SafetensorsFile:
         if entry.start % dtype.itemsize:
             raw = raw.copy()
         return RawTensor(name, entry.dtype, entry.shape, raw.view(dtype).reshape(entry.shape))
+
+    def files(self) -> list[Path]:
+        return [self.path]
 
     def release(self) -> None:
         release_pages(self._bytes)
@@ -125,6 +130,9 @@ class SafetensorsShards:
 
     def get(self, name: str) -> RawTensor:
         return self._file(name).get(name)
+
+    def files(self) -> list[Path]:
+        return sorted({file.path for file in self._file_of.values()})
 
     def release(self) -> None:
         for file in set(self._file_of.values()):

@@ -28,6 +28,7 @@ from slipstream.runners.cuda.rows import DeviceRows
 from slipstream.runners.logprobs import StepLogprobs, with_logprobs
 from slipstream.runners.simulate import pass_rates
 from slipstream.runners.torch.caches import GdnRings, PagedKv
+from slipstream.runners.torch.host_memory import HostMemory
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear
@@ -59,6 +60,7 @@ class CudaRunner:
         kv: PagedKv,
         buffers: StepBuffers,
         gdn: GdnRings | None = None,
+        host: HostMemory | None = None,
         *,
         graphs: bool = True,
         simulated: Sequence[float] = (),
@@ -66,6 +68,7 @@ class CudaRunner:
         self.info = info
         self.kv = kv
         self.gdn = gdn
+        self.host_memory = host
         device = rows.device
         masks = MaskBuffers(buffers.max_tokens, buffers.max_rows, info.max_depth, info.vocab_size, device)
         report = StepReport(buffers.max_rows, info.max_depth, device)
@@ -118,11 +121,21 @@ class CudaRunner:
     def _update_rows(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
             self._rows.leave(slot)
+        self._copy(plan)
         for join in plan.joins:
             self._rows.join(join)
             self.program.rows.join(join)
             self._copy_start(join.start, join.slot)
         self.program.rows.append_blocks(self._rows.append_blocks(plan.joins, plan.rows))
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Between device and host."""
+        for transfer in plan.saves:
+            assert self.host_memory is not None
+            self.host_memory.save(transfer)
+        for transfer in plan.loads:
+            assert self.host_memory is not None
+            self.host_memory.load(transfer)
 
     def _copy_start(self, start: Start, slot: int) -> None:
         if start.copied is not None:

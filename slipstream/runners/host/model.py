@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from slipstream.engine.contract import RowJoin
+from slipstream.engine.contract import HostBuffers, RowJoin, Transfer
 from slipstream.runners.host.rows import CommittedRow, Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
@@ -33,6 +33,7 @@ class CommittedStep(Generic[A, B]):
 
 
 class HostModel(Protocol[A, B]):
+    host: HostBuffers | None  # memory that blocks and states are saved to
     reads_are_cheap: bool  # whether the host may look at a value in the middle of a step at no cost
 
     def stepping(self) -> AbstractContextManager[Any]:
@@ -48,6 +49,12 @@ class HostModel(Protocol[A, B]):
 
     def grow(self, slot: int, blocks: tuple[int, ...]) -> None:
         """Append KV blocks to the slot's table."""
+
+    def save(self, transfer: Transfer) -> None:
+        """Copy to host memory, where there is some."""
+
+    def load(self, transfer: Transfer) -> None:
+        """Copy back."""
 
     # The target model.
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic
 
-from slipstream.engine.contract import RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
+from slipstream.engine.contract import HostBuffers, RowStep, RunnerInfo, StepCosts, StepPlan, StepResult
 from slipstream.runners.host.accept import accept_all
 from slipstream.runners.host.calibrate import measure
 from slipstream.runners.host.drafter import HostDrafter
@@ -60,6 +60,10 @@ class HostRunner(Generic[A, B]):
     def collect(self) -> StepResult:
         return self._done.popleft()
 
+    @property
+    def host_memory(self) -> HostBuffers | None:
+        return self.model.host
+
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert not self.rows, "calibration needs an idle runner"
         with self.model.stepping():
@@ -73,6 +77,10 @@ class HostRunner(Generic[A, B]):
             del self.rows[slot]
             self.model.leave(slot)
             self.drafter.leave(slot)
+        for transfer in plan.saves:
+            self.model.save(transfer)
+        for transfer in plan.loads:
+            self.model.load(transfer)
         for join in plan.joins:
             assert join.slot not in self.rows, f"slot {join.slot} is taken"
             source = join.start.state_of

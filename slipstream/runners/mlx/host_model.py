@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.engine.contract import RowJoin
+from slipstream.engine.contract import HostBuffers, RowJoin, Transfer
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
@@ -39,6 +39,7 @@ class MlxModel:
         pads: bool,
     ) -> None:
         """``pads``: whether rows that feed different numbers of tokens may share a grid."""
+        self.host: HostBuffers | None = None
         self.target = target
         self.caches = caches
         self.head_cache = head_cache
@@ -100,6 +101,12 @@ class MlxModel:
         """Buffers are dense: a row has room for the whole context. Only what it keeps for others lies in blocks."""
         if self.blocks is not None:
             self.blocks.grow(slot, blocks)
+
+    def save(self, transfer: Transfer) -> None:
+        raise NotImplementedError("memory is unified: there is no other to copy to")
+
+    def load(self, transfer: Transfer) -> None:
+        raise NotImplementedError("memory is unified: there is no other to copy from")
 
     def lay_out(self, spans: Sequence[RowSpan]) -> Grids:
         return make_grids(spans, [self._slots.index(span.slot) for span in spans], self._max_short, self._pads)

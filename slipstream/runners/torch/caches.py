@@ -8,6 +8,7 @@ drafts after it lie on a tape; the next step replays those that were accepted. K
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,10 +53,6 @@ class GdnLayerCache:
     tape_conv: Tensor  # [slots, max depth, channels]: raw conv inputs of the last step's drafts
     tape_gates: Tensor  # [slots, max depth, 2, v heads], float32: their decay and beta
 
-    def reset(self, slot: int) -> None:
-        self.state[slot].zero_()
-        self.window[slot].zero_()
-
     def copy(self, source: int, target: int) -> None:
         """For a slot that has no drafts to replay."""
         self.state[target] = self.state[source]
@@ -75,24 +72,28 @@ class GdnCache:
     ) -> None:
         """``num_states``: state slots, numbered after the rows' own."""
         wide = torch.promote_types(dtype, torch.float32)
-        depth, num_all = max(1, max_depth), num_slots + num_states
+        depth, slots = max(1, max_depth), (num_layers, num_slots + num_states)
+        zeros = partial(torch.zeros, device=device)
+        states = zeros(*slots, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, dtype=wide)
+        windows = zeros(*slots, gdn.conv_kernel - 1, gdn.conv_channels, dtype=dtype)
+        self.kept = (states, windows)  # [layers, slots and state slots, ...] each: what a row continues from
         self.layers = [
             GdnLayerCache(
-                state=torch.zeros(num_all, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, device=device, dtype=wide),
-                window=torch.zeros(num_all, gdn.conv_kernel - 1, gdn.conv_channels, device=device, dtype=dtype),
-                tape_conv=torch.zeros(num_slots, depth, gdn.conv_channels, device=device, dtype=dtype),
-                tape_gates=torch.zeros(num_slots, depth, 2, gdn.num_v_heads, device=device, dtype=wide),
+                state=state,
+                window=window,
+                tape_conv=zeros(num_slots, depth, gdn.conv_channels, dtype=dtype),
+                tape_gates=zeros(num_slots, depth, 2, gdn.num_v_heads, dtype=wide),
             )
-            for _ in range(num_layers)
+            for state, window in zip(states, windows, strict=True)
         ]
 
     def reset(self, slot: int) -> None:
-        for layer in self.layers:
-            layer.reset(slot)
+        for values in self.kept:
+            values[:, slot].zero_()
 
     def copy(self, source: int, target: int) -> None:
-        for layer in self.layers:
-            layer.copy(source, target)
+        for values in self.kept:
+            values[:, target] = values[:, source]
 
 
 # On a GPU window and tape are one ring of raw inputs by position. Like the KV cache it is written ahead and is
@@ -126,16 +127,18 @@ class GdnRings:
     ) -> None:
         """``num_states``: state slots, numbered after the rows' own."""
         assert gdn.conv_kernel == CONV_KERNEL
-        width, num_all = gdn.conv_channels + 2 * gdn.num_v_heads, num_slots + num_states
-        heads = (gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
-        self._states = torch.zeros(num_layers, num_all, *heads, device=device, dtype=torch.float32)
-        self._rings = torch.zeros(num_layers, num_all, ring_size(max_depth), width, device=device, dtype=dtype)
-        self.layers = [GdnRingLayer(*layer) for layer in zip(self._states, self._rings, strict=True)]
+        slots = (num_layers, num_slots + num_states)
+        sizes = (gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
+        states = torch.zeros(*slots, *sizes, device=device, dtype=torch.float32)
+        width = gdn.conv_channels + 2 * gdn.num_v_heads
+        rings = torch.zeros(*slots, ring_size(max_depth), width, device=device, dtype=dtype)
+        self.kept = (states, rings)  # [layers, slots and state slots, ...] each: what a row continues from
+        self.layers = [GdnRingLayer(state, ring) for state, ring in zip(states, rings, strict=True)]
 
     def copy(self, source: int, target: int) -> None:
-        """A slot begins as a copy of another, or of a state slot. All layers in one launch or few."""
-        self._states[:, target] = self._states[:, source]
-        self._rings[:, target] = self._rings[:, source]
+        """A slot begins as a copy of another."""
+        for values in self.kept:
+            values[:, target] = values[:, source]
 
 
 def ring_bytes(gdn: GdnSpec, num_layers: int, max_depth: int, item: int) -> int:

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.engine.contract import RowJoin
+from slipstream.engine.contract import HostBuffers, RowJoin, Transfer
 from slipstream.runners.host.rows import Row, RowSampling
 from slipstream.runners.logprobs import Numbers
 from slipstream.runners.masks import StepMasks
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch, make_batch
 from slipstream.runners.torch.caches import GdnCache, PagedKv
+from slipstream.runners.torch.host_memory import HostMemory
 from slipstream.runners.torch.models.decoder import Decoder
 from slipstream.runners.torch.models.mtp import MtpHead
 from slipstream.runners.torch.ops import Linear, Ops
@@ -56,9 +57,12 @@ class TorchModel:
         kv: PagedKv,
         gdn: GdnCache | None,
         *,
+        host: HostMemory | None = None,
         fused: bool = False,
     ) -> None:
         """``fused``: layers are computed by our kernels alone, on threads of their own."""
+        self.host: HostBuffers | None = host
+        self._memory = host
         self.decoder = decoder
         self.ops = ops
         self.kv = kv
@@ -90,6 +94,14 @@ class TorchModel:
 
     def grow(self, slot: int, blocks: tuple[int, ...]) -> None:
         self.table.append(slot, blocks)
+
+    def save(self, transfer: Transfer) -> None:
+        assert self._memory is not None
+        self._memory.save(transfer)
+
+    def load(self, transfer: Transfer) -> None:
+        assert self._memory is not None
+        self._memory.load(transfer)
 
     def lay_out(self, spans: Sequence[RowSpan]) -> RaggedBatch:
         return make_batch(spans, self.table.blocks)

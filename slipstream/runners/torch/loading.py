@@ -17,6 +17,7 @@ from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.simulate import Simulation, simulation_note
 from slipstream.runners.torch.batch import RaggedBatch
 from slipstream.runners.torch.caches import GdnCache, GdnRings, LayerCache, PagedKv
+from slipstream.runners.torch.host_memory import HostMemory
 from slipstream.runners.torch.host_model import BlockTable, TorchHead, TorchModel
 from slipstream.runners.torch.memory import plan_memory, trim_heap
 from slipstream.runners.torch.models import llama, qwen3_5, qwen3_5_moe
@@ -89,7 +90,7 @@ class _Loader:
         assert not isinstance(self.gdn, GdnRings)
         table = BlockTable(self.memory.num_slots, self.blocks_per_slot, self.ops.device)
         fused = not isinstance(decoder.layers, Sequential)
-        model = TorchModel(decoder, self.ops, table, self.kv, self.gdn, fused=fused)
+        model = TorchModel(decoder, self.ops, table, self.kv, self.gdn, host=self._host_memory(), fused=fused)
         survival = self.config.simulate_acceptance
         simulation = Simulation(survival, self.max_depth) if survival else None
         drafter: HostDrafter[Tensor, RaggedBatch] = NoDrafter()
@@ -111,8 +112,14 @@ class _Loader:
         buffers = StepBuffers(self.memory.num_slots, max_tokens, self.max_depth, *shared, keeps_states=keeps)
         head = self._head(decoder) if self.max_depth else (None, None)
         assert not isinstance(self.gdn, GdnCache)
-        parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn)
+        parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn, self._host_memory())
         return CudaRunner(*parts, simulated=self.config.simulate_acceptance)
+
+    def _host_memory(self) -> HostMemory | None:
+        memory = self.memory
+        if not memory.num_host_blocks:
+            return None
+        return HostMemory(self.kv, self.gdn, memory.num_host_blocks, memory.num_host_states)
 
     def _gdn(self) -> GdnCache | GdnRings | None:
         if self.spec.gdn is None:
@@ -161,5 +168,7 @@ class _Loader:
             prompt_tokens=self.platform.prompt_tokens,
             keep_grid=self._keep_grid(),
             num_states=self.memory.num_states,
+            num_host_blocks=self.memory.num_host_blocks if self._keep_grid() else 0,
+            num_host_states=self.memory.num_host_states,
             note=self.platform.note + simulation_note(self.config.simulate_acceptance),
         )

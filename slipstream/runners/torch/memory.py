@@ -66,7 +66,14 @@ def plan_memory(
     if state and engine.prefix_cache:
         plan = _with_kept_states(plan, budget, MIN_STATES[platform.device.type])
     _check_room(plan, budget, free)
-    return plan
+    return _with_host_tier(plan, _host_bytes(plan, engine)) if engine.prefix_cache else plan
+
+
+def _host_bytes(plan: MemoryPlan, engine: EngineConfig) -> int:
+    """Host memory for copies of the caches. The disk needs some: what is read from it comes there first."""
+    if engine.cache_host is not None:
+        return engine.cache_host
+    return min(plan.caches, available_bytes() // 4) if engine.cache_dir else 0
 
 
 def kv_per_token(model: OpenedModel, item: int) -> int:
@@ -174,6 +181,14 @@ def _with_kept_states(plan: MemoryPlan, budget: int, min_states: int) -> MemoryP
     if num_blocks < MIN_BLOCKS:
         num_blocks, num_more = plan.num_blocks, 0
     return replace(plan, num_blocks=num_blocks, num_states=num_spare + num_more)
+
+
+def _with_host_tier(plan: MemoryPlan, num_bytes: int) -> MemoryPlan:
+    """Host memory in the proportions of the device's."""
+    num_states = int(num_bytes * SHARE_OF_POOL) // plan.kept_state if plan.num_states else 0
+    num_bytes -= num_states * plan.kept_state
+    num_blocks = num_bytes // (plan.block_size * plan.kv_per_token)
+    return replace(plan, num_host_blocks=num_blocks, num_host_states=num_states)
 
 
 def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:

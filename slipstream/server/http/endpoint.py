@@ -134,8 +134,8 @@ class GenerateEndpoint(PostEndpoint[R]):
         with Heartbeat(generation, self.service.config.keep_alive_seconds) as heartbeat:
             while generation.total is None:
                 deltas = await generation.next()
-                text = "".join(_event_text(writer, delta, generation.total, delta is deltas[-1]) for delta in deltas)
                 opening = "" if opened else writer.opening(generation.num_prompt, generation.num_cached)
+                text = "".join(_event_text(writer, delta, generation.total, delta is deltas[-1]) for delta in deltas)
                 await events.write(opening + (text if deltas else writer.keep_alive))
                 opened = True
                 heartbeat.num_writes += 1

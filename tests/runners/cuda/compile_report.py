@@ -114,14 +114,17 @@ def rope(heads: HeadShape, num_tokens: int, half: int) -> None:
     rope_store(mixed, heads, rotary, cache(heads, BF16), step(num_tokens, 1, 64), (weight, weight, 1e-6))
 
 
-def recurrence(num_rows: int, num_tokens: int, has_prompts: bool = False, dtype: torch.dtype = BF16) -> None:
+def recurrence(
+    num_rows: int, num_tokens: int, has_prompts: bool = False, dtype: torch.dtype = BF16, max_keeps: int = MAX_KEEPS
+) -> None:
     gdn = GdnSpec(16, 48, 128, 128, 4)
     cache = GdnRings(gdn, 1, 2, 2, 3, torch.device("cpu"), dtype).layers[0]
     width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
     batch = step(num_tokens, num_tokens // num_rows, 512)
     batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3
     batch.row_committed, batch.row_replay = ints(num_rows), ints(num_rows)
-    batch.keep_positions, batch.keep_states, batch.max_keeps = ints(4 * num_rows), ints(4 * num_rows), MAX_KEEPS
+    batch.keep_positions, batch.keep_states = ints(num_rows * MAX_KEEPS), ints(num_rows * MAX_KEEPS)
+    batch.max_keeps = max_keeps
     vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))
     conv = torch.empty(4, gdn.conv_channels, dtype=dtype)
     mixed = torch.empty(num_tokens, width, dtype=dtype)
@@ -234,6 +237,7 @@ CASES: dict[str, Callable[[], object]] = {
     },
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
     "recurrence 27B, 16 rows of 4": lambda: recurrence(16, 64),
+    "recurrence 27B, nothing kept": lambda: recurrence(2, 128, True, max_keeps=0),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
     "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),

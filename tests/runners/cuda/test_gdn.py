@@ -66,7 +66,7 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
         max_replay=DEPTH,
         keep_positions=ints([keep.position for row in keeps for keep in row]),
         keep_states=ints([keep.state or 0 for row in keeps for keep in row]),
-        max_keeps=MAX_KEEPS,
+        max_keeps=MAX_KEEPS if any(s.keeps for s in spans) else 0,
         tile_rows=nothing,
         tile_firsts=nothing,
         tile_size=1,

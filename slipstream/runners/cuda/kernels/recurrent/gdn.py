@@ -93,6 +93,7 @@ def _conv(
     if KEEPS > 0:
         end = tl.minimum(position + 1, start + tl.load(row_committed + row))
         keep_at, kept = next_keep(keep_positions, keep_states, row, position, end, KEEPS)
+        kept = tl.where(keep_at == position + 1, kept.to(tl.int32), -1)
     head = (tl.program_id(1) * H + tl.arange(0, H))[:, None]
     value = head - 2 * num_k_heads
     size = tl.where(value >= 0, v_dim, k_dim)
@@ -140,7 +141,7 @@ def _conv(
         tl.store(at_ring + channels + gate, fed_b.to(ring.dtype.element_ty), mask=is_gate)
         tl.store(at_ring + channels + num_v_heads + gate, fed_a.to(ring.dtype.element_ty), mask=is_gate)
     if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
-        if keep_at == position + 1:  # nothing will be replayed from there, so b and a are not needed
+        if kept >= 0:  # nothing will be replayed from there, so b and a are not needed
             kept_rings = ring + kept.to(tl.int64) * ring_size * ring_width
             _keep_input(kept_rings, position, x0, ring_size, ring_width, channel, inside)
             _keep_input(kept_rings, position - 1, x1, ring_size, ring_width, channel, inside)

@@ -170,7 +170,7 @@ def _within(
 def _across(
     convolved, keys, squares, fades, out, state,
     row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, keep_positions, keep_states,
-    num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
+    num_tokens, num_k_heads, num_v_heads, k_dim: tl.constexpr, v_dim: tl.constexpr,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """V columns of one head's state, through all chunks of one row. KEEPS: of a row; 0: none in any step"""

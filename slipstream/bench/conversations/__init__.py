@@ -1,0 +1,1 @@
+"""Conversations whose turns repeat what was said before: what `slipstream bench turns` sends."""
