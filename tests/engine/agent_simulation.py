@@ -68,11 +68,11 @@ class CachingEngine:
         self._count += 1
         request = Request(f"r{self._count}", tuple(prompt), SamplingParams(), 0, 0.0, cache=how)
         row = Row(request, len(prompt) + len(output))
-        hit = self.sharing.find(row, True)
-        self.cache.admit(RowDemand(row.id, row.limit, hit=hit))
-        self.sharing.admitted(row, hit, True)
+        found = self.sharing.find(row, True)
+        num_cached = self.cache.admit(RowDemand(row.id, row.limit, found=found))
+        self.sharing.admitted(row, found, num_cached, True)
         start = self.cache.start(row.id)
-        self.sharing.started(row, start.num_computed)
+        self.sharing.started(row, start, False)
         row.num_computed = row.num_in_state = start.num_computed
         self._compute(row, PROMPT_STEP)
         for i in range(0, len(output), OUTPUT_STEP):
