@@ -18,6 +18,7 @@ from slipstream.cache.prefix_tree import KeptState
 from slipstream.engine.contract import Transfer
 
 SAVED_BLOCKS = 64  # copied out in one step: some ten megabytes, while a step reads gigabytes
+MIN_SAVED = 256  # tokens that are worth a copy
 MAX_JOBS = 64  # that wait: what is not saved may still be on the device
 
 
@@ -67,7 +68,9 @@ class HostTier:
     def want(self, key: Hashable, tokens: list[int], positions: Iterable[int]) -> None:
         """Copies of these prefixes, as soon as there is time."""
         for position in positions:
-            if len(self._jobs) < MAX_JOBS and self.prefixes.at(key, tokens, position) is MISS:
+            if position < MIN_SAVED or len(self._jobs) >= MAX_JOBS:
+                continue
+            if self.prefixes.at(key, tokens, position) is MISS:
                 self._jobs.append(_Job(key, tokens[: position + 1]))
 
     def saves(self, device: PrefixCache) -> list[Transfer]:

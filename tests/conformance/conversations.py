@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from constrained import END, constraint
 
+from slipstream.cache import host_tier
 from slipstream.config import EngineConfig
 from slipstream.engine import prefix_sharing
 from slipstream.engine.contract import Runner, StepCosts, TokenLogprobs
@@ -47,7 +48,7 @@ class Played:
 
 
 def play(runner: Runner, seed: int, num_requests: int = 12, **config: object) -> Played:
-    with patch.multiple(prefix_sharing, **SMALL):
+    with patch.multiple(prefix_sharing, **SMALL), patch.object(host_tier, "MIN_SAVED", 8):
         return _Play(runner, seed, num_requests, config).run()
 
 

@@ -102,7 +102,7 @@ def play(case: Case) -> Harness:
     costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
     policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
     runner = FakeRunner(case.info, hit=case.hit, shy=True, max_tokens=case.config.max_step_tokens)
-    with patch.multiple(prefix_sharing, **SMALL), patch.object(host_tier, "SAVED_BLOCKS", 3):
+    with patch.multiple(prefix_sharing, **SMALL), patch.multiple(host_tier, SAVED_BLOCKS=3, MIN_SAVED=2):
         harness = Harness(Scheduler(case.info, policy, case.config, clock=lambda: 1.0), runner)
         for turn in range(80):
             for arrival in case.arrivals:

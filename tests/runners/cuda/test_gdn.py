@@ -97,7 +97,8 @@ class Both:
     def take(self, slot: int) -> None:
         """Another stream gets the slot."""
         self.cursors[slot] = self.replays[slot] = 0
-        self.reference.reset(slot)
+        self.reference.state[slot].zero_()
+        self.reference.window[slot].zero_()
 
     def accept(self, span: RowSpan, num_drafts: int) -> None:
         self.replays[span.slot] = num_drafts
