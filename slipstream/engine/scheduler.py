@@ -175,15 +175,17 @@ class Scheduler:
     def _admit(self, step: StepBuilder) -> None:
         self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
-        while self._waiting.has_next and step.chunk and not step.starved:
-            group = self._fitting(self._waiting.first_group())
-            if not group:
-                return
+        while self._waiting.has_next and not step.starved:
+            group = self._waiting.first_group()
             first = group[0]
             found, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
+            # Also where nothing is left to feed: who reads a prompt takes all, and must know early what to keep.
             if self._sharing.must_wait(first, found, may_draft, self._running):
                 self._waiting.park(group)
                 continue
+            group = self._fitting(group) if step.chunk else []
+            if not group:
+                return
             self._waiting.take(group)
             bind(first, group[1:])
             for sequence in group:
