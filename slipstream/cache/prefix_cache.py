@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from slipstream.cache.blocks import BlockPool
 from slipstream.cache.prefix_tree import KeptState, Node, PrefixTree
 
-MAX_STATES = 4  # on a path, forks not counted
+MAX_STATES = 3  # on a path, besides forks and the newest of a row that generates
+KEPT_LAST = 2  # of those: a prompt whose last message was changed starts from the one before
 SYSTEM, USER, PROMPT = "system", "user", "prompt"  # ends of messages: see PromptCache
 JUNCTION = "junction"  # prompts part here
 INTERVAL = "interval"  # while a long prompt is read
@@ -67,7 +68,7 @@ class PrefixCache:
         self._recurrent = num_states > 0
         self._free_states = list(range(first_state + num_states - 1, first_state - 1, -1))
         self._states: dict[int, KeptState] = {}  # by slot
-        self._now = 0  # counts requests: the clock of recency
+        self._now = 0  # counts starts and entries: the clock of recency
         self.version = 0  # a hit is true as long as this does not change
 
     @property
@@ -161,6 +162,7 @@ class PrefixCache:
 
         The state that is there now: this one, or an equal one that was there before. None without recurrent layers.
         """
+        self._now += 1
         self.version += 1
         node, new = self._tree.insert(key, tokens, blocks)
         self._pool.cache(new)
@@ -199,7 +201,7 @@ class PrefixCache:
         while len(states) > MAX_STATES:
             costs = {
                 i: state.node.end - (states[i - 1].node.end if i else 0)
-                for i, state in enumerate(states[:-2])
+                for i, state in enumerate(states[:-KEPT_LAST])
                 if not (state.kinds & {SYSTEM, USER}) and len(state.node.children) < 2
             }
             if not costs:

@@ -7,9 +7,8 @@ and running sequences and the slots; blocks are the cache manager's. Knows neith
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from slipstream.cache.disk_tier import DiskTier
 from slipstream.cache.host_tier import HostTier
@@ -17,7 +16,8 @@ from slipstream.cache.manager import CachedRow, CacheManager, RowDemand
 from slipstream.cache.prefix_cache import Found
 from slipstream.config import EngineConfig
 from slipstream.engine.bounds import Bounds
-from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan, StepResult
+from slipstream.engine.draft_requests import DraftRequests
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.prefix_sharing import PrefixSharing
 from slipstream.engine.request import (
@@ -30,9 +30,9 @@ from slipstream.engine.request import (
     length_limit,
 )
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
-from slipstream.engine.step_builder import InFlight, ScheduledRow, StepBuilder
+from slipstream.engine.step_builder import InFlight, StepBuilder
 from slipstream.engine.waiting import WaitingLine
-from slipstream.speculate.policy import NO_ROOM, DepthPolicy, Load, SamplingRow
+from slipstream.speculate.policy import DepthPolicy
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
 
@@ -68,7 +68,7 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
-        self._last_depth = 0
+        self._drafts = DraftRequests(policy, config, self._cache, self.max_depth)
         self._step_seconds: tuple[float, float] | None = None  # of the step being applied, and of a plain one
 
     @property
@@ -119,7 +119,7 @@ class Scheduler:
         self._schedule_children(step, parents)
         self._schedule_prompts(step, rows)
         self._admit(step)
-        self._request_drafts(step)
+        self._drafts.request(step, len(self._running))
         is_empty = not step.rows and not self._leaves and not self._sharing.has_saves
         if is_empty or (not step.rows and self._in_flight):
             return None
@@ -223,36 +223,6 @@ class Scheduler:
         if has_parent:
             return RowDemand(sequence.id, num_tokens, len(sequence.request.prompt_tokens) - 1)
         return RowDemand(sequence.id, num_tokens, found=self._find(sequence))
-
-    def _request_drafts(self, step: StepBuilder) -> None:
-        """Ask the policy for depths. Drafts take spare blocks only: nobody is preempted for them."""
-        sampling = [row for row in step.rows if row.samples]
-        if not sampling:
-            return
-        rows = [SamplingRow(row.sequence.id, self._max_depth(row), row.sequence.draft_setting) for row in sampling]
-        num_other = sum(row.feed for row in step.rows if not row.samples)
-        room = max(0, self.config.max_step_tokens - self.config.min_chunk - len(self._running))
-        requests = self.policy.decide(rows, Load(len(self._running), num_other, room=room))
-        for scheduled, row, request in zip(sampling, rows, requests):
-            assert 0 <= request.depth <= row.max_depth
-            num_tokens = scheduled.bounds.max_computed + scheduled.feed
-            depth = self._cache.reserve_drafts(row.key, num_tokens, min(request.depth, room))
-            scheduled.draft = replace(request, depth=depth)
-            scheduled.sequence.counters.last_depth = depth
-            scheduled.why_plain = "" if depth else self._why_plain(row, request)
-            room -= depth
-        self._last_depth = Counter(row.draft.depth for row in sampling).most_common(1)[0][0]
-
-    def _why_plain(self, row: SamplingRow, request: DraftRequest) -> str:
-        """``request``: what the policy wanted."""
-        if self.policy.may_draft(row.setting) and (request.depth or not row.max_depth):
-            return NO_ROOM
-        return self.policy.why_plain(row.setting)
-
-    def _max_depth(self, row: ScheduledRow) -> int:
-        """No draft passes the length limit, even if everything in flight is accepted."""
-        room = row.sequence.limit - row.after.max_tokens - 1
-        return max(0, min(self.max_depth, room))
 
     def _join(self, sequence: Sequence, parent: Sequence | None = None) -> RowJoin:
         source = None
@@ -409,7 +379,7 @@ class Scheduler:
             num_states=self.info.num_states,
             num_used_states=self._cache.prefixes.num_states,
             depth_reason=self.policy.reason,
-            last_depth=self._last_depth,
+            last_depth=self._drafts.last_depth,
         )
 
     def streams(self) -> tuple[StreamSnapshot, ...]:

@@ -178,6 +178,24 @@ def test_a_killed_writer_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
+def test_a_file_that_is_removed_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that opens the folder takes it for a dead writer's."""
+    import fcntl
+
+    lock, removed = fcntl.flock, []
+
+    def late(file: int, how: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        lock(file, how)
+
+    store = open_store(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert get(store, must(put(store, [1, 2, 3])))
+    assert removed[0].suffix == ".tmp"
+
+
 LIMITED = """
 import resource, sys
 from pathlib import Path

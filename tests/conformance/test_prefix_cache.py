@@ -35,4 +35,4 @@ def test_copies_in_host_memory_are_as_good(tmp_path: Path, kind: str) -> None:
         played = play(Limited(runner, 8, 200), seed, 16)
         assert not list(differences(runner, played)), seed
         loaded += played.num_loaded
-    assert loaded > 20
+    assert loaded > 5

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import slipstream.load.fingerprint as module
 from slipstream.errors import LoadError
 from slipstream.load import open_model
 from slipstream.load.fingerprint import fingerprint
@@ -95,6 +96,17 @@ def test_a_gguf_file(tmp_path: Path, build: Any) -> None:
     quantized = build.gguf(tmp_path / "quantized.gguf", kind="Q8_0")
     assert of(one) == of(same)
     assert len({of(one), of(other), of(quantized)}) == 3
+
+
+def test_metadata_of_any_length_count_as_a_whole(tmp_path: Path, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary is longer than the first megabyte: here the first bytes stand for that."""
+    for name in ("END_BYTES", "PLACE_BYTES"):
+        monkeypatch.setattr(module, name, 4)
+    monkeypatch.setattr(module, "MAX_PLACES", 1)
+    templates = ({"tokenizer.chat_template": text} for text in ("{{ messages }}", "{{ massages }}"))
+    one, other = (build.gguf(tmp_path / f"{i}.gguf", metadata=each) for i, each in enumerate(templates))
+    assert one.stat().st_size == other.stat().st_size
+    assert of(one) != of(other)
 
 
 def test_models_without_files() -> None:

@@ -23,8 +23,7 @@ SHARE_OF_FREE = 0.8
 MIN_TOKENS = 32
 SHARE_OF_STATES = 0.1  # of the memory for streams: what states that the prefix cache keeps take
 MIN_STATES = 8
-SHARE_OF_SLOTS = 1 / 3  # blocks, of those that would hold all slots at full length; but enough for one of them
-MOST_OF_SLOTS = 2  # the same, where memory is left
+SHARE_OF_SLOTS = 1 / 3  # blocks at least, of those that would hold all slots at full length; and enough for one slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: in
     num_blocks = in_slots
     if cached and cost.kv_per_token:
         left = (budget - rows) // (engine.block_size * cost.kv_per_token)
-        num_blocks = min(MOST_OF_SLOTS * in_slots, max(-(-in_slots // num_slots), left))
+        num_blocks = min(in_slots, max(-(-in_slots // num_slots), left))
     return MemoryPlan(
         weights=0,
         head=0,
@@ -125,7 +124,8 @@ def _num_states(cost: StreamCost, budget: int) -> int:
     """That the prefix cache may keep."""
     if not cost.state:
         return 0
-    return min(max(MIN_STATES, int(budget * SHARE_OF_STATES) // cost.state), budget // 4 // cost.state)
+    wanted = max(MIN_STATES, int(budget * SHARE_OF_STATES) // cost.state)
+    return max(0, min(wanted, budget // 4 // cost.state))
 
 
 def keep_grid(plan: MemoryPlan) -> int:
