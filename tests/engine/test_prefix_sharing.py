@@ -341,6 +341,11 @@ def test_cause_7_a_token_that_was_never_fed_is_not_in_the_cache(lag: int) -> Non
 def test_who_reads_takes_whole_steps_and_still_the_others_wait_for_it() -> None:
     harness = start()
     shared = tuple(range(80)) * 4  # more than three steps
-    run(harness, *(ask(str(i), (*shared, 81 + i, 7, 7)) for i in range(3)))
+    requests = [ask(str(i), (*shared, 81 + i, 7, 7)) for i in range(3)]
+    for request in requests:
+        harness.add(request)
+    harness.run()
+    for request in requests:
+        check(harness, request)
     assert cached(harness, "0") == 0
     assert all(cached(harness, str(i)) >= len(shared) - 8 for i in (1, 2))
