@@ -340,8 +340,8 @@ def test_cause_7_a_token_that_was_never_fed_is_not_in_the_cache(lag: int) -> Non
 
 def test_who_reads_takes_whole_steps_and_still_the_others_wait_for_it() -> None:
     harness = start()
-    shared = tuple(range(80)) * 4  # more than three steps
-    requests = [ask(str(i), (*shared, 81 + i, 7, 7)) for i in range(3)]
+    shared = tuple(range(75)) * 4  # three steps; only in the fourth is room for somebody else
+    requests = [ask(str(i), (*shared, 81 + i, *range(40))) for i in range(3)]
     for request in requests:
         harness.add(request)
     harness.run()
