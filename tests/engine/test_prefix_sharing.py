@@ -260,7 +260,7 @@ def test_the_least_useful_goes_first() -> None:
     assert all(cached(harness, f"again {i}") == 116 for i in range(1, 8))
 
 
-def test_at_most_four_states_a_path() -> None:
+def test_at_most_four_states_a_path_and_that_of_the_last_answer() -> None:
     harness = start(num_states=40)
     tokens = LONG[:60]
     for turn in range(12):
@@ -336,3 +336,16 @@ def test_cause_7_a_token_that_was_never_fed_is_not_in_the_cache(lag: int) -> Non
     harness = start(lag=lag, hit=1.0)
     run(harness, ask("a", LONG[:60], ends=ends, max_tokens=30))
     run(harness, ask("b", (*LONG[:60], *harness.tokens["a"], 1, 2)))
+
+
+def test_who_reads_takes_whole_steps_and_still_the_others_wait_for_it() -> None:
+    harness = start()
+    shared = tuple(range(75)) * 4  # three steps; only in the fourth is room for somebody else
+    requests = [ask(str(i), (*shared, 81 + i, *range(40))) for i in range(3)]
+    for request in requests:
+        harness.add(request)
+    harness.run()
+    for request in requests:
+        check(harness, request)
+    assert cached(harness, "0") == 0
+    assert all(cached(harness, str(i)) >= len(shared) - 8 for i in (1, 2))
