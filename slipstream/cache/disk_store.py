@@ -145,6 +145,15 @@ class DiskStore:
 
     # Writing.
 
+    def describe(self, key: str, start: int, tokens: Sequence[int], has_state: bool) -> StoredEntry:
+        """The entry that `write` would make of these."""
+        return self._layout.describe(self._path, key, start, len(tokens) - 1, array("I", tokens).tobytes(), has_state)
+
+    def touch(self, entry: StoredEntry) -> None:
+        """It was used, if only in memory: it goes later."""
+        with self._lock:
+            self._folder.add(entry, self._touch(entry))
+
     def write(
         self, key: str, start: int, tokens: Sequence[int], blocks: Sequence[memoryview], state: memoryview | None
     ) -> StoredEntry | None:
@@ -160,8 +169,7 @@ class DiskStore:
         views = self._views(blocks, state)
         if time.monotonic() < self._paused_until:
             return None
-        packed = array("I", tokens).tobytes()
-        entry = self._layout.describe(self._path, key, start, end, packed, state is not None)
+        entry = self.describe(key, start, tokens, state is not None)
         try:
             if not self._is_there(entry):
                 if not self._make_room(entry):

@@ -118,18 +118,34 @@ class DiskTier:
         name, views = digest(key), [self._buffers.block(index) for index in own]
         kept = None if state is None else self._buffers.state(state)
 
+        # What is read comes after what is written: from now on it counts as stored.
+        entry = self._store.describe(name, start, tokens, kept is not None)
+        self._add(entry)
+
         def work() -> Finish:
             self._buffers.wait()
-            entry = self._store.write(name, start, tokens, views, kept)
+            is_written = self._store.write(name, start, tokens, views, kept) is not None
 
             def done() -> None:
-                if entry is not None:
-                    self._add(entry)
+                if not is_written:
+                    self._forget(entry)
                 finish()
 
             return done
 
         self._start(work)
+
+    def touch(self, key: Hashable, tokens: list[int]) -> None:
+        """These tokens were used again, from memory."""
+        entries = self.find(key, tokens).entries
+
+        def work() -> Finish:
+            for entry in entries:
+                self._store.touch(entry)
+            return _nothing
+
+        if entries:
+            self._start(work)
 
     def read(
         self, hit: DiskHit, num_known: int, blocks: list[int], state: int | None, finish: Callable[[bool], None]
@@ -206,3 +222,7 @@ class DiskTier:
 def digest(key: Hashable) -> str:
     """Of a salt, among others: it is not written anywhere."""
     return hashlib.sha256(repr(key).encode()).hexdigest()
+
+
+def _nothing() -> None:
+    pass

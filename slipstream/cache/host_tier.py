@@ -66,7 +66,9 @@ class HostTier:
             self.disk.close()
 
     def want(self, key: Hashable, tokens: list[int], positions: Iterable[int]) -> None:
-        """Copies of these prefixes, as soon as there is time."""
+        """Copies of these prefixes, as soon as there is time. What is on disk of them was used."""
+        if self.disk is not None:
+            self.disk.touch(key, tokens)
         for position in positions:
             if position < MIN_SAVED or len(self._jobs) >= MAX_JOBS:
                 continue

@@ -69,6 +69,8 @@ def test_a_restart(tmp_path: Path, kind: str) -> None:
         told = (*PROMPT, *first.tokens, 5, 6)
         cold = server.ask(told, PromptCache(enabled=False))
     assert files(folder)
+    size = sum(path.stat().st_size for path in files(folder))
+    assert size < 1.3 * max(path.stat().st_size for path in files(folder)), "nothing is written twice"
     with Server(model, folder) as server:
         warm = server.ask(told)
         assert (warm.tokens, warm.logprobs) == (cold.tokens, cold.logprobs)

@@ -260,7 +260,8 @@ def test_the_least_useful_goes_first() -> None:
     assert all(cached(harness, f"again {i}") == 116 for i in range(1, 8))
 
 
-def test_at_most_four_states_a_path_and_that_of_the_last_answer() -> None:
+def test_few_states_a_path() -> None:
+    """System, last user message, the last two of prompts, the newest of the answer."""
     harness = start(num_states=40)
     tokens = LONG[:60]
     for turn in range(12):
@@ -268,7 +269,7 @@ def test_at_most_four_states_a_path_and_that_of_the_last_answer() -> None:
         request = ask(str(turn), tokens, cache=cache, max_tokens=20)
         run(harness, request)
         tokens = (*tokens, *harness.tokens[str(turn)], turn, turn)
-    assert harness.scheduler.snapshot().num_used_states <= 5, "four, and the end of the last user message"
+    assert harness.scheduler.snapshot().num_used_states <= 5
     run(harness, ask("other", (*LONG[:45], 80, 81)))
     assert cached(harness, "other") == 40, "the end of the system message stays"
 
