@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 from slipstream.cache.disk_store import DiskStore
 from slipstream.cache.entry_file import StoredEntry
 from slipstream.cache.prefix_tree import KeptState, Node, PrefixTree
 from slipstream.engine.contract import HostBuffers
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_SECOND = 1e9  # a guess, until something was read
 CLOSE_SECONDS = 60.0  # for what is still to be written when the engine ends
@@ -34,6 +38,7 @@ class DiskHit:
 
 NOT_ON_DISK = DiskHit()
 Finish = Callable[[], None]
+Done = Callable[[bool], None]  # whether it went well
 
 
 class DiskTier:
@@ -44,7 +49,7 @@ class DiskTier:
         self._numbers = itertools.count()
         for entry in store.open():
             self._add(entry)
-        self._work: SimpleQueue[Callable[[], Finish] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Callable[[], bool], Done] | None] = SimpleQueue()
         self._done: SimpleQueue[Finish] = SimpleQueue()
         self.bytes_per_second = BYTES_PER_SECOND  # as it was read last
         self._num_open = 0  # pieces of work whose end has not been seen
@@ -122,30 +127,28 @@ class DiskTier:
         entry = self._store.describe(name, start, tokens, kept is not None)
         self._add(entry)
 
-        def work() -> Finish:
+        def work() -> bool:
             self._buffers.wait()
-            is_written = self._store.write(name, start, tokens, views, kept) is not None
+            return self._store.write(name, start, tokens, views, kept) is not None
 
-            def done() -> None:
-                if not is_written:
-                    self._forget(entry)
-                finish()
+        def done(is_written: bool) -> None:
+            if not is_written:
+                self._forget(entry)
+            finish()
 
-            return done
-
-        self._start(work)
+        self._start(work, done)
 
     def touch(self, key: Hashable, tokens: list[int]) -> None:
         """These tokens were used again, from memory."""
         entries = self.find(key, tokens).entries
 
-        def work() -> Finish:
+        def work() -> bool:
             for entry in entries:
                 self._store.touch(entry)
-            return _nothing
+            return True
 
         if entries:
-            self._start(work)
+            self._start(work, _nothing)
 
     def read(
         self, hit: DiskHit, num_known: int, blocks: list[int], state: int | None, finish: Callable[[bool], None]
@@ -156,22 +159,24 @@ class DiskTier:
         first, size = parts[0].start, self._tree.block_size
         skipped = [memoryview(bytearray(self._buffers.block_bytes)) for _ in range(first, num_known, size)]
         views = [*skipped, *(self._buffers.block(index) for index in blocks)]
-        began = time.monotonic()
+        bad = list[StoredEntry]()
 
-        def work() -> Finish:
-            bad = next((entry for entry in parts if not self._read_one(entry, views, first, last, state)), None)
-            seconds = time.monotonic() - began
+        def work() -> bool:
+            began = time.monotonic()
+            bad.extend(
+                itertools.islice((each for each in parts if not self._read_one(each, views, first, last, state)), 1)
+            )
+            if not bad:
+                num_bytes = sum(entry.num_bytes for entry in parts)
+                self.bytes_per_second = num_bytes / max(time.monotonic() - began, 1e-6)
+            return not bad
 
-            def done() -> None:
-                if bad is None:
-                    self.bytes_per_second = sum(entry.num_bytes for entry in parts) / max(seconds, 1e-6)
-                else:
-                    self._forget(bad)
-                finish(bad is None)
+        def done(is_read: bool) -> None:
+            if not is_read:
+                self._forget(bad[0] if bad else parts[0])
+            finish(is_read)
 
-            return done
-
-        self._start(work)
+        self._start(work, done)
 
     def _read_one(
         self, entry: StoredEntry, views: list[memoryview], first: int, last: StoredEntry, state: int | None
@@ -184,13 +189,19 @@ class DiskTier:
             kept = self._buffers.state(state or 0) if is_wanted else memoryview(bytearray(self._buffers.state_bytes))
         return self._store.read(entry, own, kept)
 
-    def _start(self, work: Callable[[], Finish]) -> None:
+    def _start(self, work: Callable[[], bool], done: Done) -> None:
         self._num_open += 1
-        self._work.put(work)
+        self._work.put((work, done))
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            self._done.put(work())
+        while (item := self._work.get()) is not None:
+            work, done = item
+            try:
+                is_good = work()
+            except Exception:
+                log.exception("prefix cache: the disk could not be used")
+                is_good = False
+            self._done.put(partial(done, is_good))
 
     # The tree of what is on disk.
 
@@ -224,5 +235,5 @@ def digest(key: Hashable) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
-def _nothing() -> None:
+def _nothing(is_good: bool) -> None:
     pass

@@ -97,3 +97,19 @@ def test_a_changed_byte_is_a_miss(tmp_path: Path, kind: str) -> None:
         again = server.ask(PROMPT)
         assert again.tokens == first.tokens
         assert again.num_cached >= 0.9 * len(PROMPT), "it was written anew"
+
+
+def test_a_fault_of_the_store_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: nobody waits for it."""
+    model, folder = tiny.save(tiny.build("qwen3_5"), tmp_path / "model", head=True), tmp_path / "cache"
+    with Server(model, folder) as server:
+        first = server.ask(PROMPT)
+
+    def fail(*arguments: object) -> bool:
+        raise MemoryError("too much")
+
+    with monkeypatch.context() as patched, Server(model, folder) as server:
+        patched.setattr("slipstream.cache.disk_store.DiskStore.read", fail)
+        patched.setattr("slipstream.cache.disk_store.DiskStore.write", fail)
+        for _ in range(2):
+            assert server.ask(PROMPT, PromptCache(salt="")).tokens == first.tokens
