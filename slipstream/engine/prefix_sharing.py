@@ -161,9 +161,14 @@ class PrefixSharing:
 
     def _follows(self, sequence: Sequence, found: Found, keys: list[Key], running: Iterable[Sequence]) -> bool:
         """A running one reads the same tokens. It will keep them."""
+        last = found.num_tokens + MIN_SHARED - 1  # a token that both must have
+        if last >= len(sequence.tokens):
+            return False
         for other in running:
+            if other.num_uncomputed < 2 or last >= len(other.tokens) or other.tokens[last] != sequence.tokens[last]:
+                continue
             keeps = self._rows.get(other.id)
-            if keeps is None or keeps.key not in keys or other.num_uncomputed < 2 or other.parent is not None:
+            if keeps is None or keeps.key not in keys or other.parent is not None:
                 continue
             position = self._floor(common_length(sequence.tokens, 0, other.tokens) - 1)
             passed = position <= other.bounds.max_computed and position not in keeps.taken
