@@ -67,9 +67,12 @@ class LLM:
         max_depth: int = 4,
         p_min: float = 0.0,
         draft_vocab: int | None = None,
+        prefix_cache: bool = True,
         progress: LoadProgress | None = None,
     ) -> None:
-        engine_config = EngineConfig(max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min)
+        engine_config = EngineConfig(
+            max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min, prefix_cache=prefix_cache
+        )
         backend = choose_backend(RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab, runner=runner))
         opened = open_model(model, mtp, any_architecture=backend.any_architecture)
         self._start(opened, engine_config, backend, progress)

@@ -46,6 +46,19 @@ def test_it_answers(llm: LLM) -> None:
     assert output.stats.output_tokens == len(output.token_ids)
 
 
+def test_the_same_beginning_is_computed_once_unless_told_otherwise(llm: LLM) -> None:
+    prompt = llm.tokens_of("The same long beginning of a prompt. " * 20)
+    assert len(prompt) > 64
+    params = replace(GREEDY, max_tokens=4)
+    first, second = (llm.generate([prompt], params)[0] for _ in range(2))
+    assert first.stats.cached_tokens == 0
+    assert len(prompt) - 2 * llm.engine.info.block_size < second.stats.cached_tokens < len(prompt)
+    with LLM(max_streams=4, prefix_cache=False) as without:
+        outputs = [without.generate([prompt], params)[0] for _ in range(2)]
+    assert [output.stats.cached_tokens for output in outputs] == [0, 0]
+    assert {output.token_ids for output in (first, second, *outputs)} == {first.token_ids}
+
+
 def test_several_answers_are_those_of_the_seeds_behind_each_other(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=3, draft=2)
     prompts = [ask(llm, question) for question in QUESTIONS[:2]]
