@@ -61,7 +61,7 @@ LOAD = {
     "tokenizer": {"tokenizer", "shared"},
     "shared": {"shared"},
 }
-LOAD_SHARED = {"dequantize", "fields", "json_file", "mapped_file", "shapes", "spec", "tensor"}
+LOAD_SHARED = {"dequantize", "fields", "json_file", "mapped_file", "quantized", "shapes", "spec", "tensor"}
 
 MAX_FILE, MAX_FUNCTION, MAX_PEERS = 400, 60, 16
 # Kernels are one function each, whatever their length; those over the ceiling are named.

@@ -27,19 +27,22 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     name: str  # canonical Hugging Face name, text model prefix "model."
-    dtype: str  # "F32", "F16", "BF16", "F8_E4M3" or a GGUF block type such as "Q4_1"
+    dtype: str  # "F32", "F16", "BF16", "F8_E4M3", a GGUF block type such as "Q4_1", or one of quantized/types.py's
     shape: tuple[int, ...]  # logical shape, rows first
     # Plain types: the elements, as uint16 for BF16, uint8 for F8_E4M3. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
-    # F8_E4M3: the scale of each group of columns, float32 [*rows, ceil(columns / FP8_GROUP)]; else None.
+    # The scale of each group of columns, float32: F8_E4M3 [*rows, ceil(columns / FP8_GROUP)], quantized/types.py's
+    # [*rows, columns / group]; else None.
     scale: np.ndarray | None = None
+    zero: np.ndarray | None = None  # the code of weight 0 of each group, uint8 [*rows, columns / group]
+    order: np.ndarray | None = None  # int32 [columns]: stored column i is column order[i] of the matrix; None: as it is
 
     def rows(self, which: slice | np.ndarray) -> RawTensor:
         """Some rows as a matrix of their own, those of a stack counted through; a slice copies nothing."""
         num_rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
         data = self.data.reshape(num_rows, -1)[which]
-        scale = None if self.scale is None else self.scale.reshape(num_rows, -1)[which]
-        return replace(self, shape=(len(data), columns), data=data, scale=scale)
+        scale, zero = (None if each is None else each.reshape(num_rows, -1)[which] for each in (self.scale, self.zero))
+        return replace(self, shape=(len(data), columns), data=data, scale=scale, zero=zero)
 
 
 class Checkpoint(Protocol):
