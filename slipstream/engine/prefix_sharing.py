@@ -173,7 +173,8 @@ class PrefixSharing:
             position = self._floor(common_length(sequence.tokens, 0, other.tokens) - 1)
             passed = position <= other.bounds.max_computed and position not in keeps.taken
             if position - found.num_tokens >= MIN_SHARED and not passed:
-                keeps.wanted.setdefault(position, JUNCTION)
+                if keeps.wanted.get(position, INTERVAL) == INTERVAL:  # those are dropped once the prompt is read
+                    keeps.wanted[position] = JUNCTION
                 sequence.waits = partial(self._is_computed_later, other.id, position)
                 return True
         return False
