@@ -211,14 +211,14 @@ def test_a_prefix_is_computed_once(recurrent: bool, lag: int) -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize(("num_shared", "junction"), [(322, 320), (310, 304)])
+@pytest.mark.parametrize(("num_shared", "num_states", "junction"), [(258, 8, 256), (310, 20, 304), (310, 2, 304)])
 def test_those_that_must_wait_for_room_find_it_too(
-    num_shared: int, junction: int, lag: int, monkeypatch: pytest.MonkeyPatch
+    num_shared: int, num_states: int, junction: int, lag: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions that a long prompt keeps, the same or behind it, do not push it out, though nobody has forked yet."""
-    monkeypatch.setattr("slipstream.engine.prefix_sharing.READ_INTERVAL", 160)
-    harness = start(lag=lag, keep_grid=2 * SIZE)
-    requests = [ask(f"r{i}", (*LONG[:num_shared], 90 + i, *LONG[:20]), max_tokens=2) for i in range(7)]
+    """Positions that long prompts keep, at or behind that place, do not push it out, though nobody has forked yet."""
+    monkeypatch.setattr("slipstream.engine.prefix_sharing.READ_INTERVAL", 64)
+    harness = start(lag=lag, keep_grid=2 * SIZE, num_states=num_states)
+    requests = [ask(f"r{i}", (*LONG[:num_shared], 90 + i, *LONG[:80]), max_tokens=2) for i in range(7)]
     for request in requests:
         harness.add(request)
     harness.run()
