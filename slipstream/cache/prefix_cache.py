@@ -188,7 +188,8 @@ class PrefixCache:
 
     def _thin(self, node: Node) -> None:
         """At most MAX_STATES on the path to a node. The last two stay, as do the ends of the system message and of the
-        last user message, and forks; of the others that goes first whose tokens are read again the fastest.
+        last user message, and places where prompts part; of the others that goes first whose tokens are read again the
+        fastest.
 
         Those of a row that generates do not count: prompts that leave out or change its answer start before them.
         """
@@ -202,7 +203,7 @@ class PrefixCache:
             costs = {
                 i: state.node.end - (states[i - 1].node.end if i else 0)
                 for i, state in enumerate(states[:-KEPT_LAST])
-                if not (state.kinds & {SYSTEM, USER}) and len(state.node.children) < 2
+                if not (state.kinds & {SYSTEM, USER, JUNCTION}) and len(state.node.children) < 2
             }
             if not costs:
                 return

@@ -21,7 +21,7 @@ class KeptState:
     node: Node
     kinds: set[str]  # why it was kept
     used: int  # when it was last started from, or made
-    num_pins: int = 0  # rows that will start from it in a plan that has not gone out
+    num_pins: int = 0  # rows that will start from it in a plan that has not gone out, or were promised it
 
 
 @dataclass(eq=False, slots=True)

@@ -69,6 +69,8 @@ class PrefixSharing:
         self._output_interval = -(-OUTPUT_INTERVAL // self._grid) * self._grid
         self._rows: dict[str, RowKeeps] = {}
         self._found: dict[str, _LookUp] = {}  # of requests that wait
+        self._follow: dict[str, tuple[str, int]] = {}  # requests that wait: for whom, up to which position
+        self._promised: dict[str, KeptState] = {}  # to requests that waited for it and have not started yet
         self._token_seconds: float | None = None  # to compute a token of a prompt, as measured
 
     # Starting.
@@ -108,7 +110,7 @@ class PrefixSharing:
 
     def admitted(self, sequence: Sequence, found: Found, num_cached: int, may_draft: bool) -> None:
         """``num_cached``: it starts after so many tokens."""
-        self._found.pop(sequence.id, None)
+        self._waited(sequence)
         if sequence.counters.joined_at is None:
             sequence.counters.cached_tokens = num_cached
             sequence.counters.cache_note = self._why_not(sequence) or _note(sequence, found, num_cached, self._grid)
@@ -117,6 +119,14 @@ class PrefixSharing:
         keeps = self._rows[sequence.id] = RowKeeps((sequence.request.cache.salt, may_draft))
         keeps.wanted |= dict(self._positions(sequence, found))
         self._want_output(sequence, keeps)
+
+    def _waited(self, sequence: Sequence) -> None:
+        """It waits no longer."""
+        self._found.pop(sequence.id, None)
+        self._follow.pop(sequence.id, None)
+        promised = self._promised.pop(sequence.id, None)
+        if promised is not None:
+            self._prefixes.release_state(promised)
 
     def started(self, sequence: Sequence, start: Start, is_copied: bool) -> None:
         """The row joins there; what lies before it is not its own work. ``is_copied``: from host memory."""
@@ -132,7 +142,8 @@ class PrefixSharing:
         """Of a prompt, the least important first. Each is at least one token before the prompt's end."""
         num_prompt = len(sequence.request.prompt_tokens)
         last = self._floor(num_prompt - 1)
-        for position in range(-(-(found.num_tokens + 1) // READ_INTERVAL) * READ_INTERVAL, last, READ_INTERVAL):
+        first, end = -(-(found.num_tokens + 1) // READ_INTERVAL) * READ_INTERVAL, last - READ_INTERVAL // 2
+        for position in range(first, end, READ_INTERVAL):
             yield self._floor(position), INTERVAL
         junction = self._floor(found.num_same - 1)
         if self._recurrent and junction - found.num_tokens >= MIN_GAP:
@@ -173,7 +184,9 @@ class PrefixSharing:
             position = self._floor(common_length(sequence.tokens, 0, other.tokens) - 1)
             passed = position <= other.bounds.max_computed and position not in keeps.taken
             if position - found.num_tokens >= MIN_SHARED and not passed:
-                keeps.wanted.setdefault(position, JUNCTION)
+                if keeps.wanted.get(position, INTERVAL) == INTERVAL:  # those are dropped once the prompt is read
+                    keeps.wanted[position] = JUNCTION
+                self._follow[sequence.id] = other.id, position
                 sequence.waits = partial(self._is_computed_later, other.id, position)
                 return True
         return False
@@ -245,6 +258,10 @@ class PrefixSharing:
         state = self._prefixes.insert(row.key, sequence.tokens, blocks, slot, kind)
         if state is None:
             return
+        for follower, awaited in self._follow.items():
+            if awaited == (sequence.id, position) and follower not in self._promised:
+                self._promised[follower] = state
+                state.num_pins += 1
         if kind == INTERVAL:
             row.intervals.append(state)
         if kind == OUTPUT:
@@ -269,7 +286,7 @@ class PrefixSharing:
 
     def left(self, sequence: Sequence) -> None:
         """It has no row any more; nothing else will be kept."""
-        self._found.pop(sequence.id, None)
+        self._waited(sequence)
         row = self._rows.pop(sequence.id, None)
         if row is not None:
             if self._host is not None:

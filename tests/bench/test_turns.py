@@ -21,7 +21,7 @@ CROWD = ["--streams", "3", "--sessions", "2", "--requests", "4", "--shrink", "64
 
 def test_every_scenario(bench: Bench) -> None:
     results = bench("turns", *SMALL, *CROWD)["results"]
-    assert list(results) == ["turns", "edit", "fan-out", "agents", "cold"]
+    assert list(results) == ["turns", "edit", "fan-out", "agents", "cold", "restart"]
     rows = results["turns"]["turns"]
     assert [row["name"].split()[1] for row in rows] == ["user", *["tool"] * 4, "user", "tool"]
     assert rows[0]["cached_tokens"] == 0
@@ -36,7 +36,9 @@ def test_every_scenario(bench: Bench) -> None:
     agents = results["agents"]
     assert (agents["sessions"], agents["requests"]) == (2, 8)
     assert 0.9 * agents["limit"] < agents["hit_rate"] < 1
-    for name, count in (("turns", 7), ("edit", 3), ("fan-out", 6), ("cold", 6)):
+    restarted = results["restart"]["turns"]
+    assert restarted[0]["cached_tokens"] >= 300, "nothing was stored"
+    for name, count in (("turns", 7), ("edit", 3), ("fan-out", 6), ("cold", 6), ("restart", 2)):
         assert (results[name]["same_texts"], results[name]["texts"]) == (count, count)
     assert agents["same_texts"] == 8
 
@@ -52,7 +54,7 @@ def test_llama_cpp_has_its_own_conversation(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--scenarios", "turns,restart"], "no scenario restart"),
+        (["--scenarios", "turns,stop"], "no scenario stop"),
         (["--prefix-cache", "off"], "by itself"),
         (["--shrink", "3"], "power of two"),
         (["--scenarios", "cold", "--peer"], "belongs to the scenario turns"),

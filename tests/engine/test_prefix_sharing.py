@@ -210,6 +210,23 @@ def test_a_prefix_is_computed_once(recurrent: bool, lag: int) -> None:
     assert joined.index(other.prompt_tokens) == 1, "whoever shares nothing does not wait"
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(("num_shared", "num_states", "junction"), [(258, 8, 256), (310, 20, 304), (310, 2, 304)])
+def test_those_that_must_wait_for_room_find_it_too(
+    num_shared: int, num_states: int, junction: int, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions that long prompts keep, at or behind that place, do not push it out, though nobody has forked yet."""
+    monkeypatch.setattr("slipstream.engine.prefix_sharing.READ_INTERVAL", 64)
+    harness = start(lag=lag, keep_grid=2 * SIZE, num_states=num_states)
+    requests = [ask(f"r{i}", (*LONG[:num_shared], 90 + i, *LONG[:80]), max_tokens=2) for i in range(7)]
+    for request in requests:
+        harness.add(request)
+    harness.run()
+    for request in requests:
+        check(harness, request)
+    assert [cached(harness, request.id) for request in requests] == [0] + 6 * [junction]
+
+
 def test_the_one_that_reads_leaves() -> None:
     """Another takes its place."""
     harness = start()

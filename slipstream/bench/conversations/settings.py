@@ -11,7 +11,8 @@ from slipstream.engine.engine import Engine
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
 
-SCENARIOS = ("turns", "edit", "fan-out", "agents", "cold")
+RESTART = "restart"
+SCENARIOS = ("turns", "edit", "fan-out", "agents", "cold", RESTART)
 SUFFIX = 64  # tokens with which the prompts of a fan-out differ
 
 

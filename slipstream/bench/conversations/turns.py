@@ -1,4 +1,4 @@
-"""The scenarios of one conversation: `turns`, in which each prompt goes on from the one before, and `edit`."""
+"""The scenarios of one conversation: `turns`, where each prompt goes on from the one before, `edit` and `restart`."""
 
 from __future__ import annotations
 
@@ -108,6 +108,29 @@ def edits(llm: LLM, settings: TurnsSettings) -> list[TurnResult]:
         prompt = _chat(system, changed, settings.seed)
         logs = _both(llm, prompt, settings.new, turn)
         rows.append(_row(f"at {100 * place:.0f} %", prompt, base.tokens, logs))
+    return rows
+
+
+def begun(llm: LLM, settings: TurnsSettings) -> Conversation:
+    """A conversation of one turn, for an engine that will be started again."""
+    words = words_of(llm, settings.seed + 4)
+    system, first = _first_prompt(words, settings.prompt)
+    conversation = Conversation(system, f"restart {settings.seed}")
+    conversation.add("user", first)
+    conversation.add("answer", ask(llm.engine, conversation.prompt(), settings.new, cached=True).tokens)
+    return conversation
+
+
+def gone_on_with(llm: LLM, settings: TurnsSettings, conversation: Conversation) -> list[TurnResult]:
+    """Its next two turns. The first starts from what was stored, the second from the first."""
+    words, rows = words_of(llm, settings.seed + 5), []
+    for turn in range(2):
+        before = conversation.prompt().tokens
+        conversation.add("user", words(settings.added[1]))
+        prompt = conversation.prompt()
+        logs = _both(llm, prompt, settings.new, 1)  # with the cache first: without it nothing is stored
+        rows.append(_row(f"{turn + 1} after", prompt, before, logs))
+        conversation.add("answer", logs[True].tokens)
     return rows
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from tempfile import TemporaryDirectory
 
 from slipstream.bench.conversations import agents, crowd, turns
 from slipstream.bench.conversations.chat import Conversation, words_of
-from slipstream.bench.conversations.settings import TurnsSettings, ask
+from slipstream.bench.conversations.settings import RESTART, TurnsSettings, ask
 from slipstream.bench.conversations.traces import Session, load_sessions
 from slipstream.bench.harness.llamacpp_peer import LlamaCppPeer, open_peer
 from slipstream.bench.harness.loaded_engine import SLACK, loaded, watch_memory, with_room
@@ -34,10 +35,12 @@ def bench_turns(options: ModelOptions, settings: TurnsSettings, to: ReportOption
         print(headline(options, llm.engine.info.note))
         _warm_up(llm, settings)
         scenarios = _Scenarios(llm, settings, peer, texts=not options.simulate_acceptance)
-        results = {name: scenarios.run(name) for name in settings.scenarios}
+        results = {name: scenarios.run(name) for name in settings.scenarios if name != RESTART}
         print(memory.line())
         taken = memory.report()
         note = peer.note if peer is not None else None
+    if RESTART in settings.scenarios:
+        results[RESTART] = _restart(sized, settings, texts=not options.simulate_acceptance)
     if note:
         print(f"llama.cpp: {note}")
     kept = {"settings": asdict(settings), "peer": note, "results": results, "memory": taken}
@@ -75,6 +78,25 @@ def _warm_up(llm: LLM, settings: TurnsSettings) -> None:
         conversation.add("answer", log.tokens)
 
 
+def _restart(options: ModelOptions, settings: TurnsSettings, *, texts: bool) -> dict[str, object]:
+    """A turn, then another process's worth of engine over the same folder."""
+    print(f"\n{RESTART}: {TITLES[RESTART]}")
+    with TemporaryDirectory() as folder:
+        storing = replace(options, cache_dir=options.cache_dir or folder)
+        with loaded(storing) as (llm, _):
+            conversation = turns.begun(llm, settings)
+        with loaded(storing) as (llm, _):
+            _warm_up(llm, settings)
+            return _shown_turns(turns.gone_on_with(llm, settings, conversation), first=0, texts=texts)
+
+
+def _shown_turns(rows: list[turns.TurnResult], *, first: int, texts: bool) -> dict[str, object]:
+    found = turns.summary(rows[first:] or rows, rows)
+    print("\n".join(turns.lines(rows, texts=texts)))
+    print(_sentence(found, texts), flush=True)
+    return {**found, "turns": [asdict(row) for row in rows]}
+
+
 class _Scenarios:
     """Runs one and prints it; what belongs into the report."""
 
@@ -86,20 +108,15 @@ class _Scenarios:
         print(f"\n{name}: {TITLES[name]}")
         match name:
             case "turns":
-                return self._conversation(turns.turns(self._llm, self._settings, self._peer))
+                rows = turns.turns(self._llm, self._settings, self._peer)
+                return _shown_turns(rows, first=1, texts=self._texts)
             case "edit":
-                return self._conversation(turns.edits(self._llm, self._settings), first=0)
+                return _shown_turns(turns.edits(self._llm, self._settings), first=0, texts=self._texts)
             case "fan-out":
                 return self._crowd(crowd.fan_out(self._llm, self._settings), shared=True)
             case "cold":
                 return self._crowd(crowd.cold(self._llm, self._settings), shared=False)
         return self._agents()
-
-    def _conversation(self, rows: list[turns.TurnResult], first: int = 1) -> dict[str, object]:
-        found = turns.summary(rows[first:] or rows, rows)
-        print("\n".join(turns.lines(rows, texts=self._texts)))
-        print(_sentence(found, self._texts), flush=True)
-        return {**found, "turns": [asdict(row) for row in rows]}
 
     def _crowd(self, rows: list[crowd.CrowdResult], *, shared: bool) -> dict[str, object]:
         found = crowd.summary(rows, self._settings, shared=shared)
@@ -130,6 +147,7 @@ TITLES = {
     "fan-out": "requests at once over one prefix",
     "agents": "recorded sessions of a coding agent, at once",
     "cold": "requests at once that share nothing",
+    RESTART: "the engine started again, with the cache in a folder",
 }
 
 

@@ -25,7 +25,7 @@ TOKEN_BUCKETS = (
 )  # up to the first our products cost the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
 PROMPT_CONTEXT = CONTEXT_BUCKETS[3]
-PROMPT_TILE = 32  # tokens of one piece of attention work where prompts are read
+PROMPT_TILE = 64  # tokens of one piece of attention work where prompts are read
 
 T = TypeVar("T")
 

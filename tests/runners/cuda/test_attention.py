@@ -6,7 +6,12 @@ import pytest
 import torch
 from paged import Row, make_case
 
-from slipstream.runners.cuda.kernels.attention.attention import attend, split_count
+from slipstream.runners.cuda.kernels.attention.attention import (
+    attend,
+    even_split_count,
+    plan_blocks,
+    split_count,
+)
 from slipstream.runners.torch.ops import HeadShape, LayerKv, TorchOps
 
 DECODE = [Row(7, 3, room=4), Row(150, 1), Row(0, 0, room=2), Row(0, 4)]
@@ -72,6 +77,23 @@ def test_contexts_that_end_at_and_around_splits(device: torch.device, length: in
 @pytest.mark.parametrize("heads", [HeadShape(6, 1, 64), HeadShape(3, 3, 80)], ids=str)
 def test_prompts(device: torch.device, heads: HeadShape, tile_size: int, hint: int) -> None:
     check(device, PROMPT, heads, 4, tile_size=tile_size, hint=hint, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("hint", [0, 70_000], ids=["whole", "split"])
+def test_prompts_in_wide_tiles(device: torch.device, hint: int) -> None:
+    """Rows that begin, end and see in the middle of blocks of positions; decoding rows beside them."""
+    assert plan_blocks(64 * 6, 256, 2, few=False, large=True).wide
+    rows = [Row(150, 70), Row(0, 66), Row(63, 2), Row(400, 1)]
+    check(device, rows, HeadShape(6, 1, 256), tile_size=64, hint=hint, gated=True, dtype=torch.bfloat16)
+
+
+def test_long_prompts_split_evenly() -> None:
+    assert even_split_count(156, 131072, 132, 768) == 5  # 6 rounds of a fifth instead of two whole ones
+    assert even_split_count(156, 131072, 132, 2048) == 2
+    assert even_split_count(156, 131072, 132, 8192) == 1
+    assert even_split_count(156, 32768, 132, 768) == 1
+    assert even_split_count(12, 32768, 132, 64) == 11
+    assert even_split_count(12, 256, 132, 64) == 2
 
 
 def test_a_prompt_longer_than_a_split(device: torch.device) -> None:

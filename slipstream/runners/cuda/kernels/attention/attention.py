@@ -23,6 +23,9 @@ from slipstream.runners.torch.ops import HeadShape
 LOG2_E = tl.constexpr(1.4426950408889634)
 SHORTEST_SPLIT = tl.constexpr(128)  # positions: below it, merging costs more than the split gains
 LONG_CONTEXT = 8192
+LONGEST_UNSPLIT = 32768  # positions: prompts up to it are read whole, unless they leave processors idle
+MAX_PARTS, MAX_PART_TOKENS = 12, 4096
+WIDE_BYTES = 197_000  # shared memory of a program with 128 pairs of width 256: queries, two buffers of keys and values
 
 
 @triton.jit
@@ -52,6 +55,40 @@ def _clear_padding(
     targets = tokens.to(tl.int64)[:, None] * (NUM_KV * GROUP * DIM) + head * GROUP * DIM + cols[None, :]
     for i in tl.static_range(GROUP):
         tl.store(out + targets + i * DIM, tl.zeros([TOKENS, BLOCK_D], out.dtype.element_ty), mask=padding)
+
+
+@triton.jit
+def _attend_positions(
+    queries, k_head, v_head, blocks, stride_block, low, high, sees, best, total, mix, scale,
+    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running softmax over positions ``low`` to ``high``. Not MASKED: whole blocks that every query sees."""
+    cols = tl.arange(0, BLOCK_D)
+    inside = cols < DIM
+    for at in tl.range(low, high, BLOCK_N):
+        seen = at + tl.arange(0, BLOCK_N)
+        stored = tl.minimum(seen, high - 1) if MASKED else seen  # past the end: the last row again, with weight 0
+        block = tl.load(blocks + stored // BLOCK_SIZE).to(tl.int64)
+        at_row = block * stride_block + (stored % BLOCK_SIZE) * DIM
+        if DIM == BLOCK_D:
+            k = tl.load(k_head + at_row[:, None] + cols[None, :])
+            v = tl.load(v_head + at_row[:, None] + cols[None, :])
+        else:
+            k = tl.load(k_head + at_row[:, None] + cols[None, :], mask=inside[None, :], other=0.0)
+            v = tl.load(v_head + at_row[:, None] + cols[None, :], mask=inside[None, :], other=0.0)
+        scores = product(queries, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
+        if MASKED:
+            scores = tl.where((seen[None, :] <= sees[:, None]) & (seen < high)[None, :], scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        # A token may see nothing of this split.
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best) if MASKED else new_best
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(best - shift)
+        total = total * fade + tl.sum(weights, axis=1)
+        mix = product(weights.to(v.dtype), v, mix * fade[:, None])
+        best = new_best
+    return best, total, mix
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
@@ -85,6 +122,7 @@ def _attend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     launch_dependents()
@@ -130,28 +168,20 @@ def _attend_kernel(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    k_head = k_cache + head * (BLOCK_SIZE * DIM) + cols
-    v_head = v_cache + head * (BLOCK_SIZE * DIM) + cols
-    for at in tl.range(low, high, BLOCK_N):
-        seen = at + tl.arange(0, BLOCK_N)
-        stored = tl.minimum(seen, high - 1)  # past the end: the last row again, with weight 0
-        block = tl.load(blocks + stored // BLOCK_SIZE).to(tl.int64)
-        at_row = block * stride_block + (stored % BLOCK_SIZE) * DIM
-        if DIM == BLOCK_D:
-            k = tl.load(k_head[None, :] + at_row[:, None])
-            v = tl.load(v_head[None, :] + at_row[:, None])
-        else:
-            k = tl.load(k_head[None, :] + at_row[:, None], mask=inside[None, :], other=0.0)
-            v = tl.load(v_head[None, :] + at_row[:, None], mask=inside[None, :], other=0.0)
-        scores = product(queries, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
-        scores = tl.where((seen[None, :] <= sees[:, None]) & (seen < high)[None, :], scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # a token may see nothing of this split
-        weights = tl.exp2(scores - shift[:, None])
-        fade = tl.exp2(best - shift)
-        total = total * fade + tl.sum(weights, axis=1)
-        mix = product(weights.to(v.dtype), v, mix * fade[:, None])
-        best = new_best
+    k_head = k_cache + head * (BLOCK_SIZE * DIM)
+    v_head = v_cache + head * (BLOCK_SIZE * DIM)
+    if WIDE:  # most positions are seen by every query: no masks there
+        whole = tl.minimum(start + first + part * BLOCK_M // GROUP + 1, high) - low
+        whole = low + tl.maximum(whole, 0) // BLOCK_N * BLOCK_N
+        best, total, mix = _attend_positions(
+            queries, k_head, v_head, blocks, stride_block, low, whole, sees, best, total, mix, scale,
+            DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, False,
+        )  # fmt: skip
+        low = whole
+    best, total, mix = _attend_positions(
+        queries, k_head, v_head, blocks, stride_block, low, high, sees, best, total, mix, scale,
+        DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, True,
+    )  # fmt: skip
 
     if SPLIT:
         pair = (tl.program_id(2) * num_tokens + flat) * (NUM_KV * GROUP) + head * GROUP + pairs % GROUP
@@ -235,9 +265,14 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
     assert kv.k.stride()[1:] == (kv.k.shape[2] * heads.dim, heads.dim, 1)
     processors = _num_processors(q.device)
     few = 4 * num_tiles * heads.num_kv <= processors and batch.context_hint < LONG_CONTEXT
-    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few)
+    large = _shared_bytes(q.device) >= WIDE_BYTES
+    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few, large)
     num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
-    num_splits = split_count(num_tiles * heads.num_kv * num_parts, batch.context_hint, processors)
+    num_programs = num_tiles * heads.num_kv * num_parts
+    if plan.wide:
+        num_splits = even_split_count(num_programs, batch.context_hint, processors, num_tokens)
+    else:
+        num_splits = split_count(num_programs, batch.context_hint, processors)
     out = torch.empty((num_tokens, heads.num_q * heads.dim), dtype=q.dtype, device=q.device)
     split = num_splits > 1
     target, scales = out, None
@@ -252,7 +287,7 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
         q.stride(0), 0 if gate is None else gate.stride(0), batch.block_table.stride(0), kv.k.stride(0),
         heads.dim**-0.5 * LOG2_E.value,
         GROUP=group, NUM_KV=heads.num_kv, DIM=heads.dim, BLOCK_SIZE=kv.k.shape[2], TILE=batch.tile_size,
-        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, SPLIT=split,
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=plan.block_d, WIDE=plan.wide, SPLIT=split,
         num_warps=plan.num_warps, num_stages=plan.num_stages, **pdl_options(q.device),
     )  # fmt: skip
     if scales is not None:
@@ -296,19 +331,24 @@ class Blocks:
     block_d: int
     num_warps: int
     num_stages: int
+    wide: bool = False  # prompts: one program a processor, see WIDE_BYTES
 
 
 @cache
-def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool) -> Blocks:
+def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool, large: bool) -> Blocks:
     """Two buffers of keys and values to each program, no spilled registers at a head of 256.
 
     Five stages make two buffers, because the rows' addresses are loaded first; where the tensor cores read shared
     memory themselves (64 pairs), three do. Exact float32 products keep their operands in registers: 16 pairs. At wide
     heads one buffer is better (three stages), and few programs are fastest with a whole short split in it.
 
-    Source: log 91 for heads of 256 in 16 bits; the others are not in the log.
+    Prompts at a head of 256 are bound by arithmetic: 128 pairs for each row of keys, where shared memory is ``large``.
+
+    Source: logs 91 and 155 for heads of 256 in 16 bits; the others are not in the log.
     """
     block_d = max(16, triton.next_power_of_2(dim))
+    if large and num_bytes == 2 and dim == 256 and num_pairs >= 128:
+        return Blocks(128, 64, block_d, num_warps=8, num_stages=2, wide=True)
     block_m = min(64 if num_bytes == 2 else 16, max(16, triton.next_power_of_2(num_pairs)))
     row_bytes = block_d * num_bytes
     if block_m * block_d > 8192:
@@ -325,6 +365,26 @@ def split_count(num_programs: int, context: int, num_processors: int) -> int:
     """
     wanted = (2 if context < LONG_CONTEXT else 4) * num_processors // num_programs
     return max(1, min(wanted, context // int(SHORTEST_SPLIT.value)))
+
+
+def even_split_count(num_programs: int, context: int, num_processors: int, num_tokens: int) -> int:
+    """Parts in which the contexts of prompts are read, where one program runs on a processor at a time.
+
+    Of long contexts, so that the last programs do not run alone; parts take memory, so few of many tokens.
+
+    Source: log 155.
+    """
+    if context <= LONGEST_UNSPLIT:
+        return max(1, min(num_processors // num_programs, context // int(SHORTEST_SPLIT.value)))
+    most = max(1, min(MAX_PARTS, MAX_PART_TOKENS // num_tokens))
+    return min(range(1, most + 1), key=lambda parts: -(-num_programs * parts // num_processors) * (1 / parts + 0.01))
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return WIDE_BYTES  # interpreted: as on an H100
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
 
 
 @cache
