@@ -5,7 +5,7 @@ Owns the reason for a missing head, one sentence. Does not know how a head is ru
 
 from __future__ import annotations
 
-import os
+from itertools import takewhile
 from pathlib import Path
 
 from slipstream.errors import HeadError, LoadError
@@ -53,7 +53,8 @@ def heads_beside(path: Path) -> list[Path]:
 
 def _alike(name: str, other: str) -> int:
     """How many letters both names begin with."""
-    return len(os.path.commonprefix([name.lower(), other.lower()]))
+    pairs = zip(name.lower(), other.lower(), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _head_beside(checkpoint: GgufCheckpoint) -> Checkpoint | None:

@@ -172,7 +172,9 @@ class _Layout:
             yield f"blk.{self.num_layers}.{HEAD[name]}", index
         else:
             head = name.startswith("mtp.")
-            _, _, layer, rest = name.split(".", 3) if not head else ("", "", str(self.num_layers), name.split(".", 3)[3])
+            _, _, layer, rest = (
+                name.split(".", 3) if not head else ("", "", str(self.num_layers), name.split(".", 3)[3])
+            )
             yield from ((f"blk.{layer}.{part}", piece) for part, piece in self._layer(rest, index))
 
     def _layer(self, name: str, index: Tensor) -> Parts:

@@ -79,7 +79,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
 
 
 def open_gguf_head(path: Path, spec: ModelSpec) -> GgufCheckpoint:
-    """The head of a file, with or without a target model beside it, for a model of that spec. Shapes are not checked."""
+    """The head of a file, whatever else is in it, for a model of that spec. Shapes are not checked."""
     header = read_parts(path)
     head = GgufCheckpoint(header, spec)
     if not any(spec.head.owns(name) for name in head.names()):

@@ -1,4 +1,4 @@
-"""What the metadata of qwen35, qwen35moe and qwen3next say beyond that of other models: recurrent layers, experts, head.
+"""What the metadata of qwen35, qwen35moe and qwen3next say beyond that of other models: recurrence, experts, head.
 
 `block_count` includes the layers of the MTP head.
 """

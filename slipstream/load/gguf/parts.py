@@ -25,7 +25,9 @@ def read_parts(path: Path) -> GgufHeader:
     for number, part in enumerate(parts):
         fields = Fields(part.metadata, str(part.path))
         if fields.count("split.no", 0) != number or fields.count("split.count", 0) != count:
-            raise CorruptFile(f"{part.path} is not part {number + 1} of {count} of the model: another file by its name.")
+            raise CorruptFile(
+                f"{part.path} is not part {number + 1} of {count} of the model: another file by its name."
+            )
         if twice := tensors.keys() & part.tensors.keys():
             raise CorruptFile(f"{part.path} has the tensor {min(twice)!r}, which an earlier part has too.")
         tensors |= part.tensors

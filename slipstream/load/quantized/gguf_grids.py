@@ -43,7 +43,7 @@ def _patterns(name: str) -> np.ndarray:
     """Of a type: uint64 [patterns] of 8 codes, or uint32 of 4."""
     kind = getattr(quants, name)
     kind.init_grid()
-    codes = np.searchsorted(np.array(kind.grid_map), kind.grid[0, 0]).astype(np.uint8)
+    codes: np.ndarray = np.searchsorted(np.array(kind.grid_map), kind.grid[0, 0]).astype(np.uint8)
     return codes.view(f"<u{codes.shape[1]}")[:, 0]
 
 

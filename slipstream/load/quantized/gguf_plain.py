@@ -24,14 +24,15 @@ Q2_0 = Container("affine4", 64, 64, offset=1)
 
 def _powers_of_two() -> np.ndarray:
     """The value of a byte that is an exponent alone; the last one would be beyond float32. [256]"""
-    return np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127).astype(np.float32)
+    powers: np.ndarray = np.ldexp(1.0, np.minimum(np.arange(256), 254) - 127)
+    return powers.astype(np.float32)
 
 
 def _unsigned_e4m3() -> np.ndarray:
     """The value of a byte with 4 bits of exponent and 3 of mantissa; the one that is no number counts as 0. [256]"""
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, byte & 7
-    values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
+    values: np.ndarray = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
     values[127] = 0.0
     return values.astype(np.float32)
 
