@@ -1,12 +1,15 @@
-"""Any RawTensor as float32. GGUF blocks are dequantised by the gguf package."""
+"""Any RawTensor as float32."""
 
 from __future__ import annotations
 
-import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize as dequantize_blocks
+import math
 
+import numpy as np
+
+from slipstream.load.quantized.types import codes_of
 from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
+
+SLAB = 1 << 20  # elements dequantised at once
 
 
 def _e4m3_values() -> np.ndarray:
@@ -30,8 +33,16 @@ def dequantize(raw: RawTensor) -> np.ndarray:
         return bf16_to_f32(raw.data)
     if raw.dtype == FP8:
         return _fp8_to_f32(raw)
-    # [rows, columns]
-    values: np.ndarray = dequantize_blocks(raw.data, GGMLQuantizationType[raw.dtype])
+    return _codes_to_f32(raw)
+
+
+def _codes_to_f32(raw: RawTensor) -> np.ndarray:
+    """Slab by slab: codes and scales take more memory than what they become."""
+    num_rows, columns = math.prod(raw.shape[:-1]), raw.shape[-1]
+    values = np.empty((num_rows, columns), np.float32)
+    step = max(1, SLAB // columns)
+    for at in range(0, num_rows, step):
+        values[at : at + step] = codes_of(raw.rows(slice(at, at + step))).weights()
     return values.reshape(raw.shape)
 
 

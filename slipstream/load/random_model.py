@@ -135,7 +135,7 @@ class RandomCheckpoint:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._shapes: Shapes = model_shapes(spec) | head_shapes(spec, "fused" if spec.moe else "none")
+        self._shapes: Shapes = model_shapes(spec) | head_shapes(spec)
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from slipstream.errors import MissingTensor
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 
 Shapes = dict[str, tuple[int, ...]]
+# The experts of a layer: gate and up in one stack, in a stack each, or every matrix under a name of its own.
+ExpertLayout = Literal["fused", "stacks", "separate"]
 
 
 def check_model(checkpoint: Checkpoint) -> None:
     """Raises MissingTensor for the first tensor of the model that is absent or has the wrong shape."""
-    wanted = model_shapes(checkpoint.spec, lambda prefix: separate_experts(checkpoint, prefix))
+    wanted = model_shapes(checkpoint.spec, lambda prefix: stored_experts(checkpoint, prefix))
     for name, shape in wanted.items():
         if wrong := mismatch(checkpoint, name, shape):
             raise MissingTensor(f"{checkpoint.path}: {wrong}.")
 
 
-def model_shapes(spec: ModelSpec, separate: Callable[[str], bool] = lambda prefix: False) -> Shapes:
-    """Every tensor but the head's. `separate`: whether the layer of that prefix stores its experts apart."""
+def model_shapes(spec: ModelSpec, layout: Callable[[str], ExpertLayout] = lambda prefix: "fused") -> Shapes:
+    """Every tensor but the head's. `layout`: how the layer of that prefix stores its experts."""
     shapes = top_shapes(spec)
     for layer, kind in enumerate(spec.layer_kinds):
         prefix = f"model.layers.{layer}."
         shapes |= layer_shapes(spec, prefix, kind == "full_attention")
-        shapes |= mlp_shapes(spec, prefix + "mlp.", separate(prefix))
+        shapes |= mlp_shapes(spec, prefix + "mlp.", layout(prefix))
     return shapes
 
 
@@ -40,6 +43,12 @@ def mismatch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str:
 def separate_experts(checkpoint: Checkpoint, prefix: str) -> bool:
     """Whether a layer stores its experts apart instead of all of them in one tensor."""
     return f"{prefix}mlp.experts.0.gate_proj.weight" in checkpoint
+
+
+def stored_experts(checkpoint: Checkpoint, prefix: str) -> ExpertLayout:
+    if separate_experts(checkpoint, prefix):
+        return "separate"
+    return "stacks" if f"{prefix}mlp.experts.gate_proj" in checkpoint else "fused"
 
 
 def top_shapes(spec: ModelSpec) -> Shapes:
@@ -90,8 +99,8 @@ def gdn_shapes(spec: ModelSpec, prefix: str) -> Shapes:
     }
 
 
-def mlp_shapes(spec: ModelSpec, prefix: str, separate: bool) -> Shapes:
-    """The dense MLP, or the experts: fused into one tensor, or `separate`."""
+def mlp_shapes(spec: ModelSpec, prefix: str, layout: ExpertLayout) -> Shapes:
+    """The dense MLP, or the experts."""
     if spec.moe is None:
         return dense_shapes(prefix, spec.hidden_size, spec.intermediate_size)
     moe, hidden = spec.moe, spec.hidden_size
@@ -100,9 +109,11 @@ def mlp_shapes(spec: ModelSpec, prefix: str, separate: bool) -> Shapes:
         f"{prefix}shared_expert_gate.weight": (1, hidden),
     }
     shapes |= dense_shapes(f"{prefix}shared_expert.", hidden, moe.shared_size)
-    if not separate:
-        shapes[f"{prefix}experts.gate_up_proj"] = (moe.num_experts, 2 * moe.expert_size, hidden)
-        shapes[f"{prefix}experts.down_proj"] = (moe.num_experts, hidden, moe.expert_size)
+    if layout != "separate":
+        count, inner = moe.num_experts, moe.expert_size
+        parts = {"gate_up_proj": 2 * inner} if layout == "fused" else {"gate_proj": inner, "up_proj": inner}
+        shapes |= {f"{prefix}experts.{part}": (count, rows, hidden) for part, rows in parts.items()}
+        shapes[f"{prefix}experts.down_proj"] = (count, hidden, inner)
         return shapes
     for expert in range(moe.num_experts):
         shapes |= dense_shapes(f"{prefix}experts.{expert}.", hidden, moe.expert_size)

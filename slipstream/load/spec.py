@@ -35,6 +35,8 @@ class GdnSpec:
     k_dim: int
     v_dim: int
     conv_kernel: int
+    # Which key head a value head belongs to: head % num_k_heads, as in GGUF files, instead of head // ratio.
+    tiled: bool = False
 
     @property
     def conv_channels(self) -> int:

@@ -32,7 +32,7 @@ class RawTensor:
     # Plain types: the elements, as uint16 for BF16, uint8 for F8_E4M3. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
     # The scale of each group of columns, float32: F8_E4M3 [*rows, ceil(columns / FP8_GROUP)], quantized/types.py's
-    # [*rows, columns / group]; else None.
+    # [*rows, columns / group], that of each row beside GGUF's blocks [*rows, 1]; else None.
     scale: np.ndarray | None = None
     zero: np.ndarray | None = None  # the code of weight 0 of each group, uint8 [*rows, columns / group]
     order: np.ndarray | None = None  # int32 [columns]: stored column i is column order[i] of the matrix; None: as it is

@@ -13,7 +13,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import RowJoin, Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
-from slipstream.load import OpenedModel
+from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf.folder import open_hf
 from slipstream.runners.cuda.model.quantized import CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.platform import cuda_platform
@@ -46,6 +46,17 @@ def open_runner(
     config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
     runner = TorchBackend(config).load(model, engine)
+    assert isinstance(runner, HostRunner)
+    return runner
+
+
+def open_gguf_runner(
+    path: Path, *, mtp: Path | None = None, dtype: str = "float32", kernels: bool = False, streams: int = 4
+) -> TorchRunner:
+    """With the head that the file has, or that is beside it."""
+    engine = EngineConfig(max_streams=streams, block_size=8, max_depth=4)
+    config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=4_000_000)
+    runner = TorchBackend(config).load(open_model(str(path), str(mtp) if mtp else None), engine)
     assert isinstance(runner, HostRunner)
     return runner
 

@@ -78,7 +78,7 @@ def test_more_is_seen(folder: Path) -> None:
 
 def test_the_head_is_seen(folder: Path, tmp_path: Path, build: Any) -> None:
     spec = open_model(str(folder)).spec
-    tensors = {name: np.zeros(shape, dtype=np.float32) for name, shape in head_shapes(spec, "none").items()}
+    tensors = {name: np.zeros(shape, dtype=np.float32) for name, shape in head_shapes(spec).items()}
 
     def written(name: str) -> Path:
         path = tmp_path / f"{name}.safetensors"

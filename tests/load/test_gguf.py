@@ -177,7 +177,6 @@ def test_llama3_divisors_are_those_of_transformers():
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.rope.scaling.type": "yarn"}, "'yarn'"),
         ({"llama.attention.sliding_window": 64}, "sliding-window"),
-        ({"split.count": 2}, "split"),
         ({"llama.rope.dimension_count": 8}, "8 of 16"),
         ({"llama.attention.key_length": 16, "llama.attention.value_length": 8}, "differ in width"),
     ],

@@ -15,7 +15,7 @@ from slipstream.load.hf.folder import open_hf
 from slipstream.load.spec import HeadSpec, ModelSpec, MoeSpec
 
 
-def head_tensors(spec: ModelSpec, layout="none"):
+def head_tensors(spec: ModelSpec, layout="fused"):
     rng = np.random.default_rng(3)
     return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in head_shapes(spec, layout).items()}
 
@@ -115,20 +115,20 @@ def test_grafted_head(tmp_path, build, target):
 
 def test_gated_head_has_norms_and_twice_the_queries(target):
     gated = replace(target.spec, gated_attention=True, qk_norm=True)
-    shapes = head_shapes(gated, "none")
+    shapes = head_shapes(gated)
     assert shapes["mtp.layers.0.self_attn.q_proj.weight"] == (128, 64)
     assert shapes["mtp.layers.0.self_attn.o_proj.weight"] == (64, 64)
     assert shapes["mtp.layers.0.self_attn.q_norm.weight"] == (16,)
 
 
-@pytest.mark.parametrize("layout", ["fused", "separate"])
+@pytest.mark.parametrize("layout", ["fused", "stacks", "separate"])
 def test_experts_in_both_layouts(target, write, layout):
     spec = replace(target.spec, moe=MoeSpec(num_experts=3, num_active=2, expert_size=8, shared_size=12))
     tensors = head_tensors(spec, layout)
     head = open_head(write(tensors), spec)
     assert expert_layout(head, spec) == layout
     experts = {name: array.shape for name, array in tensors.items() if ".experts." in name}
-    assert len(experts) == (2 if layout == "fused" else 9)
+    assert len(experts) == {"fused": 2, "stacks": 3, "separate": 9}[layout]
     if layout == "fused":
         assert experts["mtp.layers.0.mlp.experts.gate_up_proj"] == (3, 16, 64)
     last = sorted(experts)[-1]

@@ -1,28 +1,32 @@
 """A GGUF file as a Checkpoint: canonical names, plain types as arrays, block types as raw rows of bytes.
 
-Rows come back in Hugging Face's order: architectures.py knows which tensors the converter changed. Dequantising is not
-done here.
+Tensors come back as Hugging Face has them: architectures.py knows what the converter changed. Dequantising is not done
+here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from slipstream.errors import LoadError, MissingTensor
-from slipstream.load.gguf.header import GgufHeader, GgufTensor, read_header
-from slipstream.load.gguf.spec import file_tensors, spec_from_gguf
+from slipstream.errors import CorruptFile, HeadError, LoadError, MissingTensor, UnknownModel
+from slipstream.load.gguf.header import GgufHeader, GgufTensor
+from slipstream.load.gguf.parts import read_parts
+from slipstream.load.gguf.spec import file_tensors, is_head_alone, spec_from_gguf
 from slipstream.load.mapped_file import release_pages
 from slipstream.load.shapes import check_model
+from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
 
 class GgufCheckpoint:
-    def __init__(self, header: GgufHeader) -> None:
+    def __init__(self, header: GgufHeader, spec: ModelSpec) -> None:
         self.path = str(header.path)
-        self.spec = spec_from_gguf(header)
+        self.spec = spec
         self.metadata = header.metadata
         self._header = header
         self._in_file = file_tensors(header)
@@ -35,23 +39,27 @@ class GgufCheckpoint:
 
     def get(self, name: str) -> RawTensor:
         tensor = self._find(name)
-        data = self._in_file[name].transform(_array(self._header, tensor), self.spec)
-        return RawTensor(name, tensor.dtype, tensor.shape, data)
+        raw = RawTensor(name, tensor.dtype, tensor.shape, _array(tensor))
+        if (scale := self._in_file[name].scale) is not None:
+            raw = replace(raw, scale=_matrix_scale(self._header, scale, tensor))
+        return self._in_file[name].change.tensor(raw, self.spec)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name).shape
+        return self._in_file[name].change.shape(self._find(name).shape, self.spec)
 
     def dtype(self, name: str) -> str:
-        return self._find(name).dtype
+        tensor = self._find(name)
+        return "F32" if self._in_file[name].change.computes else tensor.dtype
 
     def num_bytes(self, name: str) -> int:
         return self._find(name).num_bytes
 
     def files(self) -> list[Path]:
-        return [self._header.path]
+        return [path for path, _ in self._header.files]
 
     def release(self) -> None:
-        release_pages(self._header.data)
+        for _, data in self._header.files:
+            release_pages(data)
 
     def _find(self, name: str) -> GgufTensor:
         if name not in self._in_file:
@@ -62,15 +70,34 @@ class GgufCheckpoint:
 def open_gguf(path: Path) -> GgufCheckpoint:
     if not path.is_file():
         raise LoadError(f"{path} is not a file.")
-    checkpoint = GgufCheckpoint(read_header(path))
+    header = read_parts(path)
+    if is_head_alone(header):
+        raise UnknownModel(f"{path} is an MTP head without its model: open the model, and give this file with --mtp.")
+    checkpoint = GgufCheckpoint(header, spec_from_gguf(header))
     check_model(checkpoint)
     return checkpoint
 
 
-def _array(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
-    # [bytes of the tensor]
-    raw = header.data[tensor.start : tensor.start + tensor.num_bytes]
+def open_gguf_head(path: Path, spec: ModelSpec) -> GgufCheckpoint:
+    """The head of a file, whatever else is in it, for a model of that spec. Shapes are not checked."""
+    header = read_parts(path)
+    head = GgufCheckpoint(header, spec)
+    if not any(spec.head.owns(name) for name in head.names()):
+        raise HeadError(f"{path} has no MTP head: it holds no nextn.* tensors.")
+    return head
+
+
+def _array(tensor: GgufTensor) -> np.ndarray:
     if tensor.dtype in NUMPY_TYPES:
-        return raw.view(NUMPY_TYPES[tensor.dtype]).reshape(tensor.shape)
-    num_rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
-    return raw.reshape(num_rows, -1)
+        return tensor.data.view(NUMPY_TYPES[tensor.dtype]).reshape(tensor.shape)
+    return tensor.data.reshape(math.prod(tensor.shape[:-1]), -1)
+
+
+def _matrix_scale(header: GgufHeader, name: str, matrix: GgufTensor) -> np.ndarray:
+    """One number for a matrix, or one for each of a stack; the same for each row here. float32 [rows, 1]"""
+    scale, num_rows = header.tensors[name], math.prod(matrix.shape[:-1])
+    count = math.prod(scale.shape)
+    if scale.dtype != "F32" or count not in (1, *matrix.shape[:-2]):
+        raise CorruptFile(f"{header.path}: {name} should hold one float32 for each matrix of {matrix.name}.")
+    wide: np.ndarray = np.repeat(scale.data.view("<f4"), num_rows // count)[:, None]
+    return wide

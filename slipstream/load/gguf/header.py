@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.mapped_file import map_file
+from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -35,10 +36,9 @@ SCALARS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-TENSOR_TYPES = {
-    int(GGMLQuantizationType[name]): name
-    for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-}
+# By number: name, columns of a block, its bytes.
+TENSOR_TYPES: dict[int, tuple[str, int, int]] = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2)}
+TENSOR_TYPES |= {kind.number: (name, kind.columns, kind.num_bytes) for name, kind in BLOCK_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,21 @@ class GgufTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]  # rows first; the file has them reversed
-    start: int  # bytes from the start of the file
-    num_bytes: int
+    data: np.ndarray = field(repr=False, compare=False)  # [bytes], mapped and not read
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
+    """Of a file, or of all parts of a split one."""
+
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    # [file size]
-    data: np.ndarray
+    files: tuple[tuple[Path, np.ndarray], ...]  # each mapped whole, [bytes]
 
 
 class _Cursor:
@@ -106,6 +110,14 @@ class _Cursor:
         return values
 
 
+def is_gguf(path: Path) -> bool:
+    """By its first bytes, whatever it is called."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def read_header(path: Path) -> GgufHeader:
     data = map_file(path)
     if data[:4].tobytes() != MAGIC:
@@ -119,7 +131,7 @@ def read_header(path: Path) -> GgufHeader:
     infos = [_read_info(cursor) for _ in range(num_tensors)]
     alignment = _alignment(path, metadata)
     base = -(-cursor.at // alignment) * alignment
-    return GgufHeader(path, metadata, _locate_tensors(path, infos, base, len(data)), data)
+    return GgufHeader(path, metadata, _locate_tensors(path, infos, base, data), ((path, data),))
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
@@ -149,29 +161,34 @@ def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _locate_tensors(
-    path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, size: int
+    path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, data: np.ndarray
 ) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
-    for name, shape, kind, offset in infos:
+    end, before = base, ""
+    for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
         if name in tensors:
             raise CorruptFile(f"{path} has the tensor {name!r} twice.")
-        tensors[name] = _locate(path, name, shape, kind, base + offset, size)
-    return tensors
+        tensor = tensors[name] = _locate(path, name, shape, kind, base + offset, data)
+        if base + offset < end:
+            raise CorruptFile(f"{path}: tensors {before!r} and {name!r} overlap: damaged, or written by a fork.")
+        end, before = base + offset + tensor.num_bytes, name
+    return {name: tensors[name] for name, *_ in infos}
 
 
-def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, size: int) -> GgufTensor:
+def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, data: np.ndarray) -> GgufTensor:
+    size = len(data)
     if kind not in TENSOR_TYPES:
-        known = ", ".join(TENSOR_TYPES.values())
-        raise UnknownModel(f"{path}: tensor {name!r} is of type {_type_name(kind)}, only {known} can be read.")
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    if shape[-1] % block or math.prod(shape) == 0:
-        raise CorruptFile(
-            f"{path}: tensor {name!r} of shape {list(shape)} cannot be made of {TENSOR_TYPES[kind]} blocks."
+        raise UnknownModel(
+            f"{path}: tensor {name!r} is of type {_type_name(kind)}, which llama.cpp's own quantised files do not "
+            "have; take a file in one of its types, such as Q4_K_M, UD-Q4_K_XL, IQ4_XS or Q8_0."
         )
+    dtype, block, block_bytes = TENSOR_TYPES[kind]
+    if shape[-1] % block or math.prod(shape) == 0:
+        raise CorruptFile(f"{path}: tensor {name!r} of shape {list(shape)} cannot be made of {dtype} blocks.")
     num_bytes = math.prod(shape) // block * block_bytes
     if start % 8 or start + num_bytes > size:
         raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs {start} to {start + num_bytes}: truncated.")
-    return GgufTensor(name, TENSOR_TYPES[kind], shape, start, num_bytes)
+    return GgufTensor(name, dtype, shape, data[start : start + num_bytes])
 
 
 def _type_name(kind: int) -> str:

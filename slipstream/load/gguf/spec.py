@@ -10,15 +10,20 @@ from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.fields import Fields
 from slipstream.load.gguf.architectures import ARCHITECTURES, FileTensor, GgufArchitecture
 from slipstream.load.gguf.header import GgufHeader
+from slipstream.load.gguf.hybrid import hybrid_spec, num_head_layers, num_target_layers, same_in_all_layers
 from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
 
+CONTROL = 3  # a token's type
+END_TOKENS = {"qwen35": ("<|im_end|>", "<|endoftext|>")}  # by pre-tokenizer
 ROPE_FREQS = "rope_freqs.weight"  # read here: it becomes a part of the spec
 
 
 def file_tensors(header: GgufHeader) -> dict[str, FileTensor]:
     """By canonical name. A tensor that the architecture does not have means a model we would compute wrongly."""
-    architecture = _architecture(Fields(header.metadata, str(header.path)))
-    found, unknown = architecture.find(name for name in header.tensors if name != ROPE_FREQS)
+    every = Fields(header.metadata, str(header.path))
+    architecture = _architecture(every)
+    names = (name for name in header.tensors if name != ROPE_FREQS)
+    found, unknown = architecture.find(names, num_target_layers(_architecture_fields(every)))
     if unknown:
         raise UnknownModel(
             f"{header.path} holds the tensor {unknown[0]!r}, which is not part of {architecture.name} models."
@@ -26,36 +31,44 @@ def file_tensors(header: GgufHeader) -> dict[str, FileTensor]:
     return found
 
 
+def is_head_alone(header: GgufHeader) -> bool:
+    """A file of the MTP head, with embedding and output matrix, but without the other layers."""
+    every = Fields(header.metadata, str(header.path))
+    has_head = _architecture(every).hybrid and num_head_layers(_architecture_fields(every)) > 0
+    return has_head and "blk.0.attn_norm.weight" not in header.tensors
+
+
 def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     every = Fields(header.metadata, str(header.path))
     architecture = _architecture(every)
     arch = _architecture_fields(every)
-    _refuse_unsupported(every, arch)
-    heads, hidden = arch.size("attention.head_count"), arch.size("embedding_length")
-    kv_heads = arch.size("attention.head_count_kv", heads)
+    _refuse_unsupported(every, arch, architecture)
+    heads, hidden = same_in_all_layers(arch, "attention.head_count"), arch.size("embedding_length")
+    kv_heads = same_in_all_layers(arch, "attention.head_count_kv", heads)
     if heads % kv_heads or (hidden % heads and arch.raw("attention.key_length") is None):
         raise CorruptFile(f"{header.path}: {heads} heads, {kv_heads} key-value heads and width {hidden} do not fit.")
     head_dim = arch.size("attention.key_length", hidden // heads)
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=architecture.name,
         hidden_size=hidden,
-        num_layers=arch.layers("block_count"),
+        num_layers=num_target_layers(arch),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=arch.size("feed_forward_length"),
+        intermediate_size=0 if architecture.name == "qwen3_5_moe" else same_in_all_layers(arch, "feed_forward_length"),
         vocab_size=_vocab_size(header),
         max_context=arch.size("context_length"),
         norm_eps=_short_float(arch.number("attention.layer_norm_rms_epsilon")),
-        rope=_rope(header, arch, head_dim),
+        rope=_rope(header, arch, head_dim, architecture.hybrid),
         tied="output.weight" not in header.tensors,
-        layer_kinds=all_full_attention(arch.layers("block_count")),
+        layer_kinds=all_full_attention(num_target_layers(arch)),
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         o_bias="blk.0.attn_output.bias" in header.tensors,
         qk_norm=architecture.qk_norm,
         eos_token_ids=_eos(every),
         name=every.text("general.name", header.path.stem),
     )
+    return hybrid_spec(spec, arch, header, architecture.tiled) if architecture.hybrid else spec
 
 
 def _architecture(every: Fields) -> GgufArchitecture:
@@ -72,10 +85,8 @@ def _architecture_fields(every: Fields) -> Fields:
     return Fields(values, f"{every.where}, {prefix}*")
 
 
-def _refuse_unsupported(every: Fields, arch: Fields) -> None:
-    if every.count("split.count", 0) > 1:
-        raise UnknownModel(f"{every.where} is one part of a split GGUF, which is not supported; join the parts first.")
-    if arch.count("expert_count", 0):
+def _refuse_unsupported(every: Fields, arch: Fields, architecture: GgufArchitecture) -> None:
+    if arch.count("expert_count", 0) and not architecture.hybrid:
         raise UnknownModel(f"{every.where} is a mixture of experts, which is not supported from GGUF.")
     if 0 < arch.count("attention.sliding_window", 0) < arch.size("context_length"):
         raise UnknownModel(f"{every.where} uses sliding-window attention, which is not supported.")
@@ -94,10 +105,12 @@ def _vocab_size(header: GgufHeader) -> int:
     return embedding.shape[0]
 
 
-def _rope(header: GgufHeader, arch: Fields, head_dim: int) -> RopeSpec:
+def _rope(header: GgufHeader, arch: Fields, head_dim: int, hybrid: bool) -> RopeSpec:
     theta = _short_float(arch.number("rope.freq_base", 10000.0))
-    rotary_dim = arch.size("rope.dimension_count", head_dim)
-    if rotary_dim != head_dim:
+    rotary_dim = arch.size("rope.dimension_count", head_dim // 4 if hybrid else head_dim)
+    if hybrid and (rotary_dim % 2 or rotary_dim > head_dim):
+        raise CorruptFile(f"{header.path}: {rotary_dim} rotary dimensions of a head of {head_dim} cannot be.")
+    if rotary_dim != head_dim and not hybrid:
         raise UnknownModel(f"{header.path} rotates {rotary_dim} of {head_dim} head dimensions, only all is supported.")
     if ROPE_FREQS not in header.tensors:
         return RopeSpec(theta, rotary_dim)
@@ -110,7 +123,7 @@ def _rope_from_freqs(header: GgufHeader, theta: float, rotary_dim: int) -> RopeS
     if tensor.dtype != "F32" or tensor.shape != (rotary_dim // 2,):
         raise CorruptFile(f"{header.path}: {ROPE_FREQS} should be F32 [{rotary_dim // 2}], it is {list(tensor.shape)}.")
     # [rotary_dim / 2]
-    found = header.data[tensor.start : tensor.start + tensor.num_bytes].view("<f4")
+    found = tensor.data.view("<f4")
     rope = RopeSpec(theta, rotary_dim, llama3_factor=float(found.max()))
     if not np.allclose(found, llama3_divisors(rope), rtol=1e-4):
         raise UnknownModel(f"{header.path}: {ROPE_FREQS} is not Llama 3.1's rescaling, no other is supported.")
@@ -132,7 +145,17 @@ def llama3_divisors(rope: RopeSpec) -> np.ndarray:
 def _eos(every: Fields) -> tuple[int, ...]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = (token for key in keys for token in every.token_ids(f"tokenizer.ggml.{key}"))
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys((*ids, *_ends_of_turns(every))))
+
+
+def _ends_of_turns(every: Fields) -> list[int]:
+    """Qwen3.5 ends a turn or a text with these, of which its files name one."""
+    tokens, kinds = (every.raw(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if every.text("tokenizer.ggml.pre", "") not in END_TOKENS or not isinstance(tokens, list):
+        return []
+    found = [tokens.index(text) for text in END_TOKENS[every.text("tokenizer.ggml.pre")] if text in tokens]
+    is_control = isinstance(kinds, list) and len(kinds) == len(tokens)
+    return [token for token in found if is_control and kinds[token] == CONTROL]
 
 
 def _short_float(value: float) -> float:

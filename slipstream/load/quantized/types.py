@@ -10,6 +10,7 @@ A reader brings what a folder holds into one of these; GGUF's blocks stay as the
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -42,13 +43,20 @@ def container_of(dtype: str) -> Container | None:
 def codes_of(raw: RawTensor) -> Codes:
     """Of a matrix whose type has a container: nothing is rounded. Stored columns stay in the order of the file."""
     if raw.dtype in BLOCK_CONTAINERS:
-        return block_codes(raw.dtype, raw.data.reshape(raw.shape[0], -1))
+        found = block_codes(raw.dtype, raw.data.reshape(math.prod(raw.shape[:-1]), -1))
+        return found if raw.scale is None else _scaled(found, raw.scale)
     container = container_of(raw.dtype)
     assert container is not None, raw.dtype
     assert raw.scale is not None, raw.name
     codes = raw.data if container.kind == "int8" else unpacked_nibbles(raw.data)
     made = Codes(container, codes, raw.scale)
     return made if raw.zero is None else replace(made, minimum_step=-raw.scale, minimum_factor=raw.zero)
+
+
+def _scaled(codes: Codes, scale: np.ndarray) -> Codes:
+    """scale: of each row, [rows, 1]"""
+    minimum = codes.minimum_step
+    return replace(codes, step=codes.step * scale, minimum_step=None if minimum is None else minimum * scale)
 
 
 def unpacked_nibbles(data: np.ndarray) -> np.ndarray:

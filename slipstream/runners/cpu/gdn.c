@@ -103,7 +103,8 @@ static void gates_at(const gdn_job *j, const gdn_row *row, int head, int i, floa
 /* Tokens from .. from + n - 1 of a row, ready for the recurrence of one head. */
 static void prepare(const gdn_job *j, const gdn_row *row, int head, int from, int n, work_t *w) {
   const gdn_layer *l = j->l;
-  const int key = head / (l->num_v_heads / l->num_k_heads), keys = l->num_k_heads * l->k_dim;
+  const int key = l->tiled ? head % l->num_k_heads : head / (l->num_v_heads / l->num_k_heads);
+  const int keys = l->num_k_heads * l->k_dim;
   const float q_scale = 1.0f / sqrtf((float)l->k_dim);
   for (int t = 0; t < n; t++) {
     conv_token(j, row, from + t, key * l->k_dim, l->k_dim, w->q[t]);

@@ -27,6 +27,7 @@ typedef struct {
   float *tape_conv; /* [slots, depth, channels]: raw conv inputs of the last step's drafts */
   float *tape_gates; /* [slots, depth, 2, num_v_heads]: their log decay and beta */
   int32_t num_k_heads, num_v_heads, k_dim, v_dim, kernel, depth;
+  int32_t tiled; /* the key head of a value head: head % num_k_heads, instead of head / (num_v_heads / num_k_heads) */
   float eps;
 } gdn_layer;
 

@@ -20,7 +20,7 @@ MAX_KERNEL = 8  # of the conv
 MAX_DRAFTS = 64  # of a row in a step
 
 _POINTERS = ("conv", "decay_scale", "dt_bias", "norm", "state", "window", "tape_conv", "tape_gates")
-_SIZES = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "kernel", "depth")
+_SIZES = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "kernel", "depth", "tiled")
 
 
 def fits(gdn: GdnSpec) -> bool:
@@ -53,7 +53,8 @@ class GdnLayer:
         caches = (cache.state, cache.window, cache.tape_conv, cache.tape_gates)
         self._struct = _GdnLayer(
             *(floats(tensor) for tensor in (*own, *caches)),
-            gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, gdn.conv_kernel, depth, weights.eps,
+            gdn.num_k_heads, gdn.num_v_heads, gdn.k_dim, gdn.v_dim, gdn.conv_kernel, depth, gdn.tiled,
+            weights.eps,
         )  # fmt: skip
         self.address = ctypes.addressof(self._struct)
 

@@ -58,9 +58,11 @@ class GdnCache:
 class TapedGdn(nn.Module):
     """Stands in the place of an mlx-lm ``GatedDeltaNet`` and owns it."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, tiled: bool = False) -> None:
+        """``tiled``: as in GdnSpec."""
         super().__init__()
         self.layer = layer
+        self._tiled = tiled
         self._window = layer.conv_kernel_size - 1
 
     def __call__(self, inputs: mx.array, mask: mx.array | None, cache: GdnCache) -> mx.array:
@@ -96,6 +98,8 @@ class TapedGdn(nn.Module):
         q, k, v = mx.split(nn.silu(layer.conv1d(columns)), [layer.key_dim, 2 * layer.key_dim], axis=-1)
         q, k = (x.reshape(*x.shape[:2], layer.num_k_heads, layer.head_k_dim) for x in (q, k))
         q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
+        if self._tiled:  # mlx-lm would repeat each key head for a group of value heads
+            q, k = (mx.tile(x, (1, 1, layer.num_v_heads // layer.num_k_heads, 1)) for x in (q, k))
         return q, k, v.reshape(*v.shape[:2], layer.num_v_heads, layer.head_v_dim)
 
     def _commit(

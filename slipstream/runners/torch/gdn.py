@@ -159,8 +159,13 @@ def _split_heads(mixed: Tensor, gdn: GdnSpec) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = mixed.split([width, width, gdn.num_v_heads * gdn.v_dim], dim=-1)
     q, k = (_unit(x.unflatten(-1, (gdn.num_k_heads, gdn.k_dim))) for x in (q, k))
     group = gdn.num_v_heads // gdn.num_k_heads
-    q, k = (x.repeat_interleave(group, dim=2) for x in (q * gdn.k_dim**-0.5, k))
+    q, k = (_for_values(x, group, gdn.tiled) for x in (q * gdn.k_dim**-0.5, k))
     return q, k, v.unflatten(-1, (gdn.num_v_heads, gdn.v_dim))
+
+
+def _for_values(keys: Tensor, group: int, tiled: bool) -> Tensor:
+    """Key heads as the value heads need them. [rows, columns, k heads, k dim] -> [rows, columns, v heads, k dim]"""
+    return keys.repeat(1, 1, group, 1) if tiled else keys.repeat_interleave(group, dim=2)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -163,9 +163,13 @@ class Weights:
         return self._matrix(self.form.of(names[0]), [query, k, v, gate])
 
     def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:
-        """All experts of a layer, stored as two stacks or one by one."""
+        """All experts of a layer, stored as two stacks, as three, or one by one."""
         if f"{name}.gate_up_proj" in self.checkpoint:
             gate_up = self._stack(f"{name}.gate_up_proj", (count, 2 * inner, hidden))
+            down = self._stack(f"{name}.down_proj", (count, hidden, inner))
+        elif f"{name}.gate_proj" in self.checkpoint:
+            gates, ups = (self._stack(f"{name}.{part}_proj", (count, inner, hidden)) for part in ("gate", "up"))
+            gate_up = [gate + up for gate, up in zip(gates, ups, strict=True)]
             down = self._stack(f"{name}.down_proj", (count, hidden, inner))
         else:
             gate_up = [

@@ -21,8 +21,14 @@ from slipstream.runners.torch.ops import GdnWeights, Ops, TorchOps
 
 CPU = torch.device("cpu")
 SLOTS, DEPTH = 3, 4
-# One value head a key head, several, and head sizes that no vector divides.
-SHAPES = [GdnSpec(2, 4, 16, 16, 4), GdnSpec(2, 2, 128, 128, 4), GdnSpec(1, 3, 24, 40, 3)]
+# One value head a key head, several, head sizes that no vector divides, and GGUF's order of value heads.
+SHAPES = [
+    GdnSpec(2, 4, 16, 16, 4),
+    GdnSpec(2, 2, 128, 128, 4),
+    GdnSpec(1, 3, 24, 40, 3),
+    GdnSpec(2, 6, 16, 16, 4, tiled=True),
+]
+NAMES = ["grouped", "one-to-one", "odd", "tiled"]
 
 
 def make_weights(gdn: GdnSpec) -> GdnWeights:
@@ -96,7 +102,7 @@ def outputs(row: Row) -> Tensor:
     return torch.stack([row.outputs[i] for i in range(len(row.x))])
 
 
-@pytest.mark.parametrize("gdn", SHAPES, ids=["grouped", "one-to-one", "odd"])
+@pytest.mark.parametrize("gdn", SHAPES, ids=NAMES)
 def test_it_equals_the_reference_in_float64(any_kernels: Kernels, gdn: GdnSpec) -> None:
     weights, x = make_weights(gdn), [inputs(gdn, n) for n in (150, 70, 9)]
     results = []
@@ -108,7 +114,30 @@ def test_it_equals_the_reference_in_float64(any_kernels: Kernels, gdn: GdnSpec) 
         torch.testing.assert_close(mine, wanted, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("gdn", SHAPES, ids=["grouped", "one-to-one", "odd"])
+@pytest.mark.parametrize("num_tokens", [9, 90])
+def test_tiled_heads_are_the_same_heads_in_another_order(any_kernels: Kernels, num_tokens: int) -> None:
+    grouped, num_k = GdnSpec(3, 6, 16, 8, 4), 3
+    weights, x = make_weights(grouped), inputs(grouped, num_tokens)
+    order = torch.tensor([(t % num_k) * 2 + t // num_k for t in range(6)])  # the fact that a GGUF's writer follows
+    rows = (order[:, None] * 8 + torch.arange(8)).flatten()
+    keys = 2 * num_k * 16
+    channels = torch.cat([torch.arange(keys), keys + rows])
+    first_z, first_b = grouped.conv_channels, grouped.conv_channels + 6 * 8
+    columns = torch.cat([channels, first_z + rows, first_b + order, first_b + 6 + order])
+    tiled = replace(
+        weights,
+        conv=weights.conv[:, channels].contiguous(),
+        decay_scale=weights.decay_scale[order],
+        dt_bias=weights.dt_bias[order],
+        spec=replace(grouped, tiled=True),
+    )
+    batch = make_batch([RowSpan(0, 0, 0, num_tokens)], torch.zeros(SLOTS, 1, dtype=torch.int32))
+    for ops in (CpuOps(any_kernels), TorchOps(CPU, torch.float32)):
+        wanted = ops.gdn(x, weights, make_cache(grouped), batch)[:, rows]
+        torch.testing.assert_close(ops.gdn(x[:, columns], tiled, make_cache(tiled.spec), batch), wanted)
+
+
+@pytest.mark.parametrize("gdn", SHAPES, ids=NAMES)
 def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, gdn: GdnSpec) -> None:
     weights, x, ops = make_weights(gdn), [inputs(gdn, n) for n in (150, 70, 9)], CpuOps(any_kernels)
     alone = []
@@ -131,7 +160,7 @@ def test_pieces_company_drafts_and_threads_change_no_bit(any_kernels: Kernels, g
 
 
 @pytest.mark.parametrize("is_reference", [False, True], ids=["kernel", "reference"])
-@pytest.mark.parametrize("gdn", SHAPES, ids=["grouped", "one-to-one", "odd"])
+@pytest.mark.parametrize("gdn", SHAPES, ids=NAMES)
 def test_a_kept_state_is_that_of_a_row_that_ended_there(kernels: Kernels, gdn: GdnSpec, is_reference: bool) -> None:
     """Whatever it is fed with, and wherever the position lies: in a prompt, or among drafts that are replayed."""
     ops: Ops = TorchOps(CPU, torch.float64) if is_reference else CpuOps(kernels)

@@ -134,6 +134,7 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
         pytest.param(GdnSpec(2, 4, 16, 16, 4), torch.float32, 2e-5, marks=pytest.mark.exhaustive),
         pytest.param(GdnSpec(1, 3, 16, 32, 4), torch.float32, 2e-5, marks=pytest.mark.exhaustive),
         (GdnSpec(2, 2, 32, 16, 4), torch.bfloat16, 3e-2),
+        (GdnSpec(2, 4, 16, 16, 4, tiled=True), torch.float32, 2e-5),
     ],
 )
 def test_steps_equal_the_reference(gdn: GdnSpec, dtype: torch.dtype, tolerance: float, device: torch.device) -> None:
@@ -169,6 +170,7 @@ LONG_ROWS = [
     [
         pytest.param(GdnSpec(1, 2, 32, 16, 4), torch.float32, 1e-4, marks=pytest.mark.exhaustive),
         (GdnSpec(1, 1, 20, 40, 4), torch.float32, 1e-4),
+        (GdnSpec(2, 4, 16, 16, 4, tiled=True), torch.float32, 1e-4),
         pytest.param(GdnSpec(2, 2, 16, 16, 4), torch.bfloat16, 1e-2, marks=pytest.mark.exhaustive),
     ],
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, uses_pdl, wait_for_previous
-from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, next_keep, recur_in_chunks
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, key_head, next_keep, recur_in_chunks
 
 FEW_ROWS = 8
 CONV_HEADS = 2  # of a program
@@ -154,6 +154,7 @@ def _recur(
     row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, keep_positions, keep_states,
     num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
     DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr, KEEPS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     launch_dependents()
     block = tl.program_id(0)
@@ -179,7 +180,7 @@ def _recur(
     along_v = block * V + tl.arange(0, V)
     in_k = along_k < k_dim
     in_v = along_v < v_dim
-    at_q = (head // (num_v_heads // num_k_heads)) * k_dim + along_k
+    at_q = key_head(head, num_k_heads, num_v_heads, TILED) * k_dim + along_k
     at_v = 2 * key_width + head * v_dim + along_v
     tile = along_k[:, None] * v_dim + along_v[None, :]
     in_tile = in_k[:, None] & in_v[None, :]
@@ -307,7 +308,7 @@ def gdn_mix(
         convolved, gates, y, state,
         *rows, batch.row_fed, batch.row_committed, batch.row_replay, *keeps,
         num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, KEEPS=batch.max_keeps,
-        num_warps=1, **pdl,
+        TILED=gdn.tiled, num_warps=1, **pdl,
     )  # fmt: skip
     if batch.has_prompts:
         recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)

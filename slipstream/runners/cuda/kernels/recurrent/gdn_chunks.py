@@ -38,6 +38,18 @@ def is_long(fed, committed):
 
 
 @triton.jit
+def key_head(head, num_k_heads, num_v_heads, TILED: tl.constexpr):
+    """The key head of a value head: GdnSpec.tiled."""
+    return head % num_k_heads if TILED else head // (num_v_heads // num_k_heads)
+
+
+@triton.jit
+def is_first_of_key(head, num_k_heads, num_v_heads, TILED: tl.constexpr):
+    """Whether a value head is the first one of its key head."""
+    return head < num_k_heads if TILED else head % (num_v_heads // num_k_heads) == 0
+
+
+@triton.jit
 def next_keep(keep_positions, keep_states, row, after, end, KEEPS: tl.constexpr):
     """The row's first position after one, up to an end, at which its state is kept, and the state slot; -1: none."""
     at = row * KEEPS + tl.arange(0, KEEPS)
@@ -110,7 +122,7 @@ def _within(
     convolved, gates, keys, squares, fades,
     row_offsets, row_starts, row_fed, row_committed, row_replay,
     num_rows, num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
-    DEPTH: tl.constexpr, K: tl.constexpr,
+    DEPTH: tl.constexpr, K: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """One head of one chunk: k and q split, (I + A)^-1 beta, M and G."""
     head = tl.program_id(0)
@@ -129,18 +141,18 @@ def _within(
     at_gates = gates + entry * (2 * num_v_heads) + head
     fade = tl.cumsum(tl.load(at_gates, mask=inside, other=0.0), axis=0)
     beta = tl.load(at_gates + num_v_heads, mask=inside, other=0.0)
-    group = num_v_heads // num_k_heads
+    key = key_head(head, num_k_heads, num_v_heads, TILED)
     along = tl.arange(0, K)
     in_tile = inside[:, None] & (along < k_dim)[None, :]
     channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
-    at_q = convolved + entry[:, None] * channels + (head // group) * k_dim + along[None, :]
+    at_q = convolved + entry[:, None] * channels + key * k_dim + along[None, :]
     k, k_low = split(tl.load(at_q + num_k_heads * k_dim, mask=in_tile, other=0.0))
     wide = chunk.to(tl.int64)
     token = tl.arange(0, CHUNK)
     tl.store(fades + (wide * num_v_heads + head) * CHUNK + token, fade)
-    at_keys = keys + (wide * num_k_heads + head // group) * (4 * CHUNK * K)
+    at_keys = keys + (wide * num_k_heads + key) * (4 * CHUNK * K)
     at_keys += token[:, None] * K + along[None, :]
-    is_first = head % group == 0  # stores for all heads that share the key
+    is_first = is_first_of_key(head, num_k_heads, num_v_heads, TILED)  # stores for all heads that share the key
     if is_first:
         tl.store(at_keys, k)
         tl.store(at_keys + CHUNK * K, k_low)
@@ -171,7 +183,7 @@ def _across(
     convolved, keys, squares, fades, out, state,
     row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, keep_positions, keep_states,
     num_tokens, num_k_heads, num_v_heads, k_dim: tl.constexpr, v_dim: tl.constexpr,
-    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEEPS: tl.constexpr,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KEEPS: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """V columns of one head's state, through all chunks of one row. KEEPS: of a row; 0: none in any step"""
     block = tl.program_id(0)
@@ -199,8 +211,8 @@ def _across(
     channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
     values = convolved + 2 * num_k_heads * k_dim + head * v_dim + along_v[None, :]
     outs = out + head * v_dim + along_v[None, :]
-    key_head = head // (num_v_heads // num_k_heads)
-    at_keys = keys + (first * num_k_heads + key_head) * (4 * CHUNK * K)
+    key = key_head(head, num_k_heads, num_v_heads, TILED)
+    at_keys = keys + (first * num_k_heads + key) * (4 * CHUNK * K)
     at_squares = squares + (first * num_v_heads + head) * (4 * CHUNK * CHUNK)
     tile = token[:, None] * K + along_k[None, :]
     square = token[:, None] * CHUNK + token[None, :]
@@ -278,9 +290,10 @@ def recur_in_chunks(
     spans = (batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay)
     _within[(gdn.num_v_heads, num_chunks)](
         convolved, gates, keys, squares, fades, *spans,
-        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, num_warps=4, num_stages=1,
+        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, TILED=gdn.tiled, num_warps=4, num_stages=1,
     )  # fmt: skip
     _across[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, batch.num_rows)](
         convolved, keys, squares, fades, out, state, batch.row_slots, *spans, batch.keep_positions, batch.keep_states,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, KEEPS=batch.max_keeps, num_warps=4, num_stages=2,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, KEEPS=batch.max_keeps, TILED=gdn.tiled,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
