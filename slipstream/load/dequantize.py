@@ -1,4 +1,4 @@
-"""Any RawTensor as float32. GGUF blocks are dequantised by the gguf package."""
+"""Any RawTensor as float32. GGUF blocks are dequantised by the gguf package, the types of folders from their codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as dequantize_blocks
 
+from slipstream.load.quantized.types import codes_of, is_folder_type
 from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
 
 
@@ -30,6 +31,8 @@ def dequantize(raw: RawTensor) -> np.ndarray:
         return bf16_to_f32(raw.data)
     if raw.dtype == FP8:
         return _fp8_to_f32(raw)
+    if is_folder_type(raw.dtype):
+        return _folder_type_to_f32(raw)
     # [rows, columns]
     values: np.ndarray = dequantize_blocks(raw.data, GGMLQuantizationType[raw.dtype])
     return values.reshape(raw.shape)
@@ -40,6 +43,15 @@ def _fp8_to_f32(raw: RawTensor) -> np.ndarray:
     values: np.ndarray = E4M3_VALUES[raw.data]
     values *= np.repeat(raw.scale, FP8_GROUP, axis=-1)[..., : raw.shape[-1]]
     return values
+
+
+def _folder_type_to_f32(raw: RawTensor) -> np.ndarray:
+    """Columns in the order of the matrix, whatever that of the file."""
+    weights = codes_of(raw.rows(slice(None))).weights()
+    if raw.order is not None:
+        stored, weights = weights, np.empty_like(weights)
+        weights[:, raw.order] = stored
+    return weights.reshape(raw.shape)
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:

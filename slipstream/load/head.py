@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from slipstream.errors import HeadError, LoadError
-from slipstream.load.hf.folder import HfCheckpoint
+from slipstream.load.hf.folder import HfCheckpoint, read_hints
 from slipstream.load.hf.safetensors import SafetensorsFile, TensorStore, open_folder
 from slipstream.load.shapes import Shapes, layer_shapes, mismatch, mlp_shapes, separate_experts
 from slipstream.load.spec import HeadSpec, ModelSpec
@@ -20,7 +20,7 @@ ExpertLayout = Literal["none", "fused", "separate"]
 
 def open_head(path: Path, spec: ModelSpec) -> Checkpoint:
     """The head in a safetensors file, or in a folder of them. HeadError when it is not one of this model."""
-    head = HfCheckpoint(str(path), spec, _open_store(path))
+    head = HfCheckpoint(str(path), spec, _open_store(path), read_hints(path if path.is_dir() else path.parent))
     check_head(head, spec)
     return head
 
