@@ -219,6 +219,7 @@ INT = torch.int32
         (changed("awq", scales=torch.ones(4, 40)), "not GPTQ's or AWQ's"),
         (changed("awq", qzeros=torch.ones(4, 5, dtype=INT)), r"qzeros is \[4, 5\], .* should be \[4, 6\]"),
         (changed("awq", qweight=torch.ones(128, 6)), "qweight is stored as F32, only I32"),
+        (changed("gptq", qzeros=torch.ones(4, 3, dtype=INT)), "has 2-bit codes, which cannot be read: take"),
         (changed("gptq", g_idx=torch.ones(127, dtype=INT)), r"g_idx is \[127\], .* should be \[128\]"),
         (changed("gptq", scales=torch.ones(0, 48)), "scales is no matrix"),
         (changed("gptq-8-bit", qzeros=torch.arange(48, dtype=INT).reshape(4, 12)), "8-bit codes with zero points"),

@@ -36,6 +36,7 @@ PREFIXES: tuple[tuple[str, str | None], ...] = (
 )
 # Where a quantised folder says how, besides config.json.
 QUANTISATION_FILES = ("quantize_config.json", "quantization_config.json")
+ZEROS_AS_THEY_ARE = ("gptq_v2", "gptq_p")
 READ_METHODS = ("fp8", "awq", "gptq", "auto-round", "compressed-tensors", "modelopt")  # or names that begin so
 
 
@@ -145,7 +146,7 @@ def _quantisation(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _hints(quantised: Mapping[str, Any]) -> Hints:
     symmetric, packing = quantised.get("sym"), quantised.get("packing_format")
-    as_they_are = quantised.get("checkpoint_format") == "gptq_v2"
+    as_they_are = quantised.get("checkpoint_format") in ZEROS_AS_THEY_ARE
     if quantised.get("quant_method") == "auto-round" and isinstance(packing, str):
         as_they_are = "gptq" not in packing
     return Hints(as_they_are, symmetric if isinstance(symmetric, bool) else None)

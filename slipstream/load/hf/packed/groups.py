@@ -10,6 +10,9 @@ from slipstream.load.hf.packed.family import Family
 from slipstream.load.quantized.codes import GROUPS
 from slipstream.load.quantized.types import unpacked_nibbles
 
+TILE = 128  # rows and columns that are transposed at once
+SLAB = 1024  # rows
+
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -48,9 +51,21 @@ def sorted_columns(family: Family, role: str, columns: int, count: int) -> np.nd
 
 
 def with_columns(data: np.ndarray, order: np.ndarray, bits: int) -> np.ndarray:
-    """Codes with their columns in another order. uint8 [rows, bytes]"""
-    if bits == 8:
-        return np.ascontiguousarray(data[:, order])
-    codes = unpacked_nibbles(data)[:, order]
-    packed: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
-    return packed
+    """Codes with their columns in another order, some rows at a time. uint8 [rows, bytes]"""
+    made = np.empty_like(data)
+    for start in range(0, len(data), SLAB):
+        slab = data[start : start + SLAB]
+        columns = transposed(slab if bits == 8 else unpacked_nibbles(slab))[order]
+        made[start : start + SLAB] = transposed(columns if bits == 8 else columns[::2] | columns[1::2] << 4)
+    return made
+
+
+def transposed(matrix: np.ndarray) -> np.ndarray:
+    """Contiguous. Tile by tile, each copied first: columns of a large matrix do not stay in a cache."""
+    num_rows, num_columns = matrix.shape
+    made = np.empty((num_columns, num_rows), matrix.dtype)
+    for row in range(0, num_rows, TILE):
+        for column in range(0, num_columns, TILE):
+            tile = matrix[row : row + TILE, column : column + TILE]
+            made[column : column + TILE, row : row + TILE] = tile.copy().T
+    return made

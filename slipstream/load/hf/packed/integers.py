@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipstream.load.hf.packed.family import FLOATS, Family
-from slipstream.load.hf.packed.groups import Groups, groups_of, sorted_columns, with_columns
+from slipstream.load.hf.packed.groups import TILE, Groups, groups_of, sorted_columns, transposed, with_columns
 from slipstream.load.tensor import RawTensor
 
 AWQ_LOW, AWQ_HIGH = (0, 4, 1, 5), (2, 6, 3, 7)  # outputs in the low and the high half of each byte of a word
@@ -102,11 +102,7 @@ def gptq_or_awq(family: Family) -> Stored:
 
 
 def _gptq(family: Family, words: int, rows: int, count: int) -> Stored:
-    bits = 4
-    if "qzeros" in family and family.entry("qzeros").shape == (count, rows // 4):
-        bits = 8
-    if "qzeros" in family:
-        family.check("qzeros", ("I32",), (count, rows * bits // 32))
+    bits = _gptq_bits(family, rows, count)
     columns = words * CODES_IN_WORD[bits]
     groups, has_zero = groups_of(family, columns, count), "qzeros" in family and not _is_symmetric(family, bits)
     if has_zero:
@@ -114,7 +110,7 @@ def _gptq(family: Family, words: int, rows: int, count: int) -> Stored:
     dtype = _type(bits, groups, has_zero)
 
     def read() -> RawTensor:
-        data = np.ascontiguousarray(family.array("qweight").T).view(np.uint8)
+        data = transposed(family.array("qweight")).view(np.uint8)
         order = sorted_columns(family, "g_idx", columns, count)
         if order is not None:
             data = with_columns(data, order, bits)
@@ -129,6 +125,18 @@ def _gptq(family: Family, words: int, rows: int, count: int) -> Stored:
         return RawTensor(family.name, dtype, (rows, columns), data, scale, zero, order)
 
     return Stored(dtype, (rows, columns), read)
+
+
+def _gptq_bits(family: Family, rows: int, count: int) -> int:
+    """Of a code: as many as of a zero point."""
+    if "qzeros" not in family:
+        return 4
+    shape = family.entry("qzeros").shape
+    bits = next((bits for bits in range(2, 9) if shape == (count, rows * bits // 32)), 4)
+    if bits not in CODES_IN_WORD:
+        raise family.unreadable(f"has {bits}-bit codes")
+    family.check("qzeros", ("I32",), (count, rows * bits // 32))
+    return bits
 
 
 def _is_symmetric(family: Family, bits: int) -> bool:
@@ -168,13 +176,15 @@ def _awq(family: Family, columns: int, rows: int, count: int) -> Stored:
 
 def _transposed_awq(words: np.ndarray) -> np.ndarray:
     """int32 [in, out / 8] -> uint8 [out, in / 2]"""
-    columns, in_words = words.shape
-    each = words.view(np.uint8).reshape(columns // 2, 2, in_words, 4)
-    even, odd = each[:, 0], each[:, 1]
-    made = np.empty((in_words, 8, columns // 2), np.uint8)
-    made[:, AWQ_LOW] = ((even & 15) | (odd << 4)).transpose(1, 2, 0)
-    made[:, AWQ_HIGH] = ((even >> 4) | (odd & 0xF0)).transpose(1, 2, 0)
-    return made.reshape(in_words * 8, columns // 2)
+    columns, num_words = words.shape
+    each = words.view(np.uint8).reshape(columns // 2, 2, num_words * 4)
+    made = np.empty((num_words, 8, columns // 2), np.uint8)
+    for start in range(0, columns // 2, TILE):  # few rows: they stay in a cache
+        even, odd = each[start : start + TILE, 0], each[start : start + TILE, 1]
+        low, high = (even & 15) | (odd << 4), (even >> 4) | (odd & 0xF0)
+        made[:, AWQ_LOW, start : start + TILE] = transposed(low).reshape(num_words, 4, -1)
+        made[:, AWQ_HIGH, start : start + TILE] = transposed(high).reshape(num_words, 4, -1)
+    return made.reshape(num_words * 8, columns // 2)
 
 
 def int_quantized(family: Family) -> Stored:
