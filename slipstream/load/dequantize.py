@@ -37,12 +37,13 @@ def dequantize(raw: RawTensor) -> np.ndarray:
 
 
 def _codes_to_f32(raw: RawTensor) -> np.ndarray:
-    """Slab by slab: codes and scales take more memory than what they become."""
+    """Slab by slab: codes and scales take more memory than what they become. Columns in the order of the matrix."""
     num_rows, columns = math.prod(raw.shape[:-1]), raw.shape[-1]
     values = np.empty((num_rows, columns), np.float32)
+    order = slice(None) if raw.order is None else raw.order
     step = max(1, SLAB // columns)
     for at in range(0, num_rows, step):
-        values[at : at + step] = codes_of(raw.rows(slice(at, at + step))).weights()
+        values[at : at + step, order] = codes_of(raw.rows(slice(at, at + step))).weights()
     return values.reshape(raw.shape)
 
 

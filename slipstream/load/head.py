@@ -11,7 +11,7 @@ from pathlib import Path
 from slipstream.errors import HeadError, LoadError
 from slipstream.load.gguf.file import GgufCheckpoint, open_gguf_head
 from slipstream.load.gguf.header import is_gguf
-from slipstream.load.hf.folder import HfCheckpoint
+from slipstream.load.hf.folder import HfCheckpoint, read_hints
 from slipstream.load.hf.safetensors import SafetensorsFile, TensorStore, open_folder
 from slipstream.load.shapes import ExpertLayout, Shapes, layer_shapes, mismatch, mlp_shapes, stored_experts
 from slipstream.load.spec import HeadSpec, ModelSpec
@@ -26,7 +26,7 @@ def open_head(path: Path, spec: ModelSpec) -> Checkpoint:
     if is_gguf(path):
         head = open_gguf_head(path, spec)
     else:
-        head = HfCheckpoint(str(path), spec, _open_store(path))
+        head = HfCheckpoint(str(path), spec, _open_store(path), read_hints(path if path.is_dir() else path.parent))
     check_head(head, spec)
     return head
 

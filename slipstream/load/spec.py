@@ -117,7 +117,7 @@ class ModelSpec:
     moe: MoeSpec | None = None
     head: HeadSpec = HeadSpec()  # the MTP head that fits this model, if there is one
     eos_token_ids: tuple[int, ...] = ()
-    fp8: bool = False  # most matrices are stored in FP8
+    fp8: bool = False  # some matrices are stored in FP8
     name: str = ""
 
     @property

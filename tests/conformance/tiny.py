@@ -18,6 +18,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 VOCAB = 97
@@ -53,14 +55,21 @@ def hybrid(**more: object) -> PreTrainedModel:
     return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**_HYBRID, **more}))
 
 
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+
+
 def moe(**more: object) -> PreTrainedModel:
-    experts = {
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 48,
-    }
-    return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**{**_HYBRID, **experts, **more}))
+    return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**{**_HYBRID, **_EXPERTS, **more}))
+
+
+def next_moe(**more: object) -> PreTrainedModel:
+    """Qwen3-Next: the projections of recurrent layers are joined."""
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**{**_HYBRID, **_EXPERTS, **more}))
 
 
 _LLAMA3_ROPE = {
@@ -120,7 +129,7 @@ def head_tensors(model: PreTrainedModel, seed: int = 1) -> dict[str, torch.Tenso
         if name.startswith(last):
             noise = torch.randn(weight.shape, generator=generator) * 0.02
             tensors["mtp.layers.0." + name.removeprefix(last)] = weight + noise
-    plain = 0.0 if model.config.model_type.startswith("qwen3_5") else 1.0
+    plain = 0.0 if model.config.model_type.startswith(("qwen3_5", "qwen3_next")) else 1.0
     for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         tensors[f"mtp.{norm}.weight"] = plain + torch.randn(hidden, generator=generator) * 0.1
     return {name: weight.contiguous() for name, weight in tensors.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,34 +214,24 @@ def spec(build, quantised, **outer):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"activation_scheme": "static"}, {"fmt": None}, {"modules_to_not_convert": None}]
+    "quantised", [tiny_fp8.QUANTISED, tiny_fp8.QUANTISED | {"fmt": "e5m2"}, {"quant_method": "gptq"}, {"bits": 4}]
 )
-def test_fp8_is_accepted(build, changes):
-    assert spec(build, tiny_fp8.QUANTISED | changes) == replace(spec(build, None), fp8=True)
+def test_the_config_does_not_say_how_tensors_are_stored(build, folders, quantised):
+    assert spec(build, quantised) == spec(build, None)
+    assert open_hf(folders["qwen3_5"]).spec.fp8
 
 
-@pytest.mark.parametrize(
-    ("quantised", "says"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, r"\(quant_method 'gptq'\)"),
-        ({"quant_method": "fp8"}, r"\(quant_method 'fp8'\)"),
-        (tiny_fp8.QUANTISED | {"weight_block_size": [64, 128]}, r"weight_block_size \[64, 128\]"),
-        (tiny_fp8.QUANTISED | {"fmt": "e5m2"}, r"fmt 'e5m2'"),
-        (tiny_fp8.QUANTISED | {"quant_method": "compressed-tensors"}, r"'compressed-tensors'"),
-        ({"bits": 4, "group_size": 64}, "without a quant_method"),
-    ],
-)
-def test_other_quantisation_is_refused(build, quantised, says):
-    found = rf"quantization_config.*{says}.*FP8 \(e4m3\) with blocks of 128 x 128, in BF16, or as a GGUF"
-    with pytest.raises(UnknownModel, match=found):
-        spec(build, quantised)
-    with pytest.raises(UnknownModel, match=found):
-        spec(build, None, text_config=build.config | {"quantization_config": quantised})
+@pytest.mark.parametrize("method", ["hqq", "aqlm"])
+def test_methods_that_are_not_read(changed, method):
+    """Their tensors have names of their own."""
+    with pytest.raises(UnknownModel, match=rf"is quantised by '{method}', which cannot be read: take the model in"):
+        open_hf(changed(quantization_config={"quant_method": method}, **{GATE: None, f"{GATE}_scale_inv": None}))
 
 
-def test_a_quantisation_that_is_no_object(build):
+def test_a_quantisation_that_is_no_object(changed):
+    folder = changed(quantization_config="fp8")
     with pytest.raises(CorruptFile, match="quantization_config should be an object"):
-        spec(build, "fp8")
+        open_hf(folder)
 
 
 def test_the_reader_alone_gives_bytes(folders):

@@ -161,7 +161,6 @@ def test_full_attention_interval(build):
     ("changes", "says"),
     [
         ({"model_type": "gemma"}, "'gemma' is not one of"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differ by layer"),
         ({"hidden_act": "gelu"}, "'gelu'"),

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, SlipstreamError, UnknownModel
 from slipstream.load.dequantize import dequantize
-from slipstream.load.hf.safetensors import SafetensorsFile, SafetensorsShards, open_folder
+from slipstream.load.hf.safetensors import SafetensorsFile, open_folder
 
 
 def test_reads_what_the_reference_library_wrote(tmp_path):
@@ -121,14 +121,14 @@ def test_shards_are_one_store(sharded):
 def test_missing_shard(sharded):
     (sharded.parent / "two.safetensors").unlink()
     with pytest.raises(LoadError, match=r"two\.safetensors, which is missing"):
-        SafetensorsShards(sharded)
+        open_folder(sharded.parent)
 
 
 def test_tensor_in_two_shards(sharded, build):
     both = {name: ("F32", np.float32([0])) for name in ("w1", "w2")}
     (sharded.parent / "two.safetensors").write_bytes(build.safetensors_bytes(both))
     with pytest.raises(CorruptFile, match="'w1'"):
-        SafetensorsShards(sharded)
+        open_folder(sharded.parent)
 
 
 def test_tensor_in_two_shards_and_not_in_the_index(sharded, build):
@@ -136,13 +136,13 @@ def test_tensor_in_two_shards_and_not_in_the_index(sharded, build):
         tensors = {key: ("F32", np.float32([0])) for key in (name, "stray")}
         (sharded.parent / f"{shard}.safetensors").write_bytes(build.safetensors_bytes(tensors))
     with pytest.raises(CorruptFile, match="'stray'"):
-        SafetensorsShards(sharded)
+        open_folder(sharded.parent)
 
 
 def test_shard_without_its_tensor(sharded, build):
     (sharded.parent / "two.safetensors").write_bytes(build.safetensors_bytes({"other": ("F32", np.float32([0]))}))
     with pytest.raises(CorruptFile, match="'w2'"):
-        SafetensorsShards(sharded)
+        open_folder(sharded.parent)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_shard_without_its_tensor(sharded, build):
 def test_bad_index(sharded, text):
     sharded.write_text(text)
     with pytest.raises(CorruptFile, match="index"):
-        SafetensorsShards(sharded)
+        open_folder(sharded.parent)
 
 
 def test_folder_without_index_or_weights(sharded, tmp_path):

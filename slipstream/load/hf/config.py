@@ -20,7 +20,6 @@ from slipstream.load.spec import (
     RopeSpec,
     all_full_attention,
 )
-from slipstream.load.tensor import FP8_GROUP
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": "llama",
@@ -31,9 +30,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe": "qwen3_5_moe",
     "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen3_next": "qwen3_5_moe",  # the same layers, some matrices joined
 }
 HYBRID: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")
-SUPPORTED_QUANTISATION = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [FP8_GROUP, FP8_GROUP]}
 DEFAULT_HEAD_DIM: dict[Architecture, int] = {"qwen3": 128, "qwen3_5": 256, "qwen3_5_moe": 256}
 
 
@@ -67,10 +66,9 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         gated_attention=hybrid,
         norm_plus_one=hybrid,
         gdn=_gdn(text) if hybrid else None,
-        moe=_moe(text) if architecture == "qwen3_5_moe" else None,
+        moe=_moe(text, outer.raw("model_type") == "qwen3_next") if architecture == "qwen3_5_moe" else None,
         head=HeadSpec(num_declared_layers=text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
-        fp8=any(level.raw("quantization_config") is not None for level in (outer, text)),
         name=name,
     )
 
@@ -83,9 +81,6 @@ def _architecture(outer: Fields) -> Architecture:
 
 
 def _refuse_unsupported(outer: Fields, text: Fields, architecture: Architecture) -> None:
-    for level in (outer, text):
-        if level.raw("quantization_config") is not None:
-            _refuse_other_quantisation(level.level("quantization_config"))
     if (act := text.text("hidden_act", "silu")) != "silu":
         raise UnknownModel(f"{outer.where}: the MLP's activation is {act!r}, only 'silu' is supported.")
     if text.flag("mlp_bias"):
@@ -96,18 +91,11 @@ def _refuse_unsupported(outer: Fields, text: Fields, architecture: Architecture)
         raise UnknownModel(f"{outer.where}: the model uses sliding-window attention, which is not supported.")
 
 
-def _refuse_other_quantisation(found: Fields) -> None:
-    """Weights in FP8 blocks are all we read. `activation_scheme`, static or dynamic, does not matter: activations stay
-    unquantised, closer to those of the original model. `modules_to_not_convert` does not
-    matter either: each tensor has its own stored type."""
-    declared = {key: found.raw(key) for key in ("quant_method", "fmt", "weight_block_size")}
-    if declared | {"fmt": declared["fmt"] or "e4m3"} == SUPPORTED_QUANTISATION:
-        return
-    names = ", ".join(f"{key} {value!r}" for key, value in declared.items() if value is not None)
-    raise UnknownModel(
-        f"{found.where} ({names or 'without a quant_method'}) is not supported: use the model in FP8 (e4m3) with "
-        f"blocks of {FP8_GROUP} x {FP8_GROUP}, in BF16, or as a GGUF."
-    )
+def quantisation(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """What config.json says about it, at either level; empty: nothing. Tensors say how they are stored."""
+    outer = Fields(config, where)
+    text = outer.level("text_config")
+    return outer.level("quantization_config").values or text.level("quantization_config").values
 
 
 def _uses_window(outer: Fields, text: Fields) -> bool:
@@ -213,13 +201,23 @@ def _gdn(text: Fields) -> GdnSpec:
     return gdn
 
 
-def _moe(text: Fields) -> MoeSpec:
+def _moe(text: Fields, next_model: bool) -> MoeSpec:
+    if next_model:
+        _refuse_mixed_layers(text)
     return MoeSpec(
-        num_experts=text.size("num_experts", 256),
-        num_active=text.size("num_experts_per_tok", 8),
+        num_experts=text.size("num_experts", 512 if next_model else 256),
+        num_active=text.size("num_experts_per_tok", 10 if next_model else 8),
         expert_size=text.size("moe_intermediate_size", 512),
         shared_size=text.size("shared_expert_intermediate_size", 512),
     )
+
+
+def _refuse_mixed_layers(text: Fields) -> None:
+    """Qwen3-Next's options that no published model uses."""
+    if text.raw("mlp_only_layers") or text.size("decoder_sparse_step", 1) != 1:
+        raise UnknownModel(f"{text.where}: layers without experts among those with them are not supported.")
+    if not text.flag("norm_topk_prob", True):
+        raise UnknownModel(f"{text.where}: experts whose shares do not add up to 1 are not supported.")
 
 
 def eos_tokens(generation: Fields, outer: Fields, text: Fields) -> tuple[int, ...]:

@@ -1,69 +1,89 @@
 """A Hugging Face folder as a Checkpoint: config.json for the shape, safetensors for the tensors.
 
 Owns the mapping from the names on disk to the canonical ones; the vision tower of a multimodal folder is hidden.
-Joins an FP8 matrix with its scales, which are a tensor of their own. The stored types decide, not config.json.
+A matrix that is stored as several tensors is one here. The stored types decide, not config.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
-from slipstream.load.dequantize import dequantize
-from slipstream.load.hf.config import spec_from_config
-from slipstream.load.hf.safetensors import Entry, TensorStore, check_type, open_folder
+from slipstream.load.hf.config import quantisation, spec_from_config
+from slipstream.load.hf.joined_projections import Part, parts_of_joined
+from slipstream.load.hf.packed.family import INSTEAD, Family, Hints, families
+from slipstream.load.hf.packed.integers import Stored
+from slipstream.load.hf.packed.stored import stored
+from slipstream.load.hf.safetensors import TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
 from slipstream.load.shapes import check_model
 from slipstream.load.spec import ModelSpec
-from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
+from slipstream.load.tensor import FP8, RawTensor
 
 # On disk -> canonical; None hides the tensor. The first prefix that fits decides.
 PREFIXES: tuple[tuple[str, str | None], ...] = (
+    ("model.language_model.mtp.", "mtp."),
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("language_model.mtp.", "mtp."),
+    ("model.mtp.", "mtp."),
     ("model.visual.", None),
     ("visual.", None),
 )
-SCALE = "_scale_inv"  # after the name of an FP8 matrix: its scales. They multiply it, despite the name
-SCALE_TYPES = ("BF16", "F32", "F16")
+# Where a quantised folder says how, besides config.json.
+QUANTISATION_FILES = ("quantize_config.json", "quantization_config.json")
+ZEROS_AS_THEY_ARE = ("gptq_v2", "gptq_p")
+READ_METHODS = ("fp8", "awq", "gptq", "auto-round", "compressed-tensors", "modelopt")  # or names that begin so
 
 
 class HfCheckpoint:
-    def __init__(self, path: str, spec: ModelSpec, store: TensorStore) -> None:
+    def __init__(self, path: str, spec: ModelSpec, store: TensorStore, hints: Hints | None = None) -> None:
         self.path = path
         self.spec = spec
         self._store = store
-        found = _canonical_names(store)
-        self._on_disk = {name: stored for name, stored in found.items() if not name.endswith(SCALE)}
-        # By the name of the matrix.
-        self._scales = {name: found[name + SCALE] for name in self._on_disk if name + SCALE in found}
+        self._families = families(_canonical_names(store), path, store, hints or Hints())
+        self._parts: dict[str, Part] = {}  # that another tensor holds, rows of several in turn
+        if spec.gdn is not None:
+            self._parts = parts_of_joined(self._families, spec.gdn)
+        self._names = (self._families.keys() - {part.source for part in self._parts.values()}) | self._parts.keys()
+        self._stored: dict[str, Stored] = {}
 
     def names(self) -> Iterable[str]:
-        return self._on_disk.keys()
+        return (*(name for name in self._families if name in self._names), *self._parts)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._on_disk
+        return name in self._names
 
     def get(self, name: str) -> RawTensor:
-        self._check_stored(name)
-        raw = replace(self._store.get(self._find(name)), name=name)
-        return raw if raw.dtype != FP8 else replace(raw, scale=self._row_scales(name, raw.shape))
+        if (part := self._parts.get(name)) is None:
+            return self._described(name).read()
+        self._check_joined(part)
+        return replace(self._described(part.source).read().rows(part.rows()), name=name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        self._check_stored(name)
-        return self._entry(name).shape
+        if (part := self._parts.get(name)) is None:
+            return self._described(name).shape
+        self._check_joined(part)
+        return (part.num_rows, self._described(part.source).shape[1])
 
     def dtype(self, name: str) -> str:
-        return self._entry(name).dtype
+        """As it is in the file where it cannot be read."""
+        part = self._parts.get(name)
+        source = name if part is None else part.source
+        try:
+            return self._described(source).dtype
+        except LoadError:
+            family = self._family(source)
+            return family.entry(family.main).dtype
 
     def num_bytes(self, name: str) -> int:
-        scale = self._scales.get(name)
-        return self._entry(name).num_bytes + (self._store.entry(scale).num_bytes if scale is not None else 0)
+        if (part := self._parts.get(name)) is None:
+            return self._family(name).num_bytes
+        return self._family(part.source).num_bytes * part.num_rows // part.num_source_rows
 
     def files(self) -> list[Path]:
         return self._store.files()
@@ -71,59 +91,65 @@ class HfCheckpoint:
     def release(self) -> None:
         self._store.release()
 
-    def _find(self, name: str) -> str:
-        if name not in self._on_disk:
+    def _family(self, name: str) -> Family:
+        if name not in self._families:
             raise MissingTensor(f"{self.path} has no tensor {name!r}.")
-        return self._on_disk[name]
+        return self._families[name]
 
-    def _entry(self, name: str) -> Entry:
-        return self._store.entry(self._find(name))
+    def _described(self, name: str) -> Stored:
+        """A folder that cannot be used is refused when it is opened: before its matrices are read."""
+        found = self._stored.get(name)
+        if found is None:
+            found = self._stored[name] = stored(self._family(name))
+        return found
 
-    def _check_stored(self, name: str) -> None:
-        """From the headers alone: a folder that cannot be used is refused when it is opened."""
-        entry, scale = self._entry(name), self._scales.get(name)
-        check_type(self.path, name, entry)
-        if entry.dtype != FP8:
-            if scale is not None:
-                raise CorruptFile(f"{self.path}: {name} is stored as {entry.dtype}, but has FP8 scales beside it.")
-        elif scale is None:
-            raise MissingTensor(f"{self.path}: {name} is stored in FP8, but its scales, {name + SCALE!r}, are missing.")
-        else:
-            self._check_blocks(name, entry.shape, self._store.entry(scale))
-
-    def _check_blocks(self, name: str, shape: tuple[int, ...], scale: Entry) -> None:
-        if len(shape) < 2:
-            raise CorruptFile(f"{self.path}: {name} is stored in FP8, but is no matrix: its shape is {list(shape)}.")
-        *count, rows, columns = shape
-        wanted = (*count, -(-rows // FP8_GROUP), -(-columns // FP8_GROUP))
-        if scale.shape != wanted:
-            raise CorruptFile(
-                f"{self.path}: {name + SCALE} is {list(scale.shape)}, but {name}, {list(shape)} in FP8, "
-                f"needs {list(wanted)}: a scale for each block of {FP8_GROUP} x {FP8_GROUP}."
+    def _check_joined(self, part: Part) -> None:
+        shape = self._described(part.source).shape
+        if len(shape) != 2 or shape[0] != part.num_source_rows:
+            raise MissingTensor(
+                f"{self.path}: {part.source} is {list(shape)}, but this model needs {part.num_source_rows} rows."
             )
-        if scale.dtype not in SCALE_TYPES:
-            known = ", ".join(SCALE_TYPES)
-            raise UnknownModel(f"{self.path}: {name + SCALE} is stored as {scale.dtype}, only {known} can be read.")
-
-    def _row_scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A block's scale for each of its rows. float32 [*rows, groups]"""
-        blocks = dequantize(self._store.get(self._scales[name]))
-        return np.repeat(blocks, FP8_GROUP, axis=-2)[..., : shape[-2], :]
 
 
 def open_hf(folder: Path, name: str = "") -> HfCheckpoint:
     if not folder.is_dir():
         raise LoadError(f"{folder} is not a folder.")
-    spec = read_spec(folder, name)
-    checkpoint = HfCheckpoint(str(folder), spec, open_folder(folder))
-    check_model(checkpoint)
+    config = folder / "config.json"
+    fields = read_json(config)
+    generation = read_json_if_there(folder / "generation_config.json")
+    spec = spec_from_config(fields, generation, str(config), name or folder.resolve().name)
+    quantised = _quantisation(folder, fields)
+    checkpoint = HfCheckpoint(str(folder), spec, open_folder(folder), _hints(quantised))
+    try:
+        check_model(checkpoint)
+    except MissingTensor as error:
+        method = quantised.get("quant_method")
+        if not isinstance(method, str) or method.startswith(READ_METHODS):
+            raise
+        raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {INSTEAD}.") from error
+    checkpoint.spec = replace(spec, fp8=any(checkpoint.dtype(each) == FP8 for each in checkpoint.names()))
     return checkpoint
 
 
-def read_spec(folder: Path, name: str = "") -> ModelSpec:
-    config = folder / "config.json"
-    generation = read_json_if_there(folder / "generation_config.json")
-    return spec_from_config(read_json(config), generation, str(config), name or folder.resolve().name)
+def read_hints(folder: Path) -> Hints:
+    """Of a folder whose configuration may be missing."""
+    return _hints(_quantisation(folder, read_json_if_there(folder / "config.json")))
+
+
+def _quantisation(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a folder says about its quantisation; empty: nothing."""
+    found = quantisation(config, str(folder / "config.json"))
+    if found:
+        return found
+    return next((values for name in QUANTISATION_FILES if (values := read_json_if_there(folder / name))), {})
+
+
+def _hints(quantised: Mapping[str, Any]) -> Hints:
+    symmetric, packing = quantised.get("sym"), quantised.get("packing_format")
+    as_they_are = quantised.get("checkpoint_format") in ZEROS_AS_THEY_ARE
+    if quantised.get("quant_method") == "auto-round" and isinstance(packing, str):
+        as_they_are = "gptq" not in packing
+    return Hints(as_they_are, symmetric if isinstance(symmetric, bool) else None)
 
 
 def canonical_name(name: str) -> str | None:

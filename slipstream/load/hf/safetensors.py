@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -20,6 +20,16 @@ from slipstream.load.json_file import parse_json, read_json
 from slipstream.load.mapped_file import map_file, release_pages
 from slipstream.load.tensor import NUMPY_TYPES, RawTensor
 
+# Parts of quantised matrices. "F8_E8M0": a power of two, as a byte.
+PACKED_TYPES: dict[str, np.dtype[Any]] = {
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
+}
+STORED_TYPES = NUMPY_TYPES | PACKED_TYPES
+EXTRA = ("*mtp*.safetensors", "*extra*.safetensors")  # files that an index may not name: heads
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -55,6 +65,10 @@ class TensorStore(Protocol):
 
     def get(self, name: str) -> RawTensor: ...
 
+    def array(self, name: str) -> np.ndarray:
+        """The elements of a tensor of any type that we read, also those that are no floats."""
+        ...
+
     def files(self) -> list[Path]: ...
 
     def release(self) -> None: ...
@@ -81,12 +95,18 @@ class SafetensorsFile:
     def get(self, name: str) -> RawTensor:
         entry = self.entry(name)
         check_type(self.path, name, entry)
-        dtype = NUMPY_TYPES[entry.dtype]
+        return RawTensor(name, entry.dtype, entry.shape, self.array(name))
+
+    def array(self, name: str) -> np.ndarray:
+        entry = self.entry(name)
+        if entry.dtype not in STORED_TYPES:
+            raise UnknownModel(f"{self.path}: tensor {name!r} is stored as {entry.dtype}, which cannot be read.")
+        dtype = STORED_TYPES[entry.dtype]
         # [bytes of the tensor]
         raw = self._bytes[entry.start : entry.stop]
         if entry.start % dtype.itemsize:
             raw = raw.copy()
-        return RawTensor(name, entry.dtype, entry.shape, raw.view(dtype).reshape(entry.shape))
+        return raw.view(dtype).reshape(entry.shape)
 
     def files(self) -> list[Path]:
         return [self.path]
@@ -96,23 +116,17 @@ class SafetensorsFile:
 
 
 class SafetensorsShards:
-    """The shards of one checkpoint as one store."""
+    """Several files of one checkpoint as one store."""
 
-    def __init__(self, index: Path) -> None:
-        self.path = index.parent
+    def __init__(self, folder: Path, files: Iterable[SafetensorsFile], extra: Iterable[Path] = ()) -> None:
+        """`extra`: files that no index names. What the others hold already is not taken from them."""
+        self.path = folder
         self._file_of: dict[str, SafetensorsFile] = {}
-        wanted = _read_index(index)
-        for shard in sorted(set(wanted.values())):
-            self._add(_open_shard(index, shard), shard, wanted)
-        for name, shard in wanted.items():
-            if name not in self._file_of:
-                raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it.")
-
-    def _add(self, file: SafetensorsFile, shard: str, wanted: dict[str, str]) -> None:
-        for name in file:
-            if name in self._file_of or wanted.get(name, shard) != shard:
-                raise CorruptFile(f"{file.path} holds tensor {name!r}, which belongs to another shard of the index.")
-            self._file_of[name] = file
+        for file in files:
+            self._file_of |= dict.fromkeys(file, file)
+        for path in extra:
+            file = SafetensorsFile(path)
+            self._file_of = dict.fromkeys(file, file) | self._file_of
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_of)
@@ -131,6 +145,9 @@ class SafetensorsShards:
     def get(self, name: str) -> RawTensor:
         return self._file(name).get(name)
 
+    def array(self, name: str) -> np.ndarray:
+        return self._file(name).array(name)
+
     def files(self) -> list[Path]:
         return sorted({file.path for file in self._file_of.values()})
 
@@ -140,14 +157,43 @@ class SafetensorsShards:
 
 
 def open_folder(folder: Path) -> TensorStore:
-    """The weights of a Hugging Face folder: the index's shards, or the only safetensors file there is."""
+    """The weights of a Hugging Face folder: the index's shards, or the only safetensors file there is; and heads in
+    files beside them."""
     if (folder / SINGLE_NAME).exists():
-        return SafetensorsFile(folder / SINGLE_NAME)
-    if (folder / INDEX_NAME).exists():
-        return SafetensorsShards(folder / INDEX_NAME)
+        first = [SafetensorsFile(folder / SINGLE_NAME)]
+    elif (folder / INDEX_NAME).exists():
+        first = open_shards(folder / INDEX_NAME)
+    else:
+        first = [_only_file(folder)]
+    extra = _files_beside(folder, {file.path for file in first})
+    return SafetensorsShards(folder, first, extra) if extra or len(first) > 1 else first[0]
+
+
+def open_shards(index: Path) -> list[SafetensorsFile]:
+    """All that the index names, each tensor where it says."""
+    wanted = _read_index(index)
+    files = {shard: _open_shard(index, shard) for shard in sorted(set(wanted.values()))}
+    held: set[str] = set()
+    for shard, file in files.items():
+        for name in file:
+            if name in held or wanted.get(name, shard) != shard:
+                raise CorruptFile(f"{file.path} holds tensor {name!r}, which belongs to another shard of the index.")
+            held.add(name)
+    for name, shard in wanted.items():
+        if name not in held:
+            raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it.")
+    return list(files.values())
+
+
+def _files_beside(folder: Path, known: set[Path]) -> list[Path]:
+    return sorted({path for pattern in EXTRA for path in folder.glob(pattern)} - known)
+
+
+def _only_file(folder: Path) -> SafetensorsFile:
     found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return SafetensorsFile(found[0])
+    others = [path for path in found if path not in _files_beside(folder, set())] or found
+    if len(others) == 1:
+        return SafetensorsFile(others[0])
     if found:
         raise LoadError(f"{folder} has {len(found)} safetensors files but no {INDEX_NAME} that says what they hold.")
     raise LoadError(f"{folder} has no safetensors weights: expected {SINGLE_NAME} or {INDEX_NAME}.")
@@ -172,7 +218,7 @@ def _read_entry(path: Path, name: str, value: Any, base: int, size: int) -> Entr
     entry = Entry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
     if entry.start > entry.stop or entry.stop > size:
         raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs up to byte {entry.stop}: it is truncated.")
-    if dtype in NUMPY_TYPES and entry.num_bytes != math.prod(shape) * NUMPY_TYPES[dtype].itemsize:
+    if dtype in STORED_TYPES and entry.num_bytes != math.prod(shape) * STORED_TYPES[dtype].itemsize:
         raise CorruptFile(f"{path}: tensor {name!r} of type {dtype} and shape {shape} has the wrong number of bytes.")
     return entry
 

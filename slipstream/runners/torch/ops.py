@@ -66,6 +66,57 @@ class DenseLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class ReorderedLinear:
+    """A matrix whose columns are stored in an order of their own, as GPTQ's act-order leaves them: so is its input."""
+
+    linear: Linear
+    order: Tensor  # int64 [in]: stored column i is column order[i]
+    inverse: Tensor  # int64 [in]: column i is stored as column inverse[i]
+
+    @property
+    def num_out(self) -> int:
+        return self.linear.num_out
+
+    @property
+    def num_bytes(self) -> int:
+        return self.linear.num_bytes
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return self.linear(x.index_select(-1, self.order), add)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.linear.rows(ids).index_select(-1, self.inverse)
+
+    def for_drafts(self, num_rows: int) -> Linear:
+        return ReorderedLinear(self.linear.for_drafts(num_rows), self.order, self.inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStack:
+    """Products below each other, of parts that do not share an order."""
+
+    parts: tuple[Linear, ...]
+
+    @property
+    def num_out(self) -> int:
+        return sum(part.num_out for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        y = torch.cat([part(x) for part in self.parts], dim=-1)
+        return y if add is None else y + add
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError("an embedding is one matrix")
+
+    def for_drafts(self, num_rows: int) -> Linear:
+        raise NotImplementedError("an output matrix is one matrix")
+
+
+@dataclass(frozen=True, slots=True)
 class Rotary:
     cos: Tensor  # [max positions, rotary_dim / 2]
     sin: Tensor  # [max positions, rotary_dim / 2]

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Literal, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.errors import MissingTensor
+from slipstream.errors import MissingTensor, UnknownModel
 from slipstream.load.dequantize import dequantize
 from slipstream.load.tensor import Checkpoint, RawTensor
 from slipstream.runners.torch.experts import ExpertList, Experts
-from slipstream.runners.torch.ops import DenseLinear, HeadShape, Linear, Ops
+from slipstream.runners.torch.ops import DenseLinear, HeadShape, Linear, LinearStack, Ops, ReorderedLinear
 from slipstream.runners.torch.unpack import can_unpack, unpacked
 
 CPU = torch.device("cpu")
@@ -112,6 +113,62 @@ class DenseFormat:
         return 0
 
 
+def linear_in_order(form: LinearFormat, parts: Parts, bias: Tensor | None, device: torch.device) -> Linear:
+    """Of parts whose columns are stored in an order of their own (act-order): their input is brought into it."""
+    if all(part.order is None for part in parts):
+        return form.linear(parts, bias)
+    runs: list[list[RawTensor]] = []
+    for part in parts:
+        if runs and _same_order(runs[-1][0].order, part.order):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    made: list[Linear] = []
+    start = 0
+    for run in runs:
+        stop = start + sum(part.shape[0] for part in run)
+        linear = form.linear([replace(part, order=None) for part in run], None if bias is None else bias[start:stop])
+        order = run[0].order
+        made.append(linear if order is None else _reordered(linear, order, device))
+        start = stop
+    return made[0] if len(made) == 1 else LinearStack(tuple(made))
+
+
+def _reordered(linear: Linear, order: np.ndarray, device: torch.device) -> Linear:
+    forward = torch.from_numpy(order.astype(np.int64))
+    return ReorderedLinear(linear, forward.to(device), forward.argsort().to(device))
+
+
+def _same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other)
+
+
+class _OneByOne(Sequence[Parts]):
+    """The matrices of experts, read when they are asked for: what is repacked on the way stands in memory alone."""
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[str], tuple[int, int]], list[RawTensor]],
+        names: Sequence[Sequence[str]],
+        shape: tuple[int, int],
+    ) -> None:
+        self._read, self._names, self._shape = read, names, shape
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, at: int) -> Parts: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Parts]: ...
+
+    def __getitem__(self, at: int | slice) -> Parts | Sequence[Parts]:
+        if isinstance(at, slice):
+            return _OneByOne(self._read, self._names[at], self._shape)
+        return self._read(self._names[at], self._shape)
+
+
 class Weights:
     def __init__(self, checkpoint: Checkpoint, ops: Ops, form: LinearFormat, progress: Callable[[int], None]) -> None:
         self.checkpoint = checkpoint
@@ -119,6 +176,7 @@ class Weights:
         self.form = form
         self.roles: dict[str, Role] = {}  # of each matrix that a model asked for, by name
         self._progress = progress
+        self._read: set[str] = set()  # whose progress is told
 
     def raw(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         raw = self.checkpoint.get(name)
@@ -126,7 +184,9 @@ class Weights:
             raise MissingTensor(
                 f"{self.checkpoint.path}: {name} is {list(raw.shape)}, but this model's config asks for {list(shape)}"
             )
-        self._progress(self.checkpoint.num_bytes(name))
+        if name not in self._read:
+            self._read.add(name)
+            self._progress(self.checkpoint.num_bytes(name))
         return raw
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -164,6 +224,8 @@ class Weights:
 
     def experts(self, name: str, count: int, inner: int, hidden: int) -> Experts:
         """All experts of a layer, stored as two stacks, as three, or one by one."""
+        gate_up: Sequence[Parts]
+        down: Sequence[Parts]
         if f"{name}.gate_up_proj" in self.checkpoint:
             gate_up = self._stack(f"{name}.gate_up_proj", (count, 2 * inner, hidden))
             down = self._stack(f"{name}.down_proj", (count, hidden, inner))
@@ -172,23 +234,30 @@ class Weights:
             gate_up = [gate + up for gate, up in zip(gates, ups, strict=True)]
             down = self._stack(f"{name}.down_proj", (count, hidden, inner))
         else:
-            gate_up = [
-                self._parts([f"{name}.{e}.gate_proj", f"{name}.{e}.up_proj"], inner, hidden) for e in range(count)
-            ]
-            down = [self._parts([f"{name}.{e}.down_proj"], hidden, inner) for e in range(count)]
+            each = [f"{name}.{e}" for e in range(count)]
+            gate_up = _OneByOne(self._expert, [(f"{e}.gate_proj", f"{e}.up_proj") for e in each], (inner, hidden))
+            down = _OneByOne(self._expert, [(f"{e}.down_proj",) for e in each], (hidden, inner))
         made = self.form.experts(gate_up, down)
         self.checkpoint.release()
         return made
 
     def _stack(self, name: str, shape: tuple[int, int, int]) -> list[list[RawTensor]]:
-        raw = self.raw(name, shape)
+        raw = self._unordered(self.raw(name, shape))
         count, num_rows, _ = shape
         return [[raw.rows(slice(e * num_rows, (e + 1) * num_rows))] for e in range(count)]
 
-    def _parts(self, names: Sequence[str], num_out: int, num_in: int) -> list[RawTensor]:
-        return [self.raw(f"{name}.weight", (num_out, num_in)) for name in names]
+    def _expert(self, names: Sequence[str], shape: tuple[int, int]) -> list[RawTensor]:
+        return [self._unordered(self.raw(f"{name}.weight", shape)) for name in names]
+
+    def _unordered(self, raw: RawTensor) -> RawTensor:
+        if raw.order is not None:
+            raise UnknownModel(
+                f"{self.checkpoint.path}: {raw.name} was quantised in act-order (desc_act), which experts cannot be: "
+                "take the model quantised without it."
+            )
+        return raw
 
     def _matrix(self, form: LinearFormat, parts: Sequence[RawTensor], bias: Tensor | None = None) -> Linear:
-        made = form.linear(parts, bias)
+        made = linear_in_order(form, parts, bias, self.ops.device)
         self.checkpoint.release()  # converted: the file's own pages are not needed any more
         return made

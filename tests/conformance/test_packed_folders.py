@@ -1,0 +1,105 @@
+"""Quantised folders in the layouts of published ones: logits are those of `transformers` with the same weights, and
+greedy tokens with the head are those without."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tiny
+import tiny_packed
+import torch
+from harness import Ask, Traffic, alone, open_runner, target_logits
+from safetensors import safe_open
+
+from slipstream.config import EngineConfig
+from slipstream.load import open_model
+from slipstream.load.hf.folder import open_hf
+from slipstream.sampling import SamplingParams
+
+TOKENS = torch.randint(0, tiny.VOCAB, (60,), generator=torch.Generator().manual_seed(3)).tolist()
+FEEDS = [5, 17, 1, 1, 1, 3, 32]
+WITH_HEAD = [name for name, layout in tiny_packed.LAYOUTS.items() if layout.has_head]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, torch.Tensor]]:
+    """The folder of each layout, and transformers' logits. [tokens, vocab]"""
+    made = {}
+    for name, layout in tiny_packed.LAYOUTS.items():
+        folder = tmp_path_factory.mktemp(name)
+        model = tiny_packed.save(layout, folder)
+        with torch.no_grad():
+            made[name] = folder, model(torch.tensor([TOKENS])).logits[0]
+    return made
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
+@pytest.mark.parametrize("name", tiny_packed.LAYOUTS)
+def test_logits(folders: dict[str, tuple[Path, torch.Tensor]], name: str, kernels: bool) -> None:
+    folder, expected = folders[name]
+    assert expected.std() > 0.3, "logits so flat that anything would agree"
+    logits = target_logits(open_runner(folder, kernels=kernels), TOKENS, FEEDS)
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(("dtype", "kernels"), [("float64", False), ("auto", True)], ids=["torch", "kernels"])
+@pytest.mark.parametrize("name", WITH_HEAD)
+def test_drafts_change_no_token(
+    folders: dict[str, tuple[Path, torch.Tensor]], name: str, dtype: str, kernels: bool
+) -> None:
+    runner = open_runner(folders[name][0], head=True, dtype=dtype, kernels=kernels)
+    greedy = SamplingParams(temperature=0.0, max_tokens=30, seed=1, draft=3)
+    asks = [Ask(tuple(TOKENS[:20]), greedy), Ask(tuple(TOKENS[20:27]), greedy, arrival=3)]
+    traffic = Traffic(runner, EngineConfig(max_streams=4))
+    assert traffic.run(asks) == [alone(runner, ask) for ask in asks]
+    assert traffic.snapshot.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", tiny_packed.LAYOUTS)
+def test_names_and_bytes(folders: dict[str, tuple[Path, torch.Tensor]], name: str) -> None:
+    """Every matrix under the name that it has in the original; the head is where the tensors are."""
+    folder, layout = folders[name][0], tiny_packed.LAYOUTS[name]
+    model = open_model(str(folder))
+    assert (model.head is not None) == layout.has_head
+    assert model.head_reason == (
+        ""
+        if layout.has_head
+        else "no MTP head: config.json announces 1 MTP layer(s), but the "
+        "checkpoint has no mtp.* tensors; give one with --mtp"
+    )
+    suffix = re.compile(r"(scale|scales|packed|qweight|qzeros|g_idx|shape|zero_point|scale_\d|inv|qkvz|_ba\.weight)$")
+    assert not [each for each in model.checkpoint.names() if suffix.search(each)]
+    stored = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            stored |= {each: file.get_tensor(each).nbytes for each in file.keys()}  # noqa: SIM118
+    unused = sum(size for each, size in stored.items() if "visual" in each or "self_attn.k_scale" in each)
+    unused += sum(size for each, size in stored.items() if "self_attn.v_scale" in each)
+    assert model.num_bytes == pytest.approx(sum(stored.values()) - unused, abs=64)
+
+
+def test_a_part_of_a_joined_matrix(folders: dict[str, tuple[Path, torch.Tensor]]) -> None:
+    checkpoint = open_hf(folders["next-gptq"][0])
+    name = "model.layers.0.linear_attn.in_proj_z.weight"
+    assert name in checkpoint
+    assert "model.layers.0.linear_attn.in_proj_qkvz.weight" not in checkpoint
+    assert checkpoint.get(name).name == name
+    assert checkpoint.get(name).shape == checkpoint.shape(name) == (64, 64)
+    assert checkpoint.dtype(name) == "INT4_32"
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("more", [{}, {"linear_num_key_heads": 4}, {"linear_num_key_heads": 1}])
+def test_qwen3_next_without_quantisation(tmp_path: Path, more: dict[str, int], stacked: bool, kernels: bool) -> None:
+    torch.manual_seed(0)
+    model = tiny.randomise(tiny.next_moe(**more))
+    tiny.save(model, tmp_path, head=stacked)  # transformers writes the experts apart, we write them stacked
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0]
+    logits = target_logits(open_runner(tmp_path, kernels=kernels), TOKENS, FEEDS)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert (open_model(str(tmp_path)).head is not None) == stacked
