@@ -132,8 +132,7 @@ class PackedFormat:
         return stacked_weight([self._pack(group) for group in groups])
 
     def _fit(self, one: RawTensor, other: RawTensor) -> bool:
-        orders = [raw.order if self._keeps(raw) else None for raw in (one, other)]
-        return self._layout_of(one) == self._layout_of(other) and np.array_equal(*orders)
+        return self._layout_of(one) == self._layout_of(other) and _equal(self._order(one), self._order(other))
 
     def _pack_dense(self, matrix: Tensor) -> PackedWeight:
         made = self.kernels.empty(self.layout(_NAMES[matrix.dtype], matrix.shape[1]), *matrix.shape)
@@ -143,9 +142,7 @@ class PackedFormat:
     def _pack(self, parts: Sequence[RawTensor]) -> PackedWeight:
         """Slab by slab: temporary memory between the file and the kernels' layout stays small."""
         first, num_rows, row = parts[0], sum(part.shape[0] for part in parts), 0
-        order = first.order if self._keeps(first) else None
-        kept = None if order is None else torch.from_numpy(order.astype(np.int32))
-        made = self.kernels.empty(self._layout_of(first), num_rows, first.shape[1], kept)
+        made = self.kernels.empty(self._layout_of(first), num_rows, first.shape[1], self._order(first))
         for part in parts:
             direct = self._keeps(part) and part.dtype in BLOCK_TYPES
             for slab in [part] if direct else _slabs(part):
@@ -159,6 +156,10 @@ class PackedFormat:
     def _keeps(self, raw: RawTensor) -> bool:
         """Whether codes and scales stay what they are."""
         return self._layout_of(raw) == _as_stored(raw.dtype, raw.shape[1])
+
+    def _order(self, raw: RawTensor) -> Tensor | None:
+        """int32 [columns]; None: columns lie as they are."""
+        return torch.from_numpy(raw.order.astype(np.int32)) if raw.order is not None and self._keeps(raw) else None
 
     def _fill(self, made: PackedWeight, row: int, raw: RawTensor) -> None:
         if not self._keeps(raw):
@@ -183,6 +184,10 @@ def _as_stored(dtype: str, num_cols: int) -> Layout | None:
     if container is None or num_cols % 32:
         return None
     return layout_of(container, bits=CODE_BITS.get(dtype, 8), half_precision=dtype in HALF_PRECISION)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
 
 
 def _floats(raw: RawTensor) -> Tensor:

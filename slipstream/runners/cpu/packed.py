@@ -53,7 +53,8 @@ BF16, F32, STACK = (Layout(kind) for kind in (_BF16, _F32, _STACK))
 
 def layout_of(container: Container, *, bits: int = 8, half_precision: bool = False) -> Layout:
     """That of codes. ``bits``: what int8 codes need. ``half_precision``: its steps are exact in float16."""
-    table, scale, bias = (), 1.0, 0
+    table: tuple[int, ...] = ()
+    scale, bias = 1.0, 0
     if container.kind == "table4":
         table, scale = _whole_numbers(container.table)
         kind, offset = TABLE4, _TABLE_OFFSET
