@@ -7,27 +7,27 @@ its batch and however many threads compute it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
-from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.host import available_threads
+from slipstream.load.quantized.codes import Codes
 from slipstream.runners.cpu.build import build
 from slipstream.runners.cpu.packed import (
     BF16,
+    BLOCK_TYPES,
     F32,
-    RAW_BLOCK_BYTES,
     STACK,
-    W4,
-    W4M,
     W8,
+    CodesRows,
+    Layout,
     PackedWeight,
+    code_arrays,
     packed_weight,
-    stacked_weight,
 )
-from slipstream.runners.cpu.quantize import q4_1_blocks, q8_0_blocks
+from slipstream.runners.cpu.quantize import q8_0_blocks
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64  # query heads of a KV head
@@ -58,8 +58,8 @@ def _declare(library: ctypes.CDLL) -> None:
     pointer, integer, long, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     arguments = {
         "ss_linear": (pointer, pointer, long, integer, pointer, long, pointer, pointer, long),
-        "ss_pack": (pointer, pointer, long, integer, integer),
-        "ss_append": (pointer, integer, pointer),
+        "ss_pack_codes": (pointer, pointer, integer, integer),
+        "ss_pack_raw": (pointer, integer, pointer, long, integer, integer),
         "ss_embed": (pointer, pointer, integer, pointer),
         "ss_packed_bytes": (integer, integer, integer),
         "ss_rms_norm": (pointer, pointer, real, integer, integer, pointer),
@@ -117,74 +117,60 @@ class Kernels:
 
     # ---- weights ----
 
-    def packed_bytes(self, format: int, rows: int, cols: int) -> int:
+    def packed_bytes(self, layout: Layout, rows: int, cols: int) -> int:
         """What a matrix takes in the kernels' layout."""
-        return int(self._c.ss_packed_bytes(format, rows, cols))
+        return int(self._c.ss_packed_bytes(layout.format, rows, cols))
 
-    def _empty(self, format: int, rows: int, cols: int) -> PackedWeight:
+    def empty(self, layout: Layout, rows: int, cols: int, order: Tensor | None = None) -> PackedWeight:
+        """A matrix to be filled by the functions below, rows by rows."""
         assert rows > 0
         assert cols > 0
-        return packed_weight(format, rows, cols, torch.zeros(self.packed_bytes(format, rows, cols), dtype=torch.uint8))
+        data = torch.zeros(self.packed_bytes(layout, rows, cols), dtype=torch.uint8)
+        return packed_weight(layout, rows, cols, data, order=order)
 
-    def pack_blocks(self, format: int, raw: Tensor, cols: int) -> PackedWeight:
-        """raw: uint8 [rows, bytes per row], as in a GGUF file."""
+    def fill_codes(self, weight: PackedWeight, row: int, codes: Codes) -> None:
+        """Rows from ``row`` on. The layout is that of the codes' container: nothing is rounded."""
+        layout, container = weight.layout, codes.container
+        rows, cols = codes.codes.shape
+        assert cols == weight.cols
         assert cols % 32 == 0
-        assert raw.dim() == 2
-        assert raw.shape[1] == cols // 32 * RAW_BLOCK_BYTES[format]
-        weight = self._empty(format, raw.shape[0], cols)
-        self._c.ss_pack(weight.address, _flat(raw, torch.uint8), raw.shape[1], 0, raw.shape[0])
-        return weight
+        assert row + rows <= weight.rows
+        arrays = code_arrays(codes, layout)
+        where = (None if each is None else each.ctypes.data for each in arrays)
+        struct = CodesRows(*where, container.group, container.span, layout.bias)
+        self._c.ss_pack_codes(weight.address, ctypes.addressof(struct), row, rows)
 
-    def pack_q4_0(self, raw: Tensor, cols: int) -> PackedWeight:
-        """raw: uint8 [rows, cols / 32 * 18], as in a GGUF file. Rows of several tensors may be stacked before."""
-        return self.pack_blocks(W4, raw, cols)
+    def fill_blocks(self, weight: PackedWeight, row: int, dtype: str, blocks: np.ndarray) -> None:
+        """The same from GGUF blocks of a type of BLOCK_TYPES. uint8 [rows, bytes of a row]"""
+        assert blocks.dtype == np.uint8
+        assert blocks.flags.c_contiguous
+        self._fill_raw(weight, row, BLOCK_TYPES.index(dtype), blocks.ctypes.data, blocks.shape)
 
-    def pack_q4_1(self, raw: Tensor, cols: int) -> PackedWeight:
-        """raw: uint8 [rows, cols / 32 * 20]."""
-        return self.pack_blocks(W4M, raw, cols)
+    def fill_floats(self, weight: PackedWeight, row: int, matrix: Tensor) -> None:
+        """float32 or bfloat16 [rows, cols], kept as they are."""
+        assert matrix.shape[1] == weight.cols
+        assert weight.layout == (BF16 if matrix.dtype == torch.bfloat16 else F32)
+        matrix = matrix.contiguous()
+        shape = matrix.shape[0], matrix.shape[1] * matrix.element_size()
+        self._fill_raw(weight, row, -1, matrix.data_ptr(), shape)
 
-    def pack_q8_0(self, raw: Tensor, cols: int) -> PackedWeight:
-        """raw: uint8 [rows, cols / 32 * 34]."""
-        return self.pack_blocks(W8, raw, cols)
+    def _fill_raw(self, weight: PackedWeight, row: int, kind: int, at: int, shape: tuple[int, ...]) -> None:
+        rows, stride = shape
+        assert row + rows <= weight.rows
+        self._c.ss_pack_raw(weight.address, kind, at, stride, row, rows)
 
     def pack_float(self, matrix: Tensor) -> PackedWeight:
         """matrix: [rows, cols], float32 or bfloat16, kept as it is."""
-        assert matrix.dim() == 2
         assert matrix.dtype in (torch.float32, torch.bfloat16)
-        matrix = matrix.contiguous()
-        weight = self._empty(BF16 if matrix.dtype == torch.bfloat16 else F32, *matrix.shape)
-        stride = matrix.shape[1] * matrix.element_size()
-        self._c.ss_pack(weight.address, matrix.data_ptr(), stride, 0, matrix.shape[0])
+        weight = self.empty(BF16 if matrix.dtype == torch.bfloat16 else F32, *matrix.shape)
+        self.fill_floats(weight, 0, matrix)
         return weight
 
     def quantize_w8(self, matrix: Tensor) -> PackedWeight:
         """Quantize a float matrix to 8 bits, as GGUF's Q8_0."""
-        return self.pack_blocks(W8, q8_0_blocks(matrix), matrix.shape[1])
-
-    def quantize_w4(self, matrix: Tensor) -> PackedWeight:
-        """Quantize a float matrix to 4 bits, as GGUF's Q4_1."""
-        return self.pack_blocks(W4M, q4_1_blocks(matrix), matrix.shape[1])
-
-    def concat(self, parts: list[PackedWeight]) -> PackedWeight:
-        """Put output rows below each other. Parts of different formats stay as they are and are only stacked."""
-        if len(parts) == 1:
-            return parts[0]
-        first = parts[0]
-        assert all(part.cols == first.cols and part.format != STACK for part in parts)
-        if any(part.format != first.format for part in parts):
-            return stacked_weight(parts)
-        return self.gather(sum(part.rows for part in parts), parts)
-
-    def gather(self, num_rows: int, parts: Iterable[PackedWeight]) -> PackedWeight:
-        """Parts of one format in one matrix; none of them is held longer than until the next one comes."""
-        rest = iter(parts)
-        first = next(rest)
-        whole, at = self._empty(first.format, num_rows, first.cols), 0
-        for part in chain([first], rest):
-            self._c.ss_append(whole.address, at, part.address)
-            at += part.rows
-        assert at == num_rows
-        return whole
+        weight = self.empty(W8, *matrix.shape)
+        self.fill_blocks(weight, 0, "Q8_0", q8_0_blocks(matrix).numpy())
+        return weight
 
     # ---- layers ----
 
@@ -193,7 +179,7 @@ class Kernels:
         if out is None:
             out = torch.empty(ids.shape[0], weight.cols)
         assert out.shape == (ids.shape[0], weight.cols)
-        assert weight.format != STACK
+        assert weight.layout != STACK
         self._c.ss_embed(weight.address, _flat(ids, torch.int64), ids.shape[0], _flat(out, torch.float32))
         return out
 

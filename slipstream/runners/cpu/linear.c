@@ -19,53 +19,65 @@
 
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
-#if defined(HAS_DOT) || defined(HAS_WORD)
 #ifdef HAS_DOT
 #define TILE_INTEGER tile_dot
-#else
+#elif defined(HAS_WORD)
 #define TILE_INTEGER tile_word
-#endif
-#define KIND(F) KIND_##F
-#define KIND_W4 TILE_INTEGER
-#define KIND_W4M TILE_INTEGER
-#define KIND_W8 TILE_INTEGER
-#define KIND_BF16 tile_float
-#define KIND_F32 tile_float
-INLINE int quantizes_x(int format) { return format <= W8; }
 #else
-#define KIND(F) tile_float
-INLINE int quantizes_x(int format) { return (void)format, 0; }
+#define TILE_INTEGER tile_float
 #endif
+INLINE int quantizes_x(int format) {
+#if defined(HAS_DOT) || defined(HAS_WORD)
+  return has_scales(format);
+#else
+  return (void)format, 0;
+#endif
+}
 
-#define TILE(F, MT)                                                                                                   \
-  static void tile_##F##_##MT(const linear_job *j, int panel, int row) { KIND(F)(j, F, MT, panel, row); }
+/* A family: a kind of codes, and groups of 32 columns or of 16. */
+#define TILE(F, TILE_OF, KIND, HALVES_, MT)                                                                           \
+  static void tile_##F##_##MT(const linear_job *j, int panel, int row) { TILE_OF(j, KIND, HALVES_, MT, panel, row); }
+#define TILES_TO_4(F, T, K, H) TILE(F, T, K, H, 1) TILE(F, T, K, H, 2) TILE(F, T, K, H, 3) TILE(F, T, K, H, 4)
 #if MAX_MT == 8
-#define TILES(F) TILE(F, 1) TILE(F, 2) TILE(F, 3) TILE(F, 4) TILE(F, 5) TILE(F, 6) TILE(F, 7) TILE(F, 8)
+#define TILES(F, T, K, H)                                                                                             \
+  TILES_TO_4(F, T, K, H) TILE(F, T, K, H, 5) TILE(F, T, K, H, 6) TILE(F, T, K, H, 7) TILE(F, T, K, H, 8)
 #define NAMES(F)                                                                                                      \
   { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4, tile_##F##_5, tile_##F##_6, tile_##F##_7, tile_##F##_8 }
 #else
-#define TILES(F) TILE(F, 1) TILE(F, 2) TILE(F, 3) TILE(F, 4)
+#define TILES(F, T, K, H) TILES_TO_4(F, T, K, H)
 #define NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4 }
 #endif
-TILES(W4) TILES(W4M) TILES(W8) TILES(BF16) TILES(F32)
-static const tile_fn tiles[5][MAX_MT] = {NAMES(W4), NAMES(W4M), NAMES(W8), NAMES(BF16), NAMES(F32)};
+#define WHOLE_TILES(KIND) TILES(KIND, TILE_INTEGER, KIND, 1)
+#define HALF_TILES(KIND) TILES(KIND##_HALVES, TILE_INTEGER, KIND, 2)
+WHOLE_TILES(CODES4) WHOLE_TILES(TABLE4) WHOLE_TILES(CODES5) WHOLE_TILES(CODES8)
+HALF_TILES(CODES4) HALF_TILES(TABLE4) HALF_TILES(CODES6) HALF_TILES(CODES8)
+TILES(BF16, tile_float, BF16, 1) TILES(F32, tile_float, F32, 1)
+
+/* By kind of codes, and with HALVES. No type has groups of 16 with 5 bits, or of 32 with 6. */
+static const tile_fn tiles[2 * 8][MAX_MT] = {
+    [CODES4] = NAMES(CODES4), [TABLE4] = NAMES(TABLE4), [CODES5] = NAMES(CODES5), [CODES8] = NAMES(CODES8),
+    [BF16] = NAMES(BF16), [F32] = NAMES(F32),
+    [HALVES | CODES4] = NAMES(CODES4_HALVES), [HALVES | TABLE4] = NAMES(TABLE4_HALVES),
+    [HALVES | CODES6] = NAMES(CODES6_HALVES), [HALVES | CODES8] = NAMES(CODES8_HALVES)};
+INLINE const tile_fn *tiles_of(const linear_job *j) { return tiles[j->w->format & (7 | HALVES)]; }
 
 #ifdef HAS_AMX
-#define AMX(F) static void amx_##F(const linear_job *j, int panel, int row) { tile_amx(j, F, panel, row); }
-AMX(W4) AMX(W4M) AMX(W8)
-static const tile_fn amx_tiles[3] = {amx_W4, amx_W4M, amx_W8};
+#define AMX(K) static void amx_##K(const linear_job *j, int panel, int row) { tile_amx(j, K, panel, row); }
+AMX(CODES4) AMX(TABLE4) AMX(CODES5) AMX(CODES8)
+static const tile_fn amx_tiles[] = {[CODES4] = amx_CODES4, [TABLE4] = amx_TABLE4, [CODES5] = amx_CODES5, [CODES8] = amx_CODES8};
 INLINE tile_fn full_tile(const linear_job *j) {
-  return j->parts && amx_allowed() ? amx_tiles[j->w->format] : tiles[j->w->format][MAX_MT - 1];
+  const int has_one = j->parts && !(j->w->format & HALVES);
+  return has_one && amx_allowed() ? amx_tiles[kind_of(j->w->format)] : tiles_of(j)[MAX_MT - 1];
 }
 #else
-INLINE tile_fn full_tile(const linear_job *j) { return tiles[j->w->format][MAX_MT - 1]; }
+INLINE tile_fn full_tile(const linear_job *j) { return tiles_of(j)[MAX_MT - 1]; }
 INLINE void amx_begin(void) {}
 INLINE void amx_end(void) {}
 #endif
 
 /* A chunk: a few panels against one slab of rows. Neighbouring chunks share the slab. */
 static void linear_chunk(const linear_job *j, int chunk) {
-  const tile_fn *fns = tiles[j->w->format], full = full_tile(j);
+  const tile_fn *fns = tiles_of(j), full = full_tile(j);
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
   int end = panel + j->panels_per_chunk < j->panels ? panel + j->panels_per_chunk : j->panels;
@@ -79,12 +91,15 @@ static void linear_chunk(const linear_job *j, int chunk) {
 
 /* ---- x, as the tiles take it ---- */
 
-/* Sums of x over blocks of 32 columns. */
+/* Sums of x over blocks of 32 columns and their halves. */
 static void sum_row(const float *x, int blocks, float *out) {
-  for (int b = 0; b < blocks; b++, x += BLOCK) {
-    vf total = v_load(x);
-    for (int i = VL; i < BLOCK; i += VL) total = v_add(total, v_load(x + i));
-    out[b] = v_sum(total);
+  for (int b = 0; b < blocks; b++, out += NUM_SUMS) {
+    for (int half = 0; half < 2; half++, x += BLOCK / 2) {
+      vf total = v_load(x);
+      for (int i = VL; i < BLOCK / 2; i += VL) total = v_add(total, v_load(x + i));
+      out[half] = v_sum(total);
+    }
+    out[WHOLE] = out[0] + out[1];
   }
 }
 
@@ -104,7 +119,7 @@ static void store_parts(const linear_job *j, int i, int8_t *parts, const int32_t
 static void quantize_row(const linear_job *j, int i, int blocks, const float *x) {
   for (int b = 0; b < blocks; b++) {
     int32_t v[BLOCK];
-    quantize_block(x + b * BLOCK, offset_of(j->w->format), v, j->x_scales + (int64_t)i * blocks + b);
+    quantize_block(x + b * BLOCK, v, j->x_blocks + (int64_t)i * blocks + b);
     store_parts(j, i, parts_of(j->parts, blocks, i, b), v);
   }
 }
@@ -114,18 +129,23 @@ static void quantize_row(const linear_job *j, int i, int blocks, const float *x)
 }
 #endif
 
-static void prepare_row(const linear_job *j, int i) {
-  const int cols = j->w->cols, blocks = num_blocks(cols);
+static const float *copy_row(const linear_job *j, int i, int blocks) {
+  const int cols = j->w->cols;
+  const int32_t *order = j->w->order;
   const float *x = j->x + i * j->ldx;
-  const int64_t at = (int64_t)i * blocks;
+  float *to = j->copy + (int64_t)i * blocks * BLOCK;
+  memset(to + (blocks - 1) * BLOCK, 0, BLOCK * 4);
+  if (!order) memcpy(to, x, (size_t)cols * 4);
+  else
+    for (int k = 0; k < cols; k++) to[k] = x[order[k]];
+  return to;
+}
+
+static void prepare_row(const linear_job *j, int i) {
+  const int blocks = num_blocks(j->w->cols);
+  const float *x = j->copy ? copy_row(j, i, blocks) : j->x + i * j->ldx;
   if (j->parts) quantize_row(j, i, blocks, x);
-  if (j->padded) {
-    float *to = j->padded + at * BLOCK;
-    memset(to + (blocks - 1) * BLOCK, 0, BLOCK * 4);
-    memcpy(to, x, (size_t)cols * 4);
-    x = to;
-  }
-  if (j->sums) sum_row(x, blocks, j->sums + at);
+  if (j->sums) sum_row(x, blocks, j->sums + (int64_t)i * blocks * NUM_SUMS);
 }
 
 #define PREPARE_ROWS 4
@@ -133,24 +153,31 @@ static void prepare_chunk(const linear_job *j, int chunk) {
   for (int i = chunk * PREPARE_ROWS; i < (chunk + 1) * PREPARE_ROWS && i < j->m; i++) prepare_row(j, i);
 }
 
-/* What the format's tile wants of x: its bytes or words, or whole blocks and their sums. Block formats have whole blocks. */
-static int needs_padding(const linear_job *j) { return j->w->cols % BLOCK != 0; }
-static int needs_sums(const linear_job *j) { return j->w->format == W4M && !quantizes_x(W4M); }
+/* What the format's tile wants of x: its bytes or words, or whole blocks and their sums. */
+static int needs_copy(const linear_job *j) { return j->w->cols % BLOCK != 0 || j->w->order; }
+static int needs_sums(const linear_job *j) { return (j->w->format & HAS_MINIMUM) && !quantizes_x(j->w->format); }
 
+/* Memory for it, of which place() hands out the parts. */
 static uint64_t prepared_bytes(const linear_job *j) {
   const uint64_t whole = (uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT; /* rows, in whole groups */
   const uint64_t n = whole * (uint64_t)num_blocks(j->w->cols);
-  uint64_t bytes = quantizes_x(j->w->format) ? n * (PARTS_BYTES + sizeof(block_scales)) : 0;
-  if (needs_padding(j)) bytes += n * BLOCK * 4;
-  if (needs_sums(j)) bytes += n * 4;
+  uint64_t bytes = quantizes_x(j->w->format) ? n * (PARTS_BYTES + sizeof(x_block)) : 0;
+  if (needs_copy(j)) bytes += n * BLOCK * 4;
+  if (needs_sums(j)) bytes += n * NUM_SUMS * 4;
   return (bytes + 63) / 64 * 64;
 }
 
 static void place(linear_job *j, uint8_t *memory) {
   const uint64_t n = ((uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT) * (uint64_t)num_blocks(j->w->cols);
-  if (quantizes_x(j->w->format)) j->parts = (int8_t *)memory, j->x_scales = (block_scales *)(memory + n * PARTS_BYTES);
-  if (needs_padding(j)) j->padded = (float *)memory, memory += n * BLOCK * 4;
+  if (needs_copy(j)) j->copy = (float *)memory, memory += n * BLOCK * 4;
   if (needs_sums(j)) j->sums = (float *)memory;
+  if (quantizes_x(j->w->format)) j->parts = (int8_t *)memory, j->x_blocks = (x_block *)(memory + n * PARTS_BYTES);
+}
+
+/* Parts of a stack take the same x: what one has prepared serves the next. */
+static int can_share(const linear_job *j, const linear_job *before) {
+  return j->x == before->x && j->ldx == before->ldx && j->m == before->m && j->w->cols == before->w->cols &&
+         j->w->order == before->w->order && quantizes_x(j->w->format) && quantizes_x(before->w->format);
 }
 
 /* ---- jobs ---- */
@@ -192,15 +219,19 @@ static void prepare_all(const job_list *list) {
   for (int i = 0; i < list->num_jobs; i++) {
     linear_job *j = list->jobs + i;
     const uint64_t own = prepared_bytes(j);
+    j->prepare0 = items;
+    if (i && can_share(j, j - 1)) {
+      j->parts = j[-1].parts, j->x_blocks = j[-1].x_blocks;
+      continue;
+    }
     place(j, memory);
     memory += own;
-    j->prepare0 = items;
     items += own ? (j->m + PREPARE_ROWS - 1) / PREPARE_ROWS : 0;
   }
   pool_run(prepare_item, (void *)list, items);
   for (int i = 0; i < list->num_jobs; i++) {
     linear_job *j = list->jobs + i;
-    if (j->padded) j->x = j->padded, j->ldx = (int64_t)num_blocks(j->w->cols) * BLOCK;
+    if (j->copy) j->x = j->copy, j->ldx = (int64_t)num_blocks(j->w->cols) * BLOCK;
   }
 }
 

@@ -17,8 +17,8 @@ def cpu_platform(kernels: Kernels, config: RunnerConfig, spec: ModelSpec) -> Pla
     as_stored = "FP8 matrices in 8-bit blocks" if spec.fp8 else "matrices as stored"
     stored = as_stored if config.dtype == "auto" else f"matrices in {config.dtype}"
     note = f"cpu, {stored}, {kernels.isa} kernels on {kernels.num_threads} threads"
-    # The head decides nothing, so it may be quantized: 8 bits make a draft cheaper.
-    head = PackedFormat(kernels, "int8") if config.dtype == "auto" else PackedFormat(kernels, config.dtype)
+    # The head decides nothing, so its floats may be quantized: 8 bits make a draft cheaper.
+    head = PackedFormat(kernels, config.dtype, floats="int8")
     ops = CpuOps(kernels)
     vocab = draft_vocab(config, spec, DRAFT_VOCAB)
     return Platform(ops, PackedFormat(kernels, config.dtype), head, note, vocab, stack=ops.stack)

@@ -58,12 +58,16 @@ INLINE vf v_pick_gt(vf a, vf b, vf c, vf d) {
 INLINE vi vi_pick_gt(vf a, vf b, vi c, vi d) {
   return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), d, c);
 }
-INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-/* Nibble j of each lane, two's complement: one table look-up instead of a shift and a conversion. */
-INLINE vf v_nibble(vi a, int j) {
-  const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-  return _mm512_permutexvar_ps(j ? vi_shr(a, 4 * j) : a, table);
+INLINE vf v_load_i8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+INLINE vf v_load_u8(const uint8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* A table of 16 bytes, and the entries that the bytes of `at` name. */
+INLINE vi vi_load_table(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vi vi_lookup(vi table, vi at) { return _mm512_shuffle_epi8(table, at); }
+INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
 #ifdef HAS_DOT
 /* acc + the sum over four bytes of w (unsigned) times x (signed), lane by lane. */
@@ -119,7 +123,14 @@ INLINE vi vi_cast(vf a) { return _mm256_castps_si256(a); }
 INLINE vf v_pick_gt(vf a, vf b, vf c, vf d) { return _mm256_blendv_ps(d, c, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
 INLINE vi vi_pick_gt(vf a, vf b, vi c, vi d) { return vi_cast(v_pick_gt(a, b, v_cast(c), v_cast(d))); }
 INLINE vf v_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-INLINE vf v_nibble(vi a, int j) { return v_from_int(vi_sra(vi_shl(a, 28 - 4 * j), 28)); }
+INLINE vf v_load_i8(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf v_load_u8(const uint8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vi vi_load_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vi vi_lookup(vi table, vi at) { return _mm256_shuffle_epi8(table, at); }
 #ifdef HAS_DOT
 INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 #else
@@ -178,11 +189,26 @@ INLINE vf v_min(vf a, vf b) { return v_pick_gt(a, b, b, a); }
 INLINE vi v_round(vf a) { /* adding 1.5 * 2^23 leaves the nearest integer in the low bits; |a| < 2^22 */
   return vi_sub(vi_cast(v_add(a, v_set(12582912.0f))), vi_set(0x4B400000));
 }
-INLINE vf v_nibble(vi a, int j) { return v_from_int(vi_sra(vi_shl(a, 28 - 4 * j), 28)); }
+INLINE vf v_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
+INLINE vf v_load_u8(const uint8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
+INLINE vi vi_load_table(const uint8_t *p) { return vi_load(p); }
+INLINE vi vi_lookup(vi table, vi at) {
+#if defined(__aarch64__)
+  return (vi)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)at);
+#endif
+  uint8_t entry[16], byte[16];
+  memcpy(entry, &table, 16);
+  memcpy(byte, &at, 16);
+  for (int i = 0; i < 16; i++) byte[i] = entry[byte[i] & 15];
+  return vi_load(byte);
+}
 #endif
 
-/* Byte j of each lane, signed. */
-INLINE vf v_byte(vi a, int j) { return v_from_int(vi_sra(j == 3 ? a : vi_shl(a, 24 - 8 * j), 24)); }
+/* Byte j of each lane, unsigned, less the offset. */
+INLINE vf v_byte(vi a, int j, vi offset) {
+  vi wide = j == 3 ? vi_shr(a, 24) : vi_and(j ? vi_shr(a, 8 * j) : a, vi_set(255));
+  return v_from_int(vi_sub(wide, offset));
+}
 
 /* Scales are kept as halves where the machine converts them in one instruction, else as floats. */
 #ifdef SCALE_F16

@@ -6,19 +6,21 @@
 
 #define FETCH_BYTES 4096
 
+/* Sums over a block of x: of its first 16 columns, of the others, of all. */
+enum { WHOLE = 2, NUM_SUMS = 3 };
 typedef struct {
   float step; /* of x, per unit of v */
-  float sum; /* of x as quantized */
-  int32_t start; /* where the integer sum starts, so that unsigned weights come out signed */
-} block_scales;
+  float sum[NUM_SUMS]; /* of x as quantized */
+  int32_t total[NUM_SUMS]; /* of v */
+} x_block;
 
 typedef struct {
   const weight_t *w;
   const float *x; /* [m, >= padded cols] */
-  float *padded; /* [m, padded cols]: a copy of x in whole blocks, where it has none */
-  float *sums; /* [m, blocks]: sums of x, float tiles of W4M only */
+  float *copy; /* [m, padded cols]: x in whole blocks and in the weight's order of columns, where it is not */
+  float *sums; /* [m, blocks, NUM_SUMS]: sums of x, float tiles of formats with minima only */
   int8_t *parts; /* x in two bytes or in words, integer tiles only (tile_dot.h, tile_word.h) */
-  block_scales *x_scales; /* [m, blocks]: integer tiles only */
+  x_block *x_blocks; /* [m, blocks]: integer tiles only */
   const float *bias, *add;
   float *out;
   int64_t ldx, ldo, lda;
@@ -58,15 +60,48 @@ INLINE int fetching_pays(void) {
 #endif
 }
 
-/* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need. */
-INLINE void fetch_quarter(const int format, const uint8_t *p, const int quarter, int fetch) {
-  const int lines = (block_bytes(format) + 63) / 64, from = lines * quarter / 4, to = lines * (quarter + 1) / 4;
+/* Where a panel is being read. */
+typedef struct {
+  const uint8_t *header; /* the steps of the span */
+  const uint8_t *units; /* of the block; its factors follow */
+} place_t;
+
+INLINE place_t first_block(const weight_t *w, int panel) {
+  const uint8_t *header = span_of(w, panel * PANEL, 0);
+  return (place_t){header, header + header_bytes(w->format)};
+}
+
+/* b: the index of the block that follows. */
+INLINE void next_block(int format, int b, place_t *at) {
+  at->units += block_bytes(format);
+  if ((b & (span_blocks(format) - 1)) == 0) at->header = at->units, at->units += header_bytes(format);
+}
+
+/* The scales of a block, for each half and each vector of rows, and its minima. Not inlined: formats differ in this alone,
+ * and tiles are compiled for kinds of codes. */
+typedef struct {
+  vf scale[2][NUM_GROUPS], low[2][NUM_GROUPS];
+} scales_t;
+
+static __attribute__((noinline)) void load_scales(int format, const place_t *at, scales_t *out) {
+  const uint8_t *factors = at->units + payload_bytes(kind_of(format));
+  for (int half = 0; half < num_halves(format); half++)
+    for (int g = 0; g < NUM_GROUPS; g++) {
+      out->scale[half][g] = load_scale(format, at->header, factors, half, g * VL);
+      if (format & HAS_MINIMUM) out->low[half][g] = load_minimum(format, at->header, factors, half, g * VL);
+    }
+}
+
+/* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need.
+ * Scales are part of the stream, 2 or 3 lines a block for most formats. */
+INLINE void fetch_quarter(const int kind, const uint8_t *p, const int quarter, int fetch) {
+  const int lines = payload_bytes(kind) / 64 + 3, from = lines * quarter / 4, to = lines * (quarter + 1) / 4;
   if (!fetch) return;
   _Pragma("GCC unroll 32") for (int i = from; i < to; i++) __builtin_prefetch(p + FETCH_BYTES + 64 * i, 0, 3);
 }
 
-INLINE void fetch_ahead(const int format, const uint8_t *p, int fetch) {
-  _Pragma("GCC unroll 4") for (int quarter = 0; quarter < 4; quarter++) fetch_quarter(format, p, quarter, fetch);
+INLINE void fetch_ahead(const int kind, const uint8_t *p, int fetch) {
+  _Pragma("GCC unroll 4") for (int quarter = 0; quarter < 4; quarter++) fetch_quarter(kind, p, quarter, fetch);
 }
 
 INLINE void store_tile(const linear_job *j, const int mt, int panel, int row, sums_t acc) {

@@ -43,11 +43,11 @@ INLINE void amx_end(void) { _tile_release(); }
 typedef int32_t words_t[NUM_GROUPS][NUM_WORDS * VL] __attribute__((aligned(64)));
 typedef int32_t dots_t[NUM_GROUPS][2 * MAX_MT * VL] __attribute__((aligned(64)));
 
-INLINE void unpack_block(const int format, const uint8_t *p, words_t words) {
+INLINE void unpack_block(const int kind, const uint8_t *p, vi table, words_t words) {
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
     _Pragma("GCC unroll 4") for (int i = 0; i < NUM_WORDS / 2; i++) {
       vi w[2];
-      load_pair(format, p + g * VL * UNIT_BYTES, i, w);
+      load_pair(kind, p + g * VL * UNIT_BYTES, i, table, w);
       vi_store(words[g] + 2 * i * VL, w[0]);
       vi_store(words[g] + (2 * i + 1) * VL, w[1]);
     }
@@ -70,38 +70,44 @@ INLINE void multiply_block(const int8_t *parts, words_t words, dots_t dots) {
   _tile_stored(2, dots[2], 64);
 }
 
-INLINE void finish_block(const linear_job *j, const int format, const uint8_t *p, int64_t at, int blocks,
-                         dots_t dots, sums_t acc) {
-  const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
+INLINE void finish_block(int format, const place_t *at, const x_block *x, int blocks, dots_t dots,
+                         sums_t acc) {
+  scales_t scales;
+  load_scales(format, at, &scales);
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-    vf d = v_load_scale(scale + g * VL);
-    vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
     _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++) {
-      const int64_t i = at + (int64_t)m * blocks;
+      const x_block *own = x + (int64_t)m * blocks;
       vi high = vi_load(dots[g] + m * VL), rest = vi_load(dots[g] + (MAX_MT + m) * VL);
-      vi t = vi_add(vi_add(vi_shl(high, 7), rest), vi_set(j->x_scales[i].start));
-      acc[m][g] = add_dot(format, d, low, t, j->x_scales + i, acc[m][g]);
+      vi t = vi_add(vi_add(vi_shl(high, 7), rest), start_of(format, own, WHOLE));
+      acc[m][g] = add_dot(scales.scale[0][g], t, own, acc[m][g]);
     }
+  }
+  if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+    _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++)
+      acc[m][g] = v_fma(scales.low[0][g], v_set(x[(int64_t)m * blocks].sum[WHOLE]), acc[m][g]);
   }
 }
 
-/* Three blocks are under way at a time: one being unpacked, one in the matrix unit, one being added up. */
-INLINE void tile_amx(const linear_job *j, const int format, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols);
-  const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  const int64_t at = (int64_t)row * blocks;
+/* Three blocks are under way at a time: one being unpacked, one in the matrix unit, one being added up. Groups of 32 columns. */
+INLINE void tile_amx(const linear_job *j, const int kind, int panel, int row) {
+  const int blocks = num_blocks(j->w->cols), format = j->w->format;
+  const x_block *x = j->x_blocks + (int64_t)row * blocks;
+  const vi table = load_table(kind, j->w);
+  place_t at[3] = {first_block(j->w, panel)}; /* of the block being unpacked, and of the two before it */
   words_t words[2];
   dots_t dots[2];
   sums_t acc;
   clear(MAX_MT, acc);
-  for (int b = 0; b < blocks + 2; b++, p += block_bytes(format)) {
+  for (int b = 0; b < blocks + 2; b++) {
     if (b < blocks) {
-      fetch_ahead(format, p, j->fetch);
-      unpack_block(format, p, words[b & 1]);
+      fetch_ahead(kind, at[0].units, j->fetch);
+      unpack_block(kind, at[0].units, table, words[b & 1]);
     }
-    if (b >= 2) finish_block(j, format, p - 2 * block_bytes(format), at + b - 2, blocks, dots[b & 1], acc);
+    if (b >= 2) finish_block(format, at + 2, x + b - 2, blocks, dots[b & 1], acc);
     if (b >= 1 && b <= blocks)
       multiply_block(parts_of(j->parts, blocks, row, b - 1), words[(b - 1) & 1], dots[(b - 1) & 1]);
+    at[2] = at[1], at[1] = at[0];
+    next_block(format, b + 1, at);
   }
   store_tile(j, MAX_MT, panel, row, acc);
 }

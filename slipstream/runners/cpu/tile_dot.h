@@ -25,9 +25,6 @@ INLINE void store_bytes(const int32_t *v, int8_t *to) {
 #endif
 }
 
-/* What is added to q to make it unsigned. */
-INLINE int offset_of(int format) { return format == W8 ? 128 : 8; }
-
 /* The high and the low bytes of v[0..31]. */
 INLINE void split_bytes(const int32_t *v, int8_t *high_at, int8_t *low_at) {
   int32_t high[BLOCK], low[BLOCK];
@@ -40,63 +37,57 @@ INLINE void split_bytes(const int32_t *v, int8_t *high_at, int8_t *low_at) {
   store_bytes(low, low_at);
 }
 
-/* The q of 8 columns of a block for one vector of rows, as unsigned bytes: words 2 i and 2 i + 1. */
-INLINE void load_pair(const int format, const uint8_t *p, int i, vi w[2]) {
-  if (format == W8) {
-    const vi flip = vi_set((int32_t)0x80808080);
-    w[0] = vi_xor(vi_load(p + 2 * i * PANEL * UNIT_BYTES), flip); /* q + 128 */
-    w[1] = vi_xor(vi_load(p + (2 * i + 1) * PANEL * UNIT_BYTES), flip);
-    return;
-  }
-  const vi flip = vi_set(0x08080808), mask = vi_set(0x0F0F0F0F);
-  vi a = vi_load(p + i * PANEL * UNIT_BYTES); /* nibbles of q - 8; flipped they are q */
-  w[0] = vi_xor(vi_and(a, mask), flip);
-  w[1] = vi_xor(vi_and(vi_shr(a, 4), mask), flip);
-}
-
 /* One block for the rows from .. to - 1 of a tile. The integer sums of their high and low bytes stay in registers for all
- * groups, and a word of x is read once for all of them: a broadcast for every product would keep the load ports as busy as
- * the byte products keep theirs. */
-INLINE void dot_block(const int format, const int mt, const int from, const int to, const uint8_t *p,
-                      const int8_t *parts, const block_scales *x_scales, int blocks, int fetch, sums_t acc) {
-  const scale_t *scale = (const scale_t *)(p + payload_bytes(format));
-  vi high[WIDE_MT][NUM_GROUPS], rest[WIDE_MT][NUM_GROUPS];
-  _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
-      high[m - from][g] = vi_set(0), rest[m - from][g] = vi_set(x_scales[(int64_t)m * blocks].start);
-  _Pragma("GCC unroll 4") for (int i = 0; i < NUM_WORDS / 2; i++) {
-    vi w[NUM_GROUPS][2];
-    fetch_quarter(format, p, i, fetch);
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) load_pair(format, p + g * VL * UNIT_BYTES, i, w[g]);
+ * groups of rows, and a word of x is read once for all of them: a broadcast for every product would keep the load ports as
+ * busy as the byte products keep theirs. */
+INLINE void dot_block(const int kind, const int halves, const int mt, const int from, const int to, int format, vi table,
+                      const uint8_t *p, const scales_t *s, const int8_t *parts, const x_block *x, int blocks, int fetch,
+                      sums_t acc) {
+  _Pragma("GCC unroll 2") for (int half = 0; half < halves; half++) {
+    const int which = halves == 2 ? half : WHOLE, pairs = NUM_WORDS / 2 / halves;
+    vi high[WIDE_MT][NUM_GROUPS], rest[WIDE_MT][NUM_GROUPS];
     _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
-      _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) {
-        vi *h = high[m - from], *r = rest[m - from];
-        const vi high_word = vi_set(word_at(parts + m * BLOCK, 2 * i + k));
-        const vi low_word = vi_set(word_at(parts + (mt + m) * BLOCK, 2 * i + k));
-        _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) h[g] = vi_dot(h[g], w[g][k], high_word);
-        _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) r[g] = vi_dot(r[g], w[g][k], low_word);
+      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+        high[m - from][g] = vi_set(0), rest[m - from][g] = start_of(format, x + (int64_t)m * blocks, which);
+    _Pragma("GCC unroll 4") for (int i = half * pairs; i < (half + 1) * pairs; i++) {
+      vi w[NUM_GROUPS][2];
+      fetch_quarter(kind, p, i, fetch);
+      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) load_pair(kind, p + g * VL * UNIT_BYTES, i, table, w[g]);
+      _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
+        _Pragma("GCC unroll 2") for (int k = 0; k < 2; k++) {
+          vi *h = high[m - from], *r = rest[m - from];
+          const vi high_word = vi_set(word_at(parts + m * BLOCK, 2 * i + k));
+          const vi low_word = vi_set(word_at(parts + (mt + m) * BLOCK, 2 * i + k));
+          _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) h[g] = vi_dot(h[g], w[g][k], high_word);
+          _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) r[g] = vi_dot(r[g], w[g][k], low_word);
+        }
+    }
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+      _Pragma("GCC unroll 4") for (int m = from; m < to; m++) {
+        vi t = vi_add(vi_shl(high[m - from][g], 7), rest[m - from][g]);
+        acc[m][g] = add_dot(s->scale[half][g], t, x + (int64_t)m * blocks, acc[m][g]);
       }
-  }
-  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-    vf d = v_load_scale(scale + g * VL);
-    vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
-    _Pragma("GCC unroll 4") for (int m = from; m < to; m++) {
-      vi t = vi_add(vi_shl(high[m - from][g], 7), rest[m - from][g]);
-      acc[m][g] = add_dot(format, d, low, t, x_scales + (int64_t)m * blocks, acc[m][g]);
+    }
+    if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+      _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
+        acc[m][g] = v_fma(s->low[half][g], v_set(x[(int64_t)m * blocks].sum[which]), acc[m][g]);
     }
   }
 }
 
-INLINE void tile_dot(const linear_job *j, const int format, const int mt, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols), half = mt <= WIDE_MT ? mt : (mt + 1) / 2;
-  const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  const block_scales *x_scales = j->x_scales + (int64_t)row * blocks;
+INLINE void tile_dot(const linear_job *j, const int kind, const int halves, const int mt, int panel, int row) {
+  const int blocks = num_blocks(j->w->cols), half = mt <= WIDE_MT ? mt : (mt + 1) / 2, format = j->w->format;
+  const x_block *x = j->x_blocks + (int64_t)row * blocks;
+  const vi table = load_table(kind, j->w);
+  place_t at = first_block(j->w, panel);
+  scales_t scales;
   sums_t acc;
   clear(mt, acc);
-  for (int b = 0; b < blocks; b++, p += block_bytes(format)) {
+  for (int b = 0; b < blocks; next_block(format, ++b, &at)) {
     const int8_t *parts = parts_of(j->parts, blocks, row, b);
-    dot_block(format, mt, 0, half, p, parts, x_scales + b, blocks, j->fetch, acc);
-    if (half < mt) dot_block(format, mt, half, mt, p, parts, x_scales + b, blocks, 0, acc);
+    load_scales(format, &at, &scales);
+    dot_block(kind, halves, mt, 0, half, format, table, at.units, &scales, parts, x + b, blocks, j->fetch, acc);
+    if (half < mt) dot_block(kind, halves, mt, half, mt, format, table, at.units, &scales, parts, x + b, blocks, 0, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }

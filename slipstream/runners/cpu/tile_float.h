@@ -1,8 +1,8 @@
 /* A tile in float32: weights are widened to floats in registers.
  *
- *     for each block of 32 columns:  s = sum over k of x[k] q[k], k rising, fused multiply-add from 0
- *                                    acc = d s + acc          (plain formats: acc + s)
- *                                    acc = (m + 8 d) sum(x in block) + acc      (W4M only)
+ *     for each group of 32 columns, or of 16:  s = sum over k of x[k] (u[k] - offset), k rising, fused multiply-add from 0
+ *                                              acc = scale s + acc          (plain formats: acc + s)
+ *                                              acc = minimum sum(x in group) + acc      (formats with minima)
  */
 #ifndef SS_TILE_FLOAT_H
 #define SS_TILE_FLOAT_H
@@ -21,22 +21,16 @@
     }                                                                                                                 \
   } while (0)
 
-INLINE void block_w4(const int mt, const uint8_t *p, const float *x, int64_t ldx, sums_t s) {
-  for (int i = 0; i < 4; i++, p += PANEL * 4, x += 8) {
-    vi a = vi_load(p), b = vi_load(p + VL * 4), c = vi_load(p + VL * 8);
-    _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) STEP(mt, v_nibble(a, j), v_nibble(b, j), v_nibble(c, j), j);
-  }
-}
-
-INLINE void block_w8(const int mt, const uint8_t *p, const float *x, int64_t ldx, sums_t s) {
-  for (int i = 0; i < BLOCK; i += 8, p += 2 * PANEL * 4, x += 8) {
-    const uint8_t *odd = p + PANEL * 4;
-    vi a = vi_load(p), b = vi_load(p + VL * 4), c = vi_load(p + VL * 8);
-    vi d = vi_load(odd), e = vi_load(odd + VL * 4), f = vi_load(odd + VL * 8);
-    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) {
-      STEP(mt, v_byte(a, j), v_byte(b, j), v_byte(c, j), 2 * j);
-      STEP(mt, v_byte(d, j), v_byte(e, j), v_byte(f, j), 2 * j + 1);
-    }
+/* Columns of codes, `pairs` times 8 of them from pair i on. */
+INLINE void block_codes(const int kind, const int mt, const uint8_t *p, int i, int pairs, vi table, vi offset,
+                        const float *x, int64_t ldx, sums_t s) {
+  for (const int end = i + pairs; i < end; i++) {
+    vi a[2], b[2], c[2];
+    load_pair(kind, p, i, table, a);
+    load_pair(kind, p + VL * UNIT_BYTES, i, table, b);
+    load_pair(kind, p + 2 * VL * UNIT_BYTES, i, table, c);
+    _Pragma("GCC unroll 8") for (int k = 0; k < 8; k++)
+      STEP(mt, v_byte(a[k % 2], k / 2, offset), v_byte(b[k % 2], k / 2, offset), v_byte(c[k % 2], k / 2, offset), 8 * i + k);
   }
 }
 
@@ -54,35 +48,48 @@ INLINE void block_f32(const int mt, const uint8_t *p, const float *x, int64_t ld
   for (int i = 0; i < BLOCK; i++, q += PANEL, x++) STEP(mt, v_load(q), v_load(q + VL), v_load(q + 2 * VL), 0);
 }
 
-/* acc = d s + acc, and the minimum's share. */
-INLINE void add_block(const int format, const int mt, const uint8_t *p, const float *sums, int64_t lds, sums_t s,
-                      sums_t acc) {
-  const scale_t *scale = (const scale_t *)p;
-  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-    vf d = format <= W8 ? v_load_scale(scale + g * VL) : v_set(1.0f);
-    vf low = format == W4M ? v_fma(d, v_set(8.0f), v_load_scale(scale + PANEL + g * VL)) : d;
-    _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
-      acc[m][g] = format <= W8 ? v_fma(d, s[m][g], acc[m][g]) : v_add(acc[m][g], s[m][g]);
-      if (format == W4M) acc[m][g] = v_fma(low, v_set(sums[m * lds]), acc[m][g]);
+/* One block of codes: acc = scale s + acc for each group, and the minimum's share. sums: of x. */
+INLINE void float_block(const int kind, const int halves, const int mt, int format, vi table, const place_t *at,
+                        const float *x, int64_t ldx, const float *sums, int64_t lds, sums_t acc) {
+  scales_t scales;
+  load_scales(format, at, &scales);
+  const vi offset = vi_set(offset_of(format));
+  const int pairs = BLOCK / 8 / halves;
+  for (int half = 0; half < halves; half++) {
+    sums_t s;
+    clear(mt, s);
+    block_codes(kind, mt, at->units, half * pairs, pairs, table, offset, x, ldx, s);
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) acc[m][g] = v_fma(scales.scale[half][g], s[m][g], acc[m][g]);
+    }
+    if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
+        acc[m][g] = v_fma(scales.low[half][g], v_set(sums[m * lds + (halves == 2 ? half : WHOLE)]), acc[m][g]);
     }
   }
 }
 
-INLINE void tile_float(const linear_job *j, const int format, const int mt, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols);
-  const uint8_t *p = block_of(j->w, panel * PANEL, 0);
-  const float *x = j->x + row * j->ldx, *sums = j->sums + (format == W4M ? (int64_t)row * blocks : 0);
-  const int64_t ldx = j->ldx;
-  sums_t acc, s;
+INLINE void plain_block(const int kind, const int mt, const uint8_t *p, const float *x, int64_t ldx, sums_t acc) {
+  sums_t s;
+  clear(mt, s);
+  if (kind == BF16) block_bf16(mt, p, x, ldx, s);
+  else block_f32(mt, p, x, ldx, s);
+  _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) acc[m][g] = v_add(acc[m][g], s[m][g]);
+}
+
+INLINE void tile_float(const linear_job *j, const int kind, const int halves, const int mt, int panel, int row) {
+  const int blocks = num_blocks(j->w->cols), format = j->w->format;
+  const float *x = j->x + row * j->ldx, *sums = j->sums ? j->sums + (int64_t)row * blocks * NUM_SUMS : NULL;
+  const int64_t ldx = j->ldx, lds = (int64_t)blocks * NUM_SUMS;
+  const vi table = load_table(kind, j->w);
+  place_t at = first_block(j->w, panel);
+  sums_t acc;
   clear(mt, acc);
-  for (int b = 0; b < blocks; b++, x += BLOCK, p += block_bytes(format)) {
-    fetch_ahead(format, p, j->fetch);
-    clear(mt, s);
-    if (format <= W4M) block_w4(mt, p, x, ldx, s);
-    else if (format == W8) block_w8(mt, p, x, ldx, s);
-    else if (format == BF16) block_bf16(mt, p, x, ldx, s);
-    else block_f32(mt, p, x, ldx, s);
-    add_block(format, mt, p + payload_bytes(format), sums + b, blocks, s, acc);
+  for (int b = 0; b < blocks; next_block(format, ++b, &at), x += BLOCK) {
+    fetch_ahead(kind, at.units, j->fetch);
+    if (kind >= BF16) plain_block(kind, mt, at.units, x, ldx, acc);
+    else float_block(kind, halves, mt, format, table, &at, x, ldx, sums ? sums + b * NUM_SUMS : NULL, lds, acc);
   }
   store_tile(j, mt, panel, row, acc);
 }

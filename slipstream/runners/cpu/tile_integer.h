@@ -1,11 +1,11 @@
 /* What the integer tiles share (tile_dot.h: bytes, tile_word.h: 16-bit words, tile_amx.h: the matrix unit): x in 15 bits.
  *
- * x is quantized block by block: x[k] = step v[k], |v| <= 127 * 128. The weights' q are integers already, so a block's sum of
- * q[k] v[k] is exact; it is rounded once, when it becomes a float. All tiles do the same float operations in the same order:
+ * x is quantized block by block: x[k] = step v[k], |v| <= 127 * 128. The weights' u are integers already, so a group's sum of
+ * u[k] v[k] is exact; it is rounded once, when it becomes a float. All tiles do the same float operations in the same order:
  *
- *     for each block of 32 columns:  t = sum over k of (q[k] - offset) v[k], an integer
- *                                    acc = d (step t) + acc
- *                                    acc = (m + 8 d) (step sum(v in block)) + acc     (W4M only)
+ *     for each group of 32 columns, or of 16:  t = sum over k of (u[k] - offset) v[k], an integer
+ *                                              acc = scale (step t) + acc
+ *                                              acc = minimum (step sum(v in group)) + acc     (formats with minima)
  *
  * The quantization error of x (2^-15 of the block's largest) is far below that of the weights.
  */
@@ -32,25 +32,26 @@ INLINE int32_t word_at(const void *parts, int i) {
   return word;
 }
 
-/* One block of x: v[0..31], and their scales. */
-INLINE void quantize_block(const float *x, int offset, int32_t *v, block_scales *x_scales) {
+/* One block of x: v[0..31], and what the tiles need of it. */
+INLINE void quantize_block(const float *x, int32_t *v, x_block *block) {
   vf largest = v_set(0.0f);
   for (int i = 0; i < BLOCK; i += VL) largest = v_max(largest, v_max(v_load(x + i), v_sub(v_set(0.0f), v_load(x + i))));
   float top = v_hmax(largest);
   vf scale = v_set(top > 1e-30f ? TOP / top : 0.0f);
   for (int i = 0; i < BLOCK; i += VL) vi_store(v + i, v_round(v_mul(v_load(x + i), scale)));
-  int32_t sum = 0;
-  for (int k = 0; k < BLOCK; k++) sum += v[k];
-  x_scales->step = top > 1e-30f ? top / TOP : 0.0f;
-  x_scales->sum = x_scales->step * (float)sum;
-  x_scales->start = -offset * sum;
+  int32_t first = 0, second = 0;
+  for (int k = 0; k < BLOCK / 2; k++) first += v[k];
+  for (int k = BLOCK / 2; k < BLOCK; k++) second += v[k];
+  block->step = top > 1e-30f ? top / TOP : 0.0f;
+  block->total[0] = first, block->total[1] = second, block->total[WHOLE] = first + second;
+  for (int i = 0; i < NUM_SUMS; i++) block->sum[i] = block->step * (float)block->total[i];
 }
 
-/* acc and the share of one block whose integer sum is t. */
-INLINE vf add_dot(const int format, vf d, vf low, vi t, const block_scales *x, vf acc) {
-  acc = v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc);
-  return format == W4M ? v_fma(low, v_set(x->sum), acc) : acc;
-}
+/* Where an integer sum starts, so that the offset is taken off. */
+INLINE vi start_of(int format, const x_block *x, int which) { return vi_set(-offset_of(format) * x->total[which]); }
+
+/* acc and the share of one group whose integer sum is t. */
+INLINE vf add_dot(vf d, vi t, const x_block *x, vf acc) { return v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc); }
 
 #endif
 #endif

@@ -1,17 +1,24 @@
 /* How a packed weight lies in memory.
  *
- * Output rows are grouped in panels of PANEL = 3 VL rows, input columns in blocks of 32. A panel is one sequential
- * stream: block after block, and inside a block unit after unit, each unit holding the same columns of all its rows
+ * Output rows are grouped in panels of PANEL = 3 VL rows, input columns in blocks of 32 and spans of 1 to 8 blocks. A panel is
+ * one sequential stream: span after span. A span begins with its steps, PANEL of each kind; then block after block:
  *
- *     unit (i, r) at (i * PANEL + r) * UNIT_BYTES        i = which columns, r = row in the panel
+ *     units       unit (i, r) at (i * PANEL + r) * UNIT_BYTES        i = which columns, r = row in the panel
+ *     factors     PANEL signed bytes for each group of columns, where scales have factors
+ *     and those of minima, unsigned
  *
- * followed by PANEL scales and, for W4M, PANEL minima. So a vector load yields one column (or eight) of VL rows, and
- * no kernel ever adds across lanes. Rows and columns are padded with zeros.
+ * So a vector load yields some columns of VL rows, and no kernel ever adds across lanes. Rows and columns are padded with
+ * zeros. A weight is (u - offset) * step * factor + minimum step * minimum factor, where u is an unsigned code:
  *
- *     W4, W4M   4 units of 8 nibbles, two's complement of q - 8       w = d (q - 8)     w = d q + m
- *     W8        8 units of 4 int8: of 8 columns the even, then the odd   w = d q
+ *     CODES4    4 units of 8 nibbles, the first column lowest
+ *     TABLE4    the same; u is the table's entry, kept with 128 added
+ *     CODES5    as CODES4, and a unit of fifth bits: bit s of byte j is that of word s
+ *     CODES6    as CODES4, and two units of upper pairs of bits, four words each
+ *     CODES8    8 units of 4 bytes: the words
  *     BF16      16 units of two bfloat16, the even column low
  *     F32       32 units of one float
+ *
+ * Word 2 i has the even ones of columns 8 i to 8 i + 7, word 2 i + 1 the odd ones, one in each byte.
  */
 #ifndef SS_WEIGHT_H
 #define SS_WEIGHT_H
@@ -21,8 +28,21 @@
 #define NUM_GROUPS 3
 #define PANEL (NUM_GROUPS * VL)
 #define BLOCK 32
+#define MAX_SPAN 256 /* columns that share a step */
+#define MIN_GROUP 16 /* columns that share a factor */
 
-enum { W4 = 0, W4M = 1, W8 = 2, BF16 = 3, F32 = 4, STACK = 5 };
+/* The codes are the low bits of a format. The same numbers are in packed.py. */
+enum { CODES4 = 0, TABLE4 = 1, CODES5 = 2, CODES6 = 3, CODES8 = 4, BF16 = 5, F32 = 6, STACK = 7 };
+enum {
+  HALVES = 1 << 3, /* groups of 16 columns, else of 32 or more */
+  HAS_FACTOR = 1 << 4,
+  HAS_MINIMUM = 1 << 5,
+  HAS_MINIMUM_FACTOR = 1 << 6,
+  WIDE_STEPS = 1 << 7, /* steps are float32, else of half precision */
+  HALF_STEPS = 1 << 8, /* a step for each 16 columns */
+  SPAN_SHIFT = 9, /* two bits: the binary logarithm of the blocks in a span */
+  OFFSET_SHIFT = 11, /* eight bits */
+};
 
 /* The same struct is declared in packed.py. A STACK is other weights, one below the other: data points to their addresses. */
 typedef struct {
@@ -31,22 +51,82 @@ typedef struct {
   int32_t cols;
   int32_t num_parts; /* of a STACK */
   uint8_t *data;
+  const int32_t *order; /* [cols]: column i is that of x[order[i]]; NULL: as they are */
+  uint8_t table[16]; /* of TABLE4 */
 } weight_t;
 
 #define UNIT_BYTES 4
-INLINE int num_units(int format) { return format <= W4M ? 4 : format == W8 ? 8 : format == BF16 ? 16 : 32; }
-INLINE int num_scales(int format) { return format == W4M ? 2 : format <= W8 ? 1 : 0; }
-INLINE int payload_bytes(int format) { return num_units(format) * PANEL * UNIT_BYTES; }
-INLINE int block_bytes(int format) { return payload_bytes(format) + num_scales(format) * PANEL * (int)sizeof(scale_t); }
+INLINE int kind_of(int format) { return format & 7; }
+INLINE int has_scales(int format) { return kind_of(format) <= CODES8; }
+INLINE int offset_of(int format) { return format >> OFFSET_SHIFT & 255; }
+INLINE int span_blocks(int format) { return 1 << (format >> SPAN_SHIFT & 3); }
+INLINE int num_halves(int format) { return format & HALVES ? 2 : 1; }
+INLINE int num_units(int codes) {
+  return codes <= TABLE4 ? 4 : codes == CODES5 ? 5 : codes == CODES6 ? 6 : codes == CODES8 ? 8 : codes == BF16 ? 16 : 32;
+}
+INLINE int payload_bytes(int codes) { return num_units(codes) * PANEL * UNIT_BYTES; }
+
+INLINE int step_bytes(int format) { return format & WIDE_STEPS ? 4 : (int)sizeof(scale_t); }
+INLINE int steps_bytes(int format) { return PANEL * step_bytes(format) * (format & HALF_STEPS ? 2 : 1); } /* of one kind */
+INLINE int header_bytes(int format) {
+  return has_scales(format) ? steps_bytes(format) * (format & HAS_MINIMUM ? 2 : 1) : 0;
+}
+INLINE int factors_bytes(int format) { return format & HAS_FACTOR ? PANEL * num_halves(format) : 0; }
+INLINE int minimum_factors_bytes(int format) { return format & HAS_MINIMUM_FACTOR ? PANEL * num_halves(format) : 0; }
+INLINE int block_bytes(int format) {
+  return payload_bytes(kind_of(format)) + factors_bytes(format) + minimum_factors_bytes(format);
+}
+INLINE int64_t span_bytes(int format) { return header_bytes(format) + (int64_t)span_blocks(format) * block_bytes(format); }
+
 INLINE int num_blocks(int cols) { return (cols + BLOCK - 1) / BLOCK; }
+INLINE int num_spans(int format, int cols) { return (num_blocks(cols) + span_blocks(format) - 1) / span_blocks(format); }
 INLINE int num_panels(int rows) { return (rows + PANEL - 1) / PANEL; }
 
-/* Where column k of a block lies in W8: unit 2 (k / 8) + k % 2, byte (k % 8) / 2. */
-INLINE int w8_offset(int k, int r) { return ((2 * (k / 8) + k % 2) * PANEL + r) * UNIT_BYTES + (k % 8) / 2; }
+/* Span s of the panel that holds `row`. */
+INLINE uint8_t *span_of(const weight_t *w, int row, int s) {
+  return w->data + ((int64_t)(row / PANEL) * num_spans(w->format, w->cols) + s) * span_bytes(w->format);
+}
 
-/* Block b of the panel that holds `row`. */
-INLINE uint8_t *block_of(const weight_t *w, int row, int b) {
-  return w->data + ((int64_t)(row / PANEL) * num_blocks(w->cols) + b) * block_bytes(w->format);
+/* ---- what a vector of rows needs of a block ---- */
+
+/* Words 2 i and 2 i + 1 of the units at p: four unsigned codes in each lane. table: of TABLE4. */
+INLINE void load_pair(const int codes, const uint8_t *p, int i, vi table, vi w[2]) {
+  if (codes == CODES8) {
+    w[0] = vi_load(p + 2 * i * PANEL * UNIT_BYTES), w[1] = vi_load(p + (2 * i + 1) * PANEL * UNIT_BYTES);
+    return;
+  }
+  const vi mask = vi_set(0x0F0F0F0F);
+  vi a = vi_load(p + i * PANEL * UNIT_BYTES);
+  w[0] = vi_and(a, mask), w[1] = vi_and(vi_shr(a, 4), mask);
+  if (codes == TABLE4) w[0] = vi_lookup(table, w[0]), w[1] = vi_lookup(table, w[1]);
+  if (codes == CODES5) {
+    const vi bit = vi_set(0x10101010), h = vi_load(p + 4 * PANEL * UNIT_BYTES);
+    w[0] = vi_or(w[0], vi_and(i < 2 ? vi_shl(h, 4 - 2 * i) : vi_shr(h, 2 * i - 4), bit));
+    w[1] = vi_or(w[1], vi_and(i < 2 ? vi_shl(h, 3 - 2 * i) : vi_shr(h, 2 * i - 3), bit));
+  }
+  if (codes == CODES6) {
+    const vi bits = vi_set(0x30303030), h = vi_load(p + (4 + i / 2) * PANEL * UNIT_BYTES);
+    w[0] = vi_or(w[0], vi_and(i % 2 ? h : vi_shl(h, 4), bits));
+    w[1] = vi_or(w[1], vi_and(i % 2 ? vi_shr(h, 2) : vi_shl(h, 2), bits));
+  }
+}
+
+INLINE vi load_table(const int codes, const weight_t *w) { return codes == TABLE4 ? vi_load_table(w->table) : vi_set(0); }
+
+INLINE vf load_step(int format, const uint8_t *header, int half, int r) {
+  const int at = (format & HALF_STEPS ? half * PANEL : 0) + r;
+  return format & WIDE_STEPS ? v_load((const float *)header + at) : v_load_scale((const scale_t *)header + at);
+}
+
+/* Of VL rows from r on, for one group: the whole block or a half of it. factors: those of the block. */
+INLINE vf load_scale(int format, const uint8_t *header, const uint8_t *factors, int half, int r) {
+  vf d = load_step(format, header, half, r);
+  return format & HAS_FACTOR ? v_mul(d, v_load_i8((const int8_t *)factors + half * PANEL + r)) : d;
+}
+
+INLINE vf load_minimum(int format, const uint8_t *header, const uint8_t *factors, int half, int r) {
+  vf m = load_step(format, header + steps_bytes(format), half, r);
+  return format & HAS_MINIMUM_FACTOR ? v_mul(m, v_load_u8(factors + factors_bytes(format) + half * PANEL + r)) : m;
 }
 
 #endif

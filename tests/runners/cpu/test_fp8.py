@@ -13,7 +13,7 @@ from slipstream.load.random_model import open_random
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.formats import SLAB, PackedFormat, PackedLinear
-from slipstream.runners.cpu.packed import BF16, W8
+from slipstream.runners.cpu.packed import BF16, W8, Layout
 from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.weights import as_tensor
 
@@ -36,10 +36,10 @@ def pack(kernels: Kernels, dtype: str, raw: RawTensor) -> PackedLinear:
     ("dtype", "columns", "form", "off"),
     [("auto", 1024, W8, 0.01), ("int8", 1024, W8, 0.01), ("bfloat16", 1024, BF16, 0.002), ("auto", 1000, BF16, 0.002)],
 )
-def test_close_to_what_is_stored(kernels: Kernels, dtype: str, columns: int, form: int, off: float) -> None:
+def test_close_to_what_is_stored(kernels: Kernels, dtype: str, columns: int, form: Layout, off: float) -> None:
     raw = random_fp8(SLAB // columns + 70, columns)  # more than one slab
     made, wanted = pack(kernels, dtype, raw), as_tensor(raw)
-    assert made.weight.format == form
+    assert made.weight.layout == form
     found = made.rows(torch.arange(raw.shape[0]))
     assert (found - wanted).norm() < off * wanted.norm()
     x = torch.randn(3, columns, generator=torch.Generator().manual_seed(0))

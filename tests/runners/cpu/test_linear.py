@@ -10,13 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.runners.cpu.bindings import Kernels
-from slipstream.runners.cpu.packed import PackedWeight
+from slipstream.runners.cpu.packed import W4, W4M, W8, PackedWeight, stacked_weight
 
 EXAMPLES = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 FORMATS = ("q4_0", "q4_1", "q8_0", "bf16", "f32")
 QUANT = {"q4_0": GGMLQuantizationType.Q4_0, "q4_1": GGMLQuantizationType.Q4_1, "q8_0": GGMLQuantizationType.Q8_0}
+
+LAYOUTS = {"q4_0": W4, "q4_1": W4M, "q8_0": W8}
 
 
 def make(kernels: Kernels, name: str, rows: int, cols: int, seed: int = 0) -> tuple[PackedWeight, torch.Tensor]:
@@ -27,8 +29,9 @@ def make(kernels: Kernels, name: str, rows: int, cols: int, seed: int = 0) -> tu
     if name == "bf16":
         return kernels.pack_float(matrix.bfloat16()), matrix.bfloat16().float()
     raw = quants.quantize(matrix.numpy(), QUANT[name])
-    pack = {"q4_0": kernels.pack_q4_0, "q4_1": kernels.pack_q4_1, "q8_0": kernels.pack_q8_0}[name]
-    return pack(torch.from_numpy(raw), cols), torch.from_numpy(np.array(quants.dequantize(raw, QUANT[name])))
+    weight = kernels.empty(LAYOUTS[name], rows, cols)
+    kernels.fill_blocks(weight, 0, QUANT[name].name, raw)
+    return weight, torch.from_numpy(np.array(quants.dequantize(raw, QUANT[name])))
 
 
 def product(kernels: Kernels, x: torch.Tensor, weight: PackedWeight, **more: torch.Tensor) -> torch.Tensor:
@@ -99,25 +102,21 @@ def test_bias_residual_and_strides(kernels: Kernels, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_concat_and_slice(kernels: Kernels, name: str) -> None:
-    parts = [make(kernels, name, rows, 64, seed=rows)[0] for rows in (50, 7, 96)]
-    x = torch.randn(3, 64)
-    apart = torch.cat([product(kernels, x, part) for part in parts], 1)
-    whole = kernels.concat(parts)
-    assert torch.equal(product(kernels, x, whole), apart)
-    assert torch.equal(product(kernels, x, whole.slice_rows(61)), apart[:, :61])
-    assert kernels.concat(parts[:1]) is parts[0]
+def test_slice(kernels: Kernels, name: str) -> None:
+    weight, x = make(kernels, name, 153, 64)[0], torch.randn(3, 64)
+    assert torch.equal(product(kernels, x, weight.slice_rows(61)), product(kernels, x, weight)[:, :61])
 
 
-def test_concat_of_different_formats(kernels: Kernels) -> None:
+def test_stack_of_different_formats(kernels: Kernels) -> None:
     parts = [make(kernels, name, 30, 64)[0] for name in FORMATS]
     x, bias = torch.randn(3, 64), torch.randn(150)
-    whole = kernels.concat(parts)
+    whole = stacked_weight(parts)
     assert whole.rows == 150
     assert whole.num_bytes == sum(part.num_bytes for part in parts)
     apart = torch.cat([product(kernels, x, part) for part in parts], 1)
     add = torch.randn(3, 150)
     assert torch.equal(product(kernels, x, whole, bias=bias, add=add), apart + bias + add)
+    assert stacked_weight(parts[:1]) is parts[0]
 
 
 def test_quantize_w8(kernels: Kernels) -> None:
