@@ -1,0 +1,219 @@
+"""Products with matrices in the codes of quantised files (quant/coded.py), for up to ``TOKEN_BLOCK`` tokens a program.
+
+As linear_quantized.py: bound by reading the weights, split-K where there are few programs; nothing is fused into them.
+The result may be some columns of a wider one: matrices of different types that are applied to the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from slipstream.runners.cuda.kernels.matmul.linear import (
+    FEW,
+    FEW_TOKENS,
+    MAX_TOKENS,
+    PROCESSORS,
+    Scratch,
+    TileConfig,
+    padded,
+)
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of
+from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
+from slipstream.runners.cuda.kernels.quant.code_layout import TILE
+from slipstream.runners.cuda.kernels.quant.coded import (
+    CodedMatrix,
+    factors_of,
+    pair_high,
+    pair_low,
+    spread,
+    times_factors,
+    times_pairs,
+    values_of_codes,
+)
+
+TOKEN_BLOCK = MAX_TOKENS
+LIBRARY_TOKENS = 2 * TOKEN_BLOCK  # beyond: unpack the matrix once and let the library multiply
+MIN_COLUMNS = 512  # of a program of a split product
+
+
+@triton.jit
+def add_coded_tile(
+    total, step, minimum_step, words, high, scales, minimums, t0, t1, t2, t3, row, tile, near, dtype: tl.constexpr,
+    K: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, GROUPS: tl.constexpr,
+    FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """A tile of weights, from that row on, times activations. near: [M, K], total: [N, M], steps: [N] or None"""
+    found = words.load([row, tile * (K // 2 if BITS == 8 else K // 4)])
+    more = high
+    if high is not None:
+        more = high.load([row, tile * ((BITS - 4) * (K // 16))])
+    values = values_of_codes(found, more, t0, t1, t2, t3, dtype, BITS, OFFSET, TABLE)
+    SCALES: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
+    scale = scales.load([tile * SCALES, row])
+    if FACTORS:
+        factors, minimum_factors = factors_of(scale, dtype, MINIMUM)
+        sums = product(times_factors(values, factors, dtype), near.T, tl.zeros_like(total))
+        total += sums * step[:, None]
+        if MINIMUM:
+            sums = product(spread(minimum_factors, K), near.T, tl.zeros_like(total))
+            total += sums * minimum_step[:, None]
+    else:
+        total = product(times_pairs(values, scale.T, dtype), near.T, total)
+        if MINIMUM:
+            lows = minimums.load([tile * SCALES, row]).T
+            total = product(spread(pair_high(lows).to(dtype), K), near.T, total)
+            total = product(spread(pair_low(lows).to(dtype), K), near.T, total)
+    return total
+
+
+@triton.jit
+def load_steps(steps, stride, rows, inside, tile, end, FACTORS: tl.constexpr, MINIMUM: tl.constexpr):
+    """Of a tile's scales and minimums: [N] each, or None. They feed no product, so the compiler does not fetch them
+    ahead: a loop asks for those of its next tile."""
+    step = None
+    minimum_step = None
+    if FACTORS:
+        known = tl.minimum(tile, end - 1)  # after the last one nothing is used
+        at = steps + (known * (1 + MINIMUM)).to(tl.int64) * stride + rows
+        step = tl.load(at, mask=inside, other=0.0)
+        if MINIMUM:
+            minimum_step = tl.load(at + stride, mask=inside, other=0.0)
+    return step, minimum_step
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split", "t0", "t1", "t2", "t3"])
+def _coded(
+    x, words, high, scales, minimums, steps, t0, t1, t2, t3, out, add, bias, partial, arrived,
+    num_tokens, num_rows, row_stride, step_stride, num_tiles, split,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
+    TABLE: tl.constexpr, GROUPS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * M
+    block = tl.program_id(1)
+    part = tl.program_id(2)
+    dtype: tl.constexpr = out.dtype.element_ty
+    row = block * N
+    rows = row + tl.arange(0, N)
+    inside = rows < num_rows
+    begin = num_tiles * part // split
+    end = num_tiles * (part + 1) // split
+    step, minimum_step = load_steps(steps, step_stride, rows, inside, begin, end, FACTORS, MINIMUM)  # constant
+    wait_for_previous()
+    if M > FEW:
+        launch_dependents()
+    total = tl.zeros([N, M], tl.float32)
+    for tile in range(begin, end):
+        near = x.load([first, tile * K])
+        next_step, next_minimum_step = load_steps(
+            steps, step_stride, rows, inside, tile + 1, end, FACTORS, MINIMUM
+        )
+        total = add_coded_tile(
+            total, step, minimum_step, words, high, scales, minimums, t0, t1, t2, t3, row, tile, near, dtype,
+            K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM,
+        )  # fmt: skip
+        if FACTORS:
+            step = next_step
+            if MINIMUM:
+                minimum_step = next_minimum_step
+    launch_dependents()
+    if SPLIT:
+        counter = tl.program_id(0) * tl.num_programs(1) + block
+        in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+        base = partial + counter.to(tl.int64) * split * (N * M)
+        if store_partial(total, base + part * (N * M) + in_tile, arrived + counter) < split - 1:
+            return
+        total = tl.zeros([N, M], tl.float32)
+        for other in range(split):
+            total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
+        tl.store(arrived + counter, 0)
+    tokens = first + tl.arange(0, M)
+    epilogue(
+        total, None, row, num_rows, tokens, num_tokens, row_stride, 0, 0.0, out, add, bias, None, None, None,
+        N, M, False,
+    )  # fmt: skip
+
+
+def coded_linear(
+    x: Tensor,  # [tokens, width], contiguous
+    matrix: CodedMatrix,
+    config: TileConfig,
+    scratch: Scratch,
+    out: Tensor,  # [tokens, rows], the columns of a row neighbours
+    add: Tensor | None = None,  # as ``out``, with the same strides
+    bias: Tensor | None = None,  # [rows]
+) -> None:
+    num_tokens, width = x.shape
+    block_tokens = tokens_of_a_block(num_tokens)
+    grid = (triton.cdiv(num_tokens, block_tokens), triton.cdiv(matrix.num_rows, config.rows), config.split)
+    assert width == matrix.width
+    assert x.is_contiguous()
+    assert out.stride(1) == 1
+    assert add is None or add.stride() == out.stride()
+    if config.split > 1:
+        assert grid[0] * grid[1] <= scratch.arrived.numel()
+        assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
+    layout, steps = matrix.layout, matrix.steps
+    _coded[grid](
+        tiles_of(x, block_tokens, TILE), *code_tiles(matrix, config.rows), *matrix.table,
+        out, add, bias, scratch.partial, scratch.arrived,
+        num_tokens, matrix.num_rows, out.stride(0), 0 if steps is None else steps.stride(0),
+        layout.num_tiles(width), config.split,
+        M=block_tokens, N=config.rows, K=TILE, SPLIT=config.split > 1, **matrix.constants,
+        num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
+    )  # fmt: skip
+
+
+CodeTiles = tuple[
+    TensorDescriptor, TensorDescriptor | None, TensorDescriptor, TensorDescriptor | None, torch.Tensor | None
+]
+
+
+def code_tiles(matrix: CodedMatrix, num_rows: int) -> CodeTiles:
+    """Words, high bits, scales, minimums and steps as kernels take them, with ``num_rows`` rows a program."""
+    assert num_rows >= 64, "a tile of scales must be 128 bytes or more"
+    layout = matrix.layout
+    return (
+        tiles_of(matrix.words, num_rows, layout.words),
+        None if matrix.high is None else tiles_of(matrix.high, num_rows, layout.high_words),
+        tiles_of(matrix.scales, layout.scale_rows, num_rows),
+        None if matrix.minimums is None else tiles_of(matrix.minimums, layout.groups, num_rows),
+        matrix.steps,
+    )
+
+
+def tokens_of_a_block(num_tokens: int) -> int:
+    return MIN_TOKENS if num_tokens <= MIN_TOKENS else padded(num_tokens) or TOKEN_BLOCK
+
+
+def tile_config(matrix: CodedMatrix, num_tokens: int) -> TileConfig | None:
+    """Tiles of a product with this matrix; None: unpack it for the library.
+
+    Source: those of 4 bits in linear_quantized.py, not measured for these.
+    """
+    if num_tokens > LIBRARY_TOKENS and matrix.num_rows < VAST:
+        return None
+    blocks = triton.cdiv(matrix.num_rows, 64)
+    if num_tokens > FEW_TOKENS:
+        narrow = 3 * blocks <= PROCESSORS
+        config = TileConfig(64, TILE, 3) if narrow else TileConfig(128, TILE, 3, warps=8)
+        limit = PROCESSORS
+    elif num_tokens <= MIN_TOKENS:
+        config, limit = TileConfig(64, TILE, 4, warps=2), 7 * PROCESSORS // 2
+    else:
+        config, limit = TileConfig(64, TILE, 4 if matrix.layout.bits < 8 else 3), 3 * PROCESSORS
+    return _with_split(config, matrix, num_tokens, limit)
+
+
+def _with_split(config: TileConfig, matrix: CodedMatrix, num_tokens: int, max_programs: int) -> TileConfig:
+    """Split-K as far as there are processors, and enough columns for each program."""
+    programs = triton.cdiv(matrix.num_rows, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
+    limit = 8 if num_tokens <= FEW_TOKENS else 3
+    worth = matrix.num_tiles * TILE // MIN_COLUMNS
+    return replace(config, split=max(1, min(max_programs // programs, worth, limit)))
