@@ -15,8 +15,8 @@ from slipstream.runners.cuda.kernels.matmul.linear_coded import coded_linear
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import SCRATCH_FLOATS, SPLIT_K_COUNTERS
 from slipstream.runners.cuda.kernels.quant.code_layout import BIAS, container_layout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
+from slipstream.runners.cuda.kernels.quant.device_codes import from_host
 from slipstream.runners.cuda.kernels.quant.pack import put
-from slipstream.runners.torch.device_codes import from_host
 
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 # A weight is rounded to the activations' type, by 2^-9 at most; the interpreter truncates.
@@ -33,6 +33,8 @@ ONE_OF_A_KIND: dict[str, Kind] = {
     "Q5_0": (Container("int8", 32, 32), 5, 16),
     "Q5_1": (Container("int8", 32, 32, has_minimum=True), 5, 0),
     "Q8_0": (Container("int8", 32, 32), 8, BIAS),
+    "Q4_0": (Container("affine4", 32, 32, offset=8), 4, 0),
+    "Q4_1": (Container("affine4", 32, 32, has_minimum=True), 4, 0),
     "IQ4_XS": (Container("table4", 32, 256, table=IQ4), 4, 0),
     "NVFP4": (Container("table4", 16, 16, table=E2M1), 4, 0),
     "AWQ": (Container("affine4", 128, 128, has_minimum=True, minimum_has_factor=True), 4, 0),

@@ -45,7 +45,7 @@ MIN_COLUMNS = 512  # of a program of a split product
 
 @triton.jit
 def add_coded_tile(
-    total, step, minimum_step, words, high, scales, minimums, t0, t1, t2, t3, row, tile, near, dtype: tl.constexpr,
+    total, step, minimum_step, words, high, scales, minimums, row, tile, near, dtype: tl.constexpr,
     K: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, GROUPS: tl.constexpr,
     FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
 ):  # fmt: skip
@@ -54,7 +54,7 @@ def add_coded_tile(
     more = high
     if high is not None:
         more = high.load([row, tile * ((BITS - 4) * (K // 16))])
-    values = values_of_codes(found, more, t0, t1, t2, t3, dtype, BITS, OFFSET, TABLE)
+    values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE)
     SCALES: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
     scale = scales.load([tile * SCALES, row])
     if FACTORS:
@@ -74,23 +74,22 @@ def add_coded_tile(
 
 
 @triton.jit
-def load_steps(steps, stride, rows, inside, tile, end, FACTORS: tl.constexpr, MINIMUM: tl.constexpr):
-    """Of a tile's scales and minimums: [N] each, or None. They feed no product, so the compiler does not fetch them
-    ahead: a loop asks for those of its next tile."""
+def load_step(steps, stride, rows, inside, tile, end, MINIMUM: tl.constexpr, WHICH: tl.constexpr):
+    """Of a tile's scales (0) or minimums (1): [N]; None without them.
+
+    It feeds no product, so the compiler does not fetch it ahead: a loop asks for the one of its next tile.
+    """
     step = None
-    minimum_step = None
-    if FACTORS:
+    if steps is not None and WHICH <= MINIMUM:
         known = tl.minimum(tile, end - 1)  # after the last one nothing is used
-        at = steps + (known * (1 + MINIMUM)).to(tl.int64) * stride + rows
+        at = steps + (known * (1 + MINIMUM) + WHICH).to(tl.int64) * stride + rows
         step = tl.load(at, mask=inside, other=0.0)
-        if MINIMUM:
-            minimum_step = tl.load(at + stride, mask=inside, other=0.0)
-    return step, minimum_step
+    return step
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split", "t0", "t1", "t2", "t3"])
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split"])
 def _coded(
-    x, words, high, scales, minimums, steps, t0, t1, t2, t3, out, add, bias, partial, arrived,
+    x, words, high, scales, minimums, steps, out, add, bias, partial, arrived,
     num_tokens, num_rows, row_stride, step_stride, num_tiles, split,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
     TABLE: tl.constexpr, GROUPS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
@@ -104,18 +103,18 @@ def _coded(
     inside = rows < num_rows
     begin = num_tiles * part // split
     end = num_tiles * (part + 1) // split
-    step, minimum_step = load_steps(steps, step_stride, rows, inside, begin, end, FACTORS, MINIMUM)  # constant
+    step = load_step(steps, step_stride, rows, inside, begin, end, MINIMUM, 0)  # constant: may be read before the wait
+    minimum_step = load_step(steps, step_stride, rows, inside, begin, end, MINIMUM, 1)
     wait_for_previous()
     if M > FEW:
         launch_dependents()
     total = tl.zeros([N, M], tl.float32)
     for tile in range(begin, end):
         near = x.load([first, tile * K])
-        next_step, next_minimum_step = load_steps(
-            steps, step_stride, rows, inside, tile + 1, end, FACTORS, MINIMUM
-        )
+        next_step = load_step(steps, step_stride, rows, inside, tile + 1, end, MINIMUM, 0)
+        next_minimum_step = load_step(steps, step_stride, rows, inside, tile + 1, end, MINIMUM, 1)
         total = add_coded_tile(
-            total, step, minimum_step, words, high, scales, minimums, t0, t1, t2, t3, row, tile, near, dtype,
+            total, step, minimum_step, words, high, scales, minimums, row, tile, near, dtype,
             K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM,
         )  # fmt: skip
         if FACTORS:
@@ -161,7 +160,7 @@ def coded_linear(
         assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
     layout, steps = matrix.layout, matrix.steps
     _coded[grid](
-        tiles_of(x, block_tokens, TILE), *code_tiles(matrix, config.rows), *matrix.table,
+        tiles_of(x, block_tokens, TILE), *code_tiles(matrix, config.rows),
         out, add, bias, scratch.partial, scratch.arrived,
         num_tokens, matrix.num_rows, out.stride(0), 0 if steps is None else steps.stride(0),
         layout.num_tiles(width), config.split,

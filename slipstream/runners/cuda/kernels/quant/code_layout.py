@@ -19,7 +19,7 @@ TILE = 256  # columns whose codes lie together
 BIAS = 128  # of bytes that stand for signed numbers
 ROWS = 16  # scales are padded to a multiple of so many rows: each group's start where the copy engine can read
 
-# Types whose codes have fewer bits than the 8 of their container: bits, and what is added to a code to make it positive.
+# Types whose codes have fewer bits than the 8 of their container: bits, and what makes a code positive if added.
 _NARROW = {"Q5_K": (5, 0), "Q6_K": (6, 32), "Q5_0": (5, 16), "Q5_1": (5, 0)}
 
 
@@ -99,9 +99,7 @@ def container_layout(container: Container, bits: int = 8, offset: int = BIAS) ->
     # A minimum of two-level types has a factor, too; where spans are no tiles, both factors become one scale.
     has_factors = container.has_factor and container.span == TILE
     has_factors = has_factors and container.has_minimum == container.minimum_has_factor
-    return CodeLayout(
-        bits, BIAS if table else offset, container.group, has_factors, container.has_minimum, table, unit
-    )
+    return CodeLayout(bits, BIAS if table else offset, container.group, has_factors, container.has_minimum, table, unit)
 
 
 def _whole(table: tuple[float, ...]) -> tuple[tuple[int, ...], float]:

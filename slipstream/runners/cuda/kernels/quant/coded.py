@@ -109,59 +109,96 @@ _TIMES_PAIR = tl.constexpr("""{
 
 @triton.jit
 def values_of_codes(
-    words, high, t0, t1, t2, t3, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
+    words, high, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
 ):  # fmt: skip
     """Of a whole tile, over UNIT, in that type: exact. words: int16 [N, W] -> [N, TILE]
 
-    high: int16 [N, 16 * high bits] or None. t0 to t3: the bytes of a table.
+    high: int16 [N, 16 * high bits] or None. TABLE: the bytes of a table as one number; 0: codes are values.
     """
     if BITS == 8:
         low_half, high_half = halves(words, dtype)
-        return beside(low_half, high_half)
-    if BITS == 6:
-        high = beside(high & 255, high >> 8 & 255)
-    if BITS == 5:
-        high = concatenated(high & 15, high >> 4 & 15, high >> 8 & 15, high >> 12 & 15)
-    if dtype != tl.bfloat16 or INTERPRETED:
-        codes = concatenated(words & 15, words >> 4 & 15, words >> 8 & 15, words >> 12 & 15).to(tl.int32)
-        if TABLE:
-            four = tl.where(codes < 8, tl.where(codes < 4, t0, t1), tl.where(codes < 12, t2, t3))
-            codes = four >> (codes & 3) * 8 & 255
-        if BITS > 4:
-            HIGH: tl.constexpr = BITS - 4
-            field: tl.constexpr = (1 << HIGH) - 1
-            more = concatenated(
-                high & field, high >> HIGH & field, high >> 2 * HIGH & field, high >> 3 * HIGH & field
-            )
-            codes += more.to(tl.int32) << 4
-        return ((codes - OFFSET).to(tl.float32) / UNIT).to(dtype)
-    kinds: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16)
+        made = beside(low_half, high_half)
+    else:
+        fields = high
+        if BITS == 6:
+            fields = beside(high & 255, high >> 8 & 255)
+        if BITS == 5:
+            fields = concatenated(high & 15, high >> 4 & 15, high >> 8 & 15, high >> 12 & 15)
+        if dtype == tl.bfloat16 and not INTERPRETED:
+            made = _in_pairs(words, fields, BITS, OFFSET, TABLE)
+        else:
+            made = _one_by_one(words, fields, BITS, OFFSET, TABLE).to(dtype)
+    return made
+
+
+@triton.jit
+def _quarter(TABLE: tl.constexpr, at: tl.constexpr):
+    """Four bytes of a table. int32"""
+    bits: tl.constexpr = (TABLE >> 32 * at) & 0xFFFFFFFF
+    signed: tl.constexpr = bits - (1 << 32) if bits >= 1 << 31 else bits
+    return tl.full([], signed, tl.int32)
+
+
+@triton.jit
+def _in_pairs(
+    words, fields, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
+):  # fmt: skip
     bias = tl.full(words.shape, -OFFSET / UNIT, tl.bfloat16)
     if TABLE:
+        t0 = _quarter(TABLE, 0)
+        t1 = _quarter(TABLE, 1)
+        t2 = _quarter(TABLE, 2)
+        t3 = _quarter(TABLE, 3)
         a, b, c, d = tl.inline_asm_elementwise(
-            _TABLE, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
-            [words, t0, t1, t2, t3], dtype=kinds, is_pure=True, pack=2,
+            _TABLE, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [words, t0, t1, t2, t3],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif BITS == 4:
         a, b, c, d = tl.inline_asm_elementwise(
-            _FOUR_BITS, "=r,=r,=r,=r,r,r", [words, bias], dtype=kinds, is_pure=True, pack=2
-        )
+            _FOUR_BITS, "=r,=r,=r,=r,r,r", [words, bias],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
     else:
         text: tl.constexpr = _FIVE_BITS if BITS == 5 else _SIX_BITS
         a, b, c, d = tl.inline_asm_elementwise(
-            text, "=r,=r,=r,=r,r,r,r", [words, high, bias], dtype=kinds, is_pure=True, pack=2
-        )
+            text, "=r,=r,=r,=r,r,r,r", [words, fields, bias],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
     return concatenated(a, b, c, d)
 
 
 @triton.jit
+def _one_by_one(
+    words, fields, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
+):  # fmt: skip
+    """The same in float32, for all other types."""
+    codes = concatenated(words & 15, words >> 4 & 15, words >> 8 & 15, words >> 12 & 15).to(tl.int32)
+    if TABLE:
+        first = tl.where(codes < 4, _quarter(TABLE, 0), _quarter(TABLE, 1))
+        four = tl.where(codes < 8, first, tl.where(codes < 12, _quarter(TABLE, 2), _quarter(TABLE, 3)))
+        codes = four >> (codes & 3) * 8 & 255
+    if BITS > 4:
+        H: tl.constexpr = BITS - 4
+        F: tl.constexpr = (1 << H) - 1
+        more = concatenated(fields & F, fields >> H & F, fields >> 2 * H & F, fields >> 3 * H & F)
+        codes += more.to(tl.int32) << 4
+    return (codes - OFFSET).to(tl.float32) / UNIT
+
+
+@triton.jit
 def factors_of(scales, dtype: tl.constexpr, MINIMUM: tl.constexpr):
-    """Factors of scales and of minimums (or None), over UNIT. scales: int16 [rows of scales, N] -> [N, groups] each"""
+    """Factors of scales, and of minimums if there are any, over UNIT.
+
+    scales: int16 [rows of scales, N] -> [N, groups] each
+    """
     low, high = halves(scales.T, dtype)
     if MINIMUM:
-        return low, high
-    both = tl.join(low, high)
-    return both.reshape([both.shape[0], both.shape[1] * 2]), None
+        factors = low
+        minimum_factors = high
+    else:
+        factors = tl.join(low, high).reshape([low.shape[0], low.shape[1] * 2])
+        minimum_factors = factors
+    return factors, minimum_factors
 
 
 @triton.jit
@@ -177,8 +214,10 @@ def times_factors(values, factors, dtype: tl.constexpr):
     """Rounded once. [N, K], [N, groups]"""
     wide = spread(factors, values.shape[1])
     if dtype == tl.bfloat16 and not INTERPRETED:
-        return tl.inline_asm_elementwise(_TIMES, "=r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2)
-    return (values.to(tl.float32) * wide.to(tl.float32)).to(dtype)
+        made = tl.inline_asm_elementwise(_TIMES, "=r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        made = (values.to(tl.float32) * wide.to(tl.float32)).to(dtype)
+    return made
 
 
 @triton.jit
@@ -186,10 +225,12 @@ def times_pairs(values, pairs, dtype: tl.constexpr):
     """Rounded once. pairs: int32 [N, groups]"""
     wide = spread(pairs, values.shape[1])
     if dtype == tl.bfloat16 and not INTERPRETED:
-        return tl.inline_asm_elementwise(
+        made = tl.inline_asm_elementwise(
             _TIMES_PAIR, "=r,r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2
         )
-    return (values.to(tl.float32) * pair_sum(wide)).to(dtype)
+    else:
+        made = (values.to(tl.float32) * pair_sum(wide)).to(dtype)
+    return made
 
 
 @triton.jit
@@ -240,18 +281,16 @@ class CodedMatrix:
         return self.layout.stored_bytes((self.num_rows, self.width))
 
     @property
-    def table(self) -> tuple[int, int, int, int]:
-        """The bytes of its table in four words."""
-        entries = bytes(value + BIAS for value in self.layout.table) or bytes(16)
-        a, b, c, d = (int.from_bytes(entries[at : at + 4], "little", signed=True) for at in range(0, 16, 4))
-        return a, b, c, d
+    def table(self) -> int:
+        """The bytes of its table as one number, the first lowest; 0: it has none."""
+        return int.from_bytes(bytes(value + BIAS for value in self.layout.table), "little")
 
     @property
     def constants(self) -> dict[str, int]:
         """Of kernels."""
         layout = self.layout
         return {
-            "BITS": layout.bits, "OFFSET": layout.offset, "TABLE": int(bool(layout.table)), "GROUPS": layout.groups,
+            "BITS": layout.bits, "OFFSET": layout.offset, "TABLE": self.table, "GROUPS": layout.groups,
             "FACTORS": int(layout.has_factors), "MINIMUM": int(layout.has_minimum),
         }  # fmt: skip
 
@@ -270,7 +309,7 @@ class CodedMatrix:
         out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         steps, minimums = self.steps, self.minimums
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
-            self.words, self.high, self.scales, minimums, steps, *self.table, ids, out, num_rows, self.width,
+            self.words, self.high, self.scales, minimums, steps, ids, out, num_rows, self.width,
             self.words.shape[1], 0 if self.high is None else self.high.shape[1], self.scales.stride(0),
             N=_ROWS, K=TILE, **self.constants, num_warps=4, **pdl_options(out.device),
         )  # fmt: skip
@@ -299,9 +338,9 @@ def empty(layout: CodeLayout, shape: Sequence[int], device: torch.device) -> Cod
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "t0", "t1", "t2", "t3"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _weights_kernel(
-    words, high, scales, minimums, steps, t0, t1, t2, t3, ids, out, num_rows, width, row_words, row_high, scale_stride,
+    words, high, scales, minimums, steps, ids, out, num_rows, width, row_words, row_high, scale_stride,
     N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr,
     GROUPS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
 ):  # fmt: skip
@@ -313,7 +352,7 @@ def _weights_kernel(
     if high is not None:
         HIGH: tl.constexpr = (BITS - 4) * (K // 16)
         high = tl.load(high + row[:, None] * row_high + tile * HIGH + tl.arange(0, HIGH)[None, :], inside[:, None], 0)
-    values = values_of_codes(found, high, t0, t1, t2, t3, tl.float32, BITS, OFFSET, TABLE)
+    values = values_of_codes(found, high, tl.float32, BITS, OFFSET, TABLE)
     SCALES: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
     where = (tile * SCALES + tl.arange(0, SCALES)).to(tl.int64)[:, None] * scale_stride + row[None, :]
     found_scales = tl.load(scales + where, inside[None, :], 0)

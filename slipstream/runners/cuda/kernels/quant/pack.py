@@ -7,8 +7,8 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.quant.code_layout import BIAS, TILE, CodeLayout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
+from slipstream.runners.cuda.kernels.quant.device_codes import DeviceCodes
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT
-from slipstream.runners.torch.device_codes import DeviceCodes
 
 
 def put(matrix: CodedMatrix, rows: slice, codes: DeviceCodes) -> None:
@@ -93,7 +93,10 @@ def _by_group(step: Tensor, factor: Tensor | None, layout: CodeLayout, width: in
 
 
 def _pairs(scales: Tensor) -> Tensor:
-    """Two bfloat16 that add up to each, the larger one in the low half. float32 [rows, groups] -> int32 [groups, rows]"""
+    """Two bfloat16 that add up to each, the larger one in the low half.
+
+    float32 [rows, groups] -> int32 [groups, rows]
+    """
     high = scales.bfloat16()
     low = (scales - high.float()).bfloat16()
     return torch.stack((high, low), dim=-1).view(torch.int32).squeeze(-1).T
