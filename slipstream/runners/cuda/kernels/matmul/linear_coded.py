@@ -7,12 +7,12 @@ The result may be some columns of a wider one: matrices of different types that 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW,
@@ -24,14 +24,16 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     padded,
 )
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of
-from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_partial
-from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, supports_pdl, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.coded import (
+    RAW_UNIT,
     CodedMatrix,
     factors_of,
     pair_high,
     pair_low,
+    raw_factors,
     spread,
     times_factors,
     times_pairs,
@@ -44,30 +46,54 @@ MIN_COLUMNS = 512  # of a program of a split product
 
 
 @triton.jit
+def load_tile(
+    source, row, column, stride, num_rows, num_columns, R: tl.constexpr, C: tl.constexpr, POINTERS: tl.constexpr
+):  # fmt: skip
+    """[R, C] of a matrix, by its descriptor, or where the GPU has no use for one by a pointer; 0 outside of it."""
+    if POINTERS:
+        rows = row + tl.arange(0, R)
+        columns = column + tl.arange(0, C)
+        inside = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+        found = tl.load(source + rows.to(tl.int64)[:, None] * stride + columns[None, :], mask=inside, other=0)
+    else:
+        found = source.load([row, column])
+    return found
+
+
+@triton.jit
 def add_coded_tile(
-    total, step, minimum_step, words, high, scales, minimums, row, tile, near, dtype: tl.constexpr,
-    K: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, GROUPS: tl.constexpr,
-    FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
+    total, step, minimum_step, words, high, scales, minimums, scale_stride, num_rows, num_tiles, row, tile, near,
+    dtype: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr,
+    GROUPS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, POINTERS: tl.constexpr,
 ):  # fmt: skip
     """A tile of weights, from that row on, times activations. near: [M, K], total: [N, M], steps: [N] or None"""
-    found = words.load([row, tile * (K // 2 if BITS == 8 else K // 4)])
+    N: tl.constexpr = total.shape[0]
+    W: tl.constexpr = K // 2 if BITS == 8 else K // 4
+    G: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
+    found = load_tile(words, row, tile * W, num_tiles * W, num_rows, num_tiles * W, N, W, POINTERS)
     more = high
     if high is not None:
-        more = high.load([row, tile * ((BITS - 4) * (K // 16))])
-    values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE)
-    SCALES: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
-    scale = scales.load([tile * SCALES, row])
+        H: tl.constexpr = (BITS - 4) * (K // 16)
+        more = load_tile(high, row, tile * H, num_tiles * H, num_rows, num_tiles * H, N, H, POINTERS)
+    RAW: tl.constexpr = ((dtype == tl.bfloat16 and not INTERPRETED) and (FACTORS and not TABLE)) and (
+        OFFSET == 0 and BITS < 6
+    )  # the codes as they are: it saves the instruction that makes one a value
+    values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE, RAW)
+    scale = load_tile(scales, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
     if FACTORS:
         factors, minimum_factors = factors_of(scale, dtype, MINIMUM)
+        if RAW:
+            factors = raw_factors(factors, BITS)
+            step = step * RAW_UNIT
         sums = product(times_factors(values, factors, dtype), near.T, tl.zeros_like(total))
         total += sums * step[:, None]
         if MINIMUM:
             sums = product(spread(minimum_factors, K), near.T, tl.zeros_like(total))
             total += sums * minimum_step[:, None]
     else:
-        total = product(times_pairs(values, scale.T, dtype), near.T, total)
+        total = product(times_pairs(values, scale, dtype), near.T, total)
         if MINIMUM:
-            lows = minimums.load([tile * SCALES, row]).T
+            lows = load_tile(minimums, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
             total = product(spread(pair_high(lows).to(dtype), K), near.T, total)
             total = product(spread(pair_low(lows).to(dtype), K), near.T, total)
     return total
@@ -90,9 +116,10 @@ def load_step(steps, stride, rows, inside, tile, end, MINIMUM: tl.constexpr, WHI
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split"])
 def _coded(
     x, words, high, scales, minimums, steps, out, add, bias, partial, arrived,
-    num_tokens, num_rows, row_stride, step_stride, num_tiles, split,
+    num_tokens, num_rows, width, row_stride, scale_stride, num_tiles, split,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr,
     TABLE: tl.constexpr, GROUPS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
+    POINTERS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * M
     block = tl.program_id(1)
@@ -103,19 +130,19 @@ def _coded(
     inside = rows < num_rows
     begin = num_tiles * part // split
     end = num_tiles * (part + 1) // split
-    step = load_step(steps, step_stride, rows, inside, begin, end, MINIMUM, 0)  # constant: may be read before the wait
-    minimum_step = load_step(steps, step_stride, rows, inside, begin, end, MINIMUM, 1)
+    step = load_step(steps, scale_stride, rows, inside, begin, end, MINIMUM, 0)  # constant: may be read before the wait
+    minimum_step = load_step(steps, scale_stride, rows, inside, begin, end, MINIMUM, 1)
     wait_for_previous()
     if M > FEW:
         launch_dependents()
     total = tl.zeros([N, M], tl.float32)
     for tile in range(begin, end):
-        near = x.load([first, tile * K])
-        next_step = load_step(steps, step_stride, rows, inside, tile + 1, end, MINIMUM, 0)
-        next_minimum_step = load_step(steps, step_stride, rows, inside, tile + 1, end, MINIMUM, 1)
+        near = load_tile(x, first, tile * K, width, num_tokens, width, M, K, POINTERS)
+        next_step = load_step(steps, scale_stride, rows, inside, tile + 1, end, MINIMUM, 0)
+        next_minimum_step = load_step(steps, scale_stride, rows, inside, tile + 1, end, MINIMUM, 1)
         total = add_coded_tile(
-            total, step, minimum_step, words, high, scales, minimums, row, tile, near, dtype,
-            K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM,
+            total, step, minimum_step, words, high, scales, minimums, scale_stride, num_rows, num_tiles, row, tile,
+            near, dtype, K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM, POINTERS,
         )  # fmt: skip
         if FACTORS:
             step = next_step
@@ -158,26 +185,30 @@ def coded_linear(
     if config.split > 1:
         assert grid[0] * grid[1] <= scratch.arrived.numel()
         assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
-    layout, steps = matrix.layout, matrix.steps
+    pointers = not uses_descriptors(out.device)
     _coded[grid](
-        tiles_of(x, block_tokens, TILE), *code_tiles(matrix, config.rows),
+        x if pointers else tiles_of(x, block_tokens, TILE), *code_tiles(matrix, config.rows, pointers),
         out, add, bias, scratch.partial, scratch.arrived,
-        num_tokens, matrix.num_rows, out.stride(0), 0 if steps is None else steps.stride(0),
-        layout.num_tiles(width), config.split,
-        M=block_tokens, N=config.rows, K=TILE, SPLIT=config.split > 1, **matrix.constants,
+        num_tokens, matrix.num_rows, width, out.stride(0), matrix.scales.stride(0), matrix.num_tiles, config.split,
+        M=block_tokens, N=config.rows, K=TILE, SPLIT=config.split > 1, **matrix.constants, POINTERS=pointers,
         num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
     )  # fmt: skip
 
 
-CodeTiles = tuple[
-    TensorDescriptor, TensorDescriptor | None, TensorDescriptor, TensorDescriptor | None, torch.Tensor | None
-]
+def uses_descriptors(device: torch.device) -> bool:
+    """Whether the GPU has a copy engine for tiles. Without one the compiler fetches ahead what pointers name only."""
+    return device.type != "cuda" or supports_pdl(device)
 
 
-def code_tiles(matrix: CodedMatrix, num_rows: int) -> CodeTiles:
+CodeTiles = tuple[Any, Any, Any, Any, Tensor | None]
+
+
+def code_tiles(matrix: CodedMatrix, num_rows: int, pointers: bool) -> CodeTiles:
     """Words, high bits, scales, minimums and steps as kernels take them, with ``num_rows`` rows a program."""
     assert num_rows >= 64, "a tile of scales must be 128 bytes or more"
     layout = matrix.layout
+    if pointers:
+        return matrix.words, matrix.high, matrix.scales, matrix.minimums, matrix.steps
     return (
         tiles_of(matrix.words, num_rows, layout.words),
         None if matrix.high is None else tiles_of(matrix.high, num_rows, layout.high_words),

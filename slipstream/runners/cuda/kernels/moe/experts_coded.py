@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.cuda.kernels.matmul.linear_coded import add_coded_tile, code_tiles, load_step
+from slipstream.runners.cuda.kernels.matmul.linear_coded import add_coded_tile, code_tiles, load_step, uses_descriptors
 from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
 from slipstream.runners.cuda.kernels.moe.groups import group
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
@@ -29,11 +29,11 @@ class _Tiles(NamedTuple):
 @triton.jit(do_not_specialize=["num_tokens"])
 def _coded_experts(
     x, words, high, scales, minimums, steps, out, expert, positions, block_experts, block_pairs,
-    num_tokens, stride, out_stride, step_stride,
+    num_tokens, num_rows, stride, out_stride, scale_stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, ACTIVE: tl.constexpr, WIDE: tl.constexpr, FEW: tl.constexpr,
     OF_TOKENS: tl.constexpr, GATED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, GROUPS: tl.constexpr, FACTORS: tl.constexpr,
-    MINIMUM: tl.constexpr,
+    MINIMUM: tl.constexpr, POINTERS: tl.constexpr,
 ):  # fmt: skip
     """N of an expert's ROWS rows times a block of its pairs: of rows of tokens, or of pairs.
 
@@ -60,17 +60,18 @@ def _coded_experts(
         near = tl.load(values + tile * K, mask=used[:, None] & (columns < WIDTH - tile * K)[None, :], other=0.0)
         total = add_coded_tile(
             total,
-            load_step(steps, step_stride, own_rows, inside, tile, TILES, MINIMUM, 0),
-            load_step(steps, step_stride, own_rows, inside, tile, TILES, MINIMUM, 1),
-            words, high, scales, minimums, row, tile, near, dtype, K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM,
+            load_step(steps, scale_stride, own_rows, inside, tile, TILES, MINIMUM, 0),
+            load_step(steps, scale_stride, own_rows, inside, tile, TILES, MINIMUM, 1),
+            words, high, scales, minimums, scale_stride, num_rows, TILES, row, tile, near, dtype,
+            K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM, POINTERS,
         )  # fmt: skip
         if GATED:
             up = add_coded_tile(
                 up,
-                load_step(steps, step_stride, own_rows + num_out, inside, tile, TILES, MINIMUM, 0),
-                load_step(steps, step_stride, own_rows + num_out, inside, tile, TILES, MINIMUM, 1),
-                words, high, scales, minimums, row + num_out, tile, near, dtype,
-                K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM,
+                load_step(steps, scale_stride, own_rows + num_out, inside, tile, TILES, MINIMUM, 0),
+                load_step(steps, scale_stride, own_rows + num_out, inside, tile, TILES, MINIMUM, 1),
+                words, high, scales, minimums, scale_stride, num_rows, TILES, row + num_out, tile, near, dtype,
+                K, BITS, OFFSET, TABLE, GROUPS, FACTORS, MINIMUM, POINTERS,
             )  # fmt: skip
     if GATED:
         total = total * tl.sigmoid(total) * up
@@ -97,12 +98,13 @@ def coded_expert_pairs(
     work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
 
     def multiply(matrix: CodedMatrix, source: Tensor, out: Tensor, of_tokens: bool, gated: bool = False) -> None:
-        num_rows, steps = matrix.num_rows // num_experts, matrix.steps
+        pointers = not uses_descriptors(x.device)
         _coded_experts[(num_blocks, triton.cdiv(out.shape[1], tiles.num_rows))](
-            source, *code_tiles(matrix, tiles.num_rows), out, *work,
-            source.stride(0), out.stride(0), 0 if steps is None else steps.stride(0),
-            ROWS=num_rows, WIDTH=matrix.width, ACTIVE=num_active, WIDE=triton.next_power_of_2(num_active), FEW=few,
-            OF_TOKENS=of_tokens, GATED=gated, M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants,
+            source, *code_tiles(matrix, tiles.num_rows, pointers), out, *work,
+            matrix.num_rows, source.stride(0), out.stride(0), matrix.scales.stride(0),
+            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
+            WIDE=triton.next_power_of_2(num_active), FEW=few, OF_TOKENS=of_tokens, GATED=gated,
+            M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants, POINTERS=pointers,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
 

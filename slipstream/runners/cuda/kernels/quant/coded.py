@@ -45,21 +45,35 @@ _FOUR_BITS = tl.constexpr("""{
 }""")
 
 
-def _more_bits(shifts: tuple[str, str, str, str], mask: str) -> tl.constexpr:
+# The same as they are, times 2^-133 and times 2^-129: where nothing is taken from a code, factors make up for it.
+_FOUR_RAW_BITS = tl.constexpr("""{
+    .reg .b32 high;
+    shr.u32 high, $4, 8;
+    and.b32 $0, $4, 0x000f000f;
+    and.b32 $1, $4, 0x00f000f0;
+    and.b32 $2, high, 0x000f000f;
+    and.b32 $3, high, 0x00f000f0;
+}""")
+
+
+def _more_bits(shifts: tuple[str, str, str, str], mask: str, raw: bool) -> tl.constexpr:
     """``shifts``: that bring the high bits of each of the four codes to where ``mask`` is."""
     lines = [".reg .b32 low, high, code, unit;", "mov.b32 unit, 0x7f007f00;"]
     for i, shift in enumerate(shifts):
+        made = f"${i}" if raw else "code"
         lines += [f"shr.u32 low, $4, {4 * i};", f"{shift};", f"and.b32 high, high, {mask};"]
-        lines += ["lop3.b32 code, low, 0x000f000f, high, 0xea;", f"fma.rn.bf16x2 ${i}, code, unit, $6;"]
+        lines += [f"lop3.b32 {made}, low, 0x000f000f, high, 0xea;"]
+        lines += [] if raw else [f"fma.rn.bf16x2 ${i}, code, unit, $6;"]
     return tl.constexpr("{" + "\n".join(lines) + "}")
 
 
-_FIVE_BITS = _more_bits(
-    ("shl.b32 high, $5, 4", "shl.b32 high, $5, 3", "shl.b32 high, $5, 2", "shl.b32 high, $5, 1"), "0x00100010"
-)
-_SIX_BITS = _more_bits(
-    ("shl.b32 high, $5, 4", "shl.b32 high, $5, 2", "mov.b32 high, $5", "shr.u32 high, $5, 2"), "0x00300030"
-)
+_FIFTH = ("shl.b32 high, $5, 4", "shl.b32 high, $5, 3", "shl.b32 high, $5, 2", "shl.b32 high, $5, 1")
+_SIXTH = ("shl.b32 high, $5, 4", "shl.b32 high, $5, 2", "mov.b32 high, $5", "shr.u32 high, $5, 2")
+_FIVE_BITS, _FIVE_RAW_BITS = (_more_bits(_FIFTH, "0x00100010", raw) for raw in (False, True))
+_SIX_BITS = _more_bits(_SIXTH, "0x00300030", raw=False)
+# The fields of a plane's word, each in the low bits of a word; what is above them is masked later.
+_TWO_FIELDS = tl.constexpr("mov.b32 $0, $2; shr.u32 $1, $2, 8;")
+_FOUR_FIELDS = tl.constexpr("mov.b32 $0, $4; shr.u32 $1, $4, 4; shr.u32 $2, $4, 8; shr.u32 $3, $4, 12;")
 # Four codes select four bytes of each half of the table; their highest bits select one of the two.
 _TABLE = tl.constexpr("""{
     .reg .b32 three, three_high, half, half_high, low_a, low_b, high_a, high_b, first, second, ab, cd, a, b, c, d;
@@ -109,26 +123,35 @@ _TIMES_PAIR = tl.constexpr("""{
 
 @triton.jit
 def values_of_codes(
-    words, high, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
+    words, high, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, RAW: tl.constexpr
 ):  # fmt: skip
     """Of a whole tile, over UNIT, in that type: exact. words: int16 [N, W] -> [N, TILE]
 
     high: int16 [N, 16 * high bits] or None. TABLE: the bytes of a table as one number; 0: codes are values.
+    RAW: in bfloat16, the bits of codes as they are; see ``raw_factors``.
     """
     if BITS == 8:
         low_half, high_half = halves(words, dtype)
         made = beside(low_half, high_half)
+    elif dtype == tl.bfloat16 and not INTERPRETED:
+        made = _in_pairs(words, high, BITS, OFFSET, TABLE, RAW)
     else:
-        fields = high
-        if BITS == 6:
-            fields = beside(high & 255, high >> 8 & 255)
-        if BITS == 5:
-            fields = concatenated(high & 15, high >> 4 & 15, high >> 8 & 15, high >> 12 & 15)
-        if dtype == tl.bfloat16 and not INTERPRETED:
-            made = _in_pairs(words, fields, BITS, OFFSET, TABLE)
-        else:
-            made = _one_by_one(words, fields, BITS, OFFSET, TABLE).to(dtype)
+        made = _one_by_one(words, high, BITS, OFFSET, TABLE).to(dtype)
     return made
+
+
+@triton.jit
+def raw_factors(factors, BITS: tl.constexpr):
+    """For raw codes: their products are 2^-39 of values times factors. bfloat16 [N, groups]"""
+    N: tl.constexpr = factors.shape[0]
+    G: tl.constexpr = factors.shape[1]
+    further_up = (tl.arange(0, G) * 4 // G) % 2 == (1 if BITS == 4 else 2)
+    unit = tl.where(further_up, 2.0**96, 2.0**100).to(tl.bfloat16)
+    unit = tl.broadcast_to(unit[None, :], [N, G])
+    return tl.inline_asm_elementwise(_TIMES, "=r,r,r", [factors, unit], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+RAW_UNIT = tl.constexpr(2.0**27)  # what is left to do on the sums of raw codes
 
 
 @triton.jit
@@ -141,7 +164,7 @@ def _quarter(TABLE: tl.constexpr, at: tl.constexpr):
 
 @triton.jit
 def _in_pairs(
-    words, fields, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
+    words, high, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, RAW: tl.constexpr
 ):  # fmt: skip
     bias = tl.full(words.shape, -OFFSET / UNIT, tl.bfloat16)
     if TABLE:
@@ -154,23 +177,38 @@ def _in_pairs(
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif BITS == 4:
+        text: tl.constexpr = _FOUR_RAW_BITS if RAW else _FOUR_BITS
         a, b, c, d = tl.inline_asm_elementwise(
-            _FOUR_BITS, "=r,=r,=r,=r,r,r", [words, bias],
+            text, "=r,=r,=r,=r,r,r", [words, bias],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
-        text: tl.constexpr = _FIVE_BITS if BITS == 5 else _SIX_BITS
+        more: tl.constexpr = _SIX_BITS if BITS == 6 else _FIVE_RAW_BITS if RAW else _FIVE_BITS
         a, b, c, d = tl.inline_asm_elementwise(
-            text, "=r,=r,=r,=r,r,r,r", [words, fields, bias],
+            more, "=r,=r,=r,=r,r,r,r", [words, _fields(high, BITS), bias],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     return concatenated(a, b, c, d)
 
 
 @triton.jit
-def _one_by_one(
-    words, fields, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr
-):  # fmt: skip
+def _fields(high, BITS: tl.constexpr):
+    """The high bits of each word's four codes, in the low bits of an int16: [N, TILE / 4]"""
+    if BITS == 6:
+        a, b = tl.inline_asm_elementwise(
+            _TWO_FIELDS, "=r,=r,r", [high], dtype=(tl.int16, tl.int16), is_pure=True, pack=2
+        )
+        made = beside(a, b)
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _FOUR_FIELDS, "=r,=r,=r,=r,r", [high], dtype=(tl.int16, tl.int16, tl.int16, tl.int16), is_pure=True, pack=2
+        )
+        made = concatenated(a, b, c, d)
+    return made
+
+
+@triton.jit
+def _one_by_one(words, high, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr):
     """The same in float32, for all other types."""
     codes = concatenated(words & 15, words >> 4 & 15, words >> 8 & 15, words >> 12 & 15).to(tl.int32)
     if TABLE:
@@ -180,6 +218,10 @@ def _one_by_one(
     if BITS > 4:
         H: tl.constexpr = BITS - 4
         F: tl.constexpr = (1 << H) - 1
+        if BITS == 6:
+            fields = beside(high, high >> 8)
+        else:
+            fields = concatenated(high, high >> 4, high >> 8, high >> 12)
         more = concatenated(fields & F, fields >> H & F, fields >> 2 * H & F, fields >> 3 * H & F)
         codes += more.to(tl.int32) << 4
     return (codes - OFFSET).to(tl.float32) / UNIT
@@ -189,9 +231,9 @@ def _one_by_one(
 def factors_of(scales, dtype: tl.constexpr, MINIMUM: tl.constexpr):
     """Factors of scales, and of minimums if there are any, over UNIT.
 
-    scales: int16 [rows of scales, N] -> [N, groups] each
+    scales: int16 [N, rows of scales] -> [N, groups] each
     """
-    low, high = halves(scales.T, dtype)
+    low, high = halves(scales, dtype)
     if MINIMUM:
         factors = low
         minimum_factors = high
@@ -352,12 +394,12 @@ def _weights_kernel(
     if high is not None:
         HIGH: tl.constexpr = (BITS - 4) * (K // 16)
         high = tl.load(high + row[:, None] * row_high + tile * HIGH + tl.arange(0, HIGH)[None, :], inside[:, None], 0)
-    values = values_of_codes(found, high, tl.float32, BITS, OFFSET, TABLE)
+    values = values_of_codes(found, high, tl.float32, BITS, OFFSET, TABLE, False)
     SCALES: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
     where = (tile * SCALES + tl.arange(0, SCALES)).to(tl.int64)[:, None] * scale_stride + row[None, :]
     found_scales = tl.load(scales + where, inside[None, :], 0)
     if FACTORS:
-        factors, minimum_factors = factors_of(found_scales, tl.float32, MINIMUM)
+        factors, minimum_factors = factors_of(found_scales.T, tl.float32, MINIMUM)
         at = steps + (tile * (1 + MINIMUM)).to(tl.int64) * scale_stride + row
         made = values * spread(factors * tl.load(at, inside, 0.0)[:, None], K)
         if MINIMUM:
