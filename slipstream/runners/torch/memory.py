@@ -28,6 +28,7 @@ from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 DEFAULT_TOKENS_PER_STREAM = 1024
 MIN_BLOCKS = 2
 FIRST_STEPS = 16 << 20  # parts of libraries and of the allocator that only running touches; measured on Linux
+SLAB_BYTES = 1 << 28  # on a GPU, of rows that are brought from a file's bits into those of its kernels
 CUDA_PROCESS = 400 << 20  # the device's context, kernels and captured steps; measured on an H200, 0.2 to 0.4 GB
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
@@ -129,7 +130,11 @@ def _between_bytes(checkpoint: Checkpoint, name: str, platform: Platform) -> int
     if isinstance(checkpoint, RandomCheckpoint):  # made up on the device, as a whole
         stored = platform.form.of(name).stored_bytes(dtype, checkpoint.shape(name))
         return num_bytes if stored < num_bytes else 0
-    return 0 if dtype in PLAIN_TYPES else math.prod(checkpoint.shape(name)) * 4  # floats, if they are unpacked there
+    if dtype in PLAIN_TYPES:
+        return 0
+    weights = math.prod(checkpoint.shape(name))  # as floats, if they are unpacked there
+    stays = platform.form.of(name).stored_bytes(dtype, checkpoint.shape(name)) < weights * platform.ops.dtype.itemsize
+    return min(weights * 4, SLAB_BYTES) if stays else weights * 4
 
 
 def _step_bytes(spec: ModelSpec, engine: EngineConfig, platform: Platform, max_depth: int) -> int:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.errors import UnknownModel
 from slipstream.load.tensor import FP8, RawTensor
 from slipstream.runners.cuda.kernels.matmul.linear import (
     MAX_TOKENS,
@@ -32,7 +34,10 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
 )
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
+from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout, layout_of
+from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
+from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, StackedLinear, packed_matrix
 from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product, shared_bytes
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
@@ -116,9 +121,10 @@ class Quantizer(Protocol):
 
 
 class CudaStoredFormat(CudaFormat):
-    """FP8 matrices as the checkpoint stores them; the others in the activations' own type.
+    """Quantized matrices as the checkpoint stores them; the others in the activations' own type.
 
-    ``unpacks``: whether the memory plan of a large step counts a matrix unpacked for the library.
+    ``unpacks``: whether the memory plan of a large step counts a matrix unpacked for the library. So it does once a
+    type in codes was planned for.
     """
 
     def __init__(self, ops: Ops, unpacks: bool = True) -> None:
@@ -133,15 +139,53 @@ class CudaStoredFormat(CudaFormat):
     def _quantized_scratch(self) -> Scratch:
         return Scratch(self.ops.device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
 
+    def _layout(self, dtype: str) -> CodeLayout | None:
+        """Of a type that stays in its codes."""
+        return layout_of(dtype)
+
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
+        made: list[Linear] = []
+        start = 0
+        for layout, group in groupby(parts, lambda part: self._layout(part.dtype)):
+            same = list(group)
+            shape = _stacked_shape(same)
+            own = None if bias is None else bias[start : start + shape[0]]
+            if layout is None:
+                made.append(self._without_codes(same, own))
+            else:
+                slabs = (slab for part in same for slab in _slabs(part))
+                matrix = packed_matrix(layout, slabs, shape, self.ops.device)
+                made.append(CodedLinear(matrix, own, self._quantized_scratch, self.ops.dtype))
+            start += shape[0]
+        return made[0] if len(made) == 1 else StackedLinear(tuple(made))
+
+    def _without_codes(self, parts: Parts, bias: Tensor | None) -> Linear:
         matrix = self._quantized_matrix(parts)
         return super().linear(parts, bias) if matrix is None else self._make_linear(matrix, bias)
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
+        layouts = [[self._layout(part.dtype) for part in each[0]] for each in (gate_up, down)]
+        if all(layout is not None for each in layouts for layout in each):
+            return CodedExperts(*(self._coded_stacks(each) for each in (gate_up, down)))
         stacks = [self._quantized_matrix([part for parts in each for part in parts]) for each in (gate_up, down)]
         if any(stack is None or stack.kept is not None for stack in stacks):
             return super().experts(gate_up, down)
         return QuantizedExperts(*(stack for stack in stacks if stack is not None))
+
+    def _coded_stacks(self, matrices: Sequence[Parts]) -> CodedStacks:
+        """Parts of one type in one stack, as they follow each other in an expert."""
+        types = [part.dtype for part in matrices[0]]
+        if len(set(map(layout_of, types))) == 1:
+            return CodedStacks((self._coded_stack(matrices, slice(None), types),))
+        each = (self._coded_stack(matrices, slice(at, at + 1), types) for at in range(len(types)))
+        return CodedStacks(tuple(each))
+
+    def _coded_stack(self, matrices: Sequence[Parts], which: slice, types: Sequence[str]) -> CodedMatrix:
+        num_rows, width = _stacked_shape(matrices[0][which])
+        layout = layout_of(types[which][0])
+        assert layout is not None
+        slabs = (slab for parts in matrices for part in _alike(parts, types)[which] for slab in _slabs(part))
+        return packed_matrix(layout, slabs, (len(matrices) * num_rows, width), self.ops.device)
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         """All parts, stacked along the output; None: in the activations' own type."""
@@ -165,6 +209,10 @@ class CudaStoredFormat(CudaFormat):
         return CudaQuantizedLinear(matrix, bias, self._quantized_scratch, self.ops.dtype)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        layout = self._layout(dtype)
+        if layout is not None:
+            self._unpacks = True
+            return layout.stored_bytes(_flattened_shape(shape))
         if dtype == FP8 and shape[-1] % fp8.TILE == 0:
             return fp8.stored_bytes(_flattened_shape(shape))
         return super().stored_bytes(dtype, shape)
@@ -182,6 +230,9 @@ class CudaQuantizedFormat(CudaStoredFormat):
 
     def of(self, name: str) -> LinearFormat:
         return self._dense if _last(name) in UNQUANTIZED else self
+
+    def _layout(self, dtype: str) -> CodeLayout | None:
+        return None
 
     def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
         if not self._fits(matrix.shape[1]):
@@ -243,6 +294,17 @@ class CudaFp8Format(CudaQuantizedFormat):
 
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0
+
+
+def _alike(parts: Parts, types: Sequence[str]) -> Parts:
+    """An expert's, which must be of the same types as the first expert's."""
+    for part, dtype in zip(parts, types, strict=True):
+        if part.dtype != dtype:
+            raise UnknownModel(
+                f"{part.name} is stored as {part.dtype}, but other experts of its layer as {dtype}: experts of one "
+                "layer must be of one type."
+            )
+    return parts
 
 
 def _stays_coded(part: RawTensor) -> bool:

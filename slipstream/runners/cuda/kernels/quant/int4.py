@@ -22,7 +22,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
-from slipstream.runners.cuda.kernels.quant.quantize import UNIT, UNIT_BITS, plain, rows_to_unpack, slabs
+from slipstream.runners.cuda.kernels.quant.quantize import (
+    UNIT,
+    UNIT_BITS,
+    concatenated,
+    plain,
+    rows_to_unpack,
+    slabs,
+)
 
 TILE = 256
 GROUP = TILE // 4
@@ -67,21 +74,12 @@ def weights_of(words, scales, dtype: tl.constexpr):
             is_pure=True, pack=2,
         )  # fmt: skip
         return tl.inline_asm_elementwise(
-            _WEIGHTS, "=r,r,r,r", [_concatenated(a, b, c, d), found], dtype=tl.bfloat16, is_pure=True, pack=2
+            _WEIGHTS, "=r,r,r,r", [concatenated(a, b, c, d), found], dtype=tl.bfloat16, is_pure=True, pack=2
         )
-    bits = _concatenated(words & 0x0F, words & 0xF0, words >> 8 & 0x0F, words >> 8 & 0xF0).to(tl.float32)
+    bits = concatenated(words & 0x0F, words & 0xF0, words >> 8 & 0x0F, words >> 8 & 0xF0).to(tl.float32)
     factor = (found << 16).to(tl.float32, bitcast=True) * 2.0**-100  # in two steps: 2^-133 is denormal
     made = bits * (factor * 2.0**-33) + (found & -65536).to(tl.float32, bitcast=True)
     return (made * UNIT if dtype == tl.float16 else made).to(dtype)
-
-
-@triton.jit
-def _concatenated(a, b, c, d):
-    """Side by side. [N, W] each -> [N, 4 W]"""
-    N: tl.constexpr = a.shape[0]
-    W: tl.constexpr = a.shape[1]
-    four = tl.join(tl.join(a, c), tl.join(b, d)).reshape([N, W, 4])
-    return four.permute(0, 2, 1).reshape([N, 4 * W])
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,15 @@ def rows_to_unpack(ids, num_rows, N: tl.constexpr):
     return out_row, inside, row
 
 
+@triton.jit
+def concatenated(a, b, c, d):
+    """Side by side. [N, W] each -> [N, 4 W]"""
+    N: tl.constexpr = a.shape[0]
+    W: tl.constexpr = a.shape[1]
+    four = tl.join(tl.join(a, c), tl.join(b, d)).reshape([N, W, 4])
+    return four.permute(0, 2, 1).reshape([N, 4 * W])
+
+
 def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their weights in float32 on the device, a few at a time: temporary memory stays small.
 

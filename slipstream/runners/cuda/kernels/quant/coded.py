@@ -1,0 +1,413 @@
+"""Matrices in the codes of quantised files: a weight is value(code) * scale + minimum, with a scale a group of columns.
+
+Four codes make a word of 16 bits, as in int4.py: word c of every ``TILE`` columns holds columns c, c + 64, c + 128 and
+c + 192. Codes of 5 or 6 bits have their high bits in a plane of their own, codes of 8 bits are two in a word, columns c
+and c + 128. A code becomes its value in bfloat16, exactly, and then a weight by one multiplication with its group's
+factor, or two with both parts of its scale: rounded once. Scales in float32 would cost three instructions a weight.
+
+Steps of 256 columns multiply finished sums in float32, and so does a minimum: it is a product of its own, with the
+minimum's factor as weights, the same for all columns of a group. It takes no unpacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
+from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
+from slipstream.runners.cuda.kernels.quant.code_layout import BIAS, TILE, CodeLayout, padded_rows
+from slipstream.runners.cuda.kernels.quant.int8 import UNIT, halves
+from slipstream.runners.cuda.kernels.quant.quantize import concatenated, rows_to_unpack
+
+_ROWS = 32  # a program dequantizes
+
+# Bits of a small whole number, read as bfloat16, are that number times 2^-133: times 2^127 (2^123 four bits further up)
+# and less the offset they are a value over 64.
+_FOUR_BITS = tl.constexpr("""{
+    .reg .b32 high, a, b, c, d, low_unit, high_unit;
+    mov.b32 low_unit, 0x7f007f00;
+    mov.b32 high_unit, 0x7d007d00;
+    shr.u32 high, $4, 8;
+    and.b32 a, $4, 0x000f000f;
+    and.b32 b, $4, 0x00f000f0;
+    and.b32 c, high, 0x000f000f;
+    and.b32 d, high, 0x00f000f0;
+    fma.rn.bf16x2 $0, a, low_unit, $5;
+    fma.rn.bf16x2 $1, b, high_unit, $5;
+    fma.rn.bf16x2 $2, c, low_unit, $5;
+    fma.rn.bf16x2 $3, d, high_unit, $5;
+}""")
+
+
+# The same as they are, times 2^-133 and times 2^-129: where nothing is taken from a code, factors make up for it.
+_FOUR_RAW_BITS = tl.constexpr("""{
+    .reg .b32 high;
+    shr.u32 high, $4, 8;
+    and.b32 $0, $4, 0x000f000f;
+    and.b32 $1, $4, 0x00f000f0;
+    and.b32 $2, high, 0x000f000f;
+    and.b32 $3, high, 0x00f000f0;
+}""")
+
+
+def _more_bits(shifts: tuple[str, str, str, str], mask: str, raw: bool) -> tl.constexpr:
+    """``shifts``: that bring the high bits of each of the four codes to where ``mask`` is."""
+    lines = [".reg .b32 low, high, code, unit;", "mov.b32 unit, 0x7f007f00;"]
+    for i, shift in enumerate(shifts):
+        made = f"${i}" if raw else "code"
+        lines += [f"shr.u32 low, $4, {4 * i};", f"{shift};", f"and.b32 high, high, {mask};"]
+        lines += [f"lop3.b32 {made}, low, 0x000f000f, high, 0xea;"]
+        lines += [] if raw else [f"fma.rn.bf16x2 ${i}, code, unit, $6;"]
+    return tl.constexpr("{" + "\n".join(lines) + "}")
+
+
+_FIFTH = ("shl.b32 high, $5, 4", "shl.b32 high, $5, 3", "shl.b32 high, $5, 2", "shl.b32 high, $5, 1")
+_SIXTH = ("shl.b32 high, $5, 4", "shl.b32 high, $5, 2", "mov.b32 high, $5", "shr.u32 high, $5, 2")
+_FIVE_BITS, _FIVE_RAW_BITS = (_more_bits(_FIFTH, "0x00100010", raw) for raw in (False, True))
+_SIX_BITS = _more_bits(_SIXTH, "0x00300030", raw=False)
+# The fields of a plane's word, each in the low bits of a word; what is above them is masked later.
+_TWO_FIELDS = tl.constexpr("mov.b32 $0, $2; shr.u32 $1, $2, 8;")
+_FOUR_FIELDS = tl.constexpr("mov.b32 $0, $4; shr.u32 $1, $4, 4; shr.u32 $2, $4, 8; shr.u32 $3, $4, 12;")
+# Four codes select four bytes of each half of the table; their highest bits select one of the two.
+_TABLE = tl.constexpr("""{
+    .reg .b32 three, three_high, half, half_high, low_a, low_b, high_a, high_b, first, second, ab, cd, a, b, c, d;
+    .reg .b32 unit, bias;
+    mov.b32 unit, 0x7f007f00;
+    mov.b32 bias, 0xc000c000;
+    and.b32 three, $4, 0x77777777;
+    shr.u32 three_high, three, 16;
+    shr.u32 half, $4, 1;
+    lop3.b32 half, half, 0x44444444, 0x32103210, 0xea;
+    shr.u32 half_high, half, 16;
+    prmt.b32 low_a, $5, $7, three;
+    prmt.b32 high_a, $9, $11, three;
+    prmt.b32 low_b, $5, $7, three_high;
+    prmt.b32 high_b, $9, $11, three_high;
+    prmt.b32 first, low_a, high_a, half;
+    prmt.b32 second, low_b, high_b, half_high;
+    prmt.b32 ab, first, second, 0x5410;
+    prmt.b32 cd, first, second, 0x7632;
+    and.b32 a, ab, 0x00ff00ff;
+    prmt.b32 b, ab, 0, 0x4341;
+    and.b32 c, cd, 0x00ff00ff;
+    prmt.b32 d, cd, 0, 0x4341;
+    fma.rn.bf16x2 $0, a, unit, bias;
+    fma.rn.bf16x2 $1, b, unit, bias;
+    fma.rn.bf16x2 $2, c, unit, bias;
+    fma.rn.bf16x2 $3, d, unit, bias;
+}""")
+_TIMES = tl.constexpr("""{
+    .reg .b32 zero;
+    mov.b32 zero, 0x80008000;
+    fma.rn.bf16x2 $0, $1, $2, zero;
+}""")
+# Two columns of one row have the same scale: the compiler sees it, and takes both halves of it as they are.
+_TIMES_PAIR = tl.constexpr("""{
+    .reg .b16 high0, high1, low0, low1;
+    .reg .b32 high, low, zero;
+    mov.b32 {high0, low0}, $2;
+    mov.b32 {high1, low1}, $3;
+    mov.b32 high, {high0, high1};
+    mov.b32 low, {low0, low1};
+    mov.b32 zero, 0x80008000;
+    fma.rn.bf16x2 low, $1, low, zero;
+    fma.rn.bf16x2 $0, $1, high, low;
+}""")
+
+
+@triton.jit
+def values_of_codes(
+    words, high, dtype: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, RAW: tl.constexpr
+):  # fmt: skip
+    """Of a whole tile, over UNIT, in that type: exact. words: int16 [N, W] -> [N, TILE]
+
+    high: int16 [N, 16 * high bits] or None. TABLE: the bytes of a table as one number; 0: codes are values.
+    RAW: in bfloat16, the bits of codes as they are; see ``raw_factors``.
+    """
+    if BITS == 8:
+        low_half, high_half = halves(words, dtype)
+        made = beside(low_half, high_half)
+    elif dtype == tl.bfloat16 and not INTERPRETED:
+        made = _in_pairs(words, high, BITS, OFFSET, TABLE, RAW)
+    else:
+        made = _one_by_one(words, high, BITS, OFFSET, TABLE).to(dtype)
+    return made
+
+
+@triton.jit
+def raw_factors(factors, BITS: tl.constexpr):
+    """For raw codes: their products are 2^-39 of values times factors. bfloat16 [N, groups]"""
+    N: tl.constexpr = factors.shape[0]
+    G: tl.constexpr = factors.shape[1]
+    further_up = (tl.arange(0, G) * 4 // G) % 2 == (1 if BITS == 4 else 2)
+    unit = tl.where(further_up, 2.0**96, 2.0**100).to(tl.bfloat16)
+    unit = tl.broadcast_to(unit[None, :], [N, G])
+    return tl.inline_asm_elementwise(_TIMES, "=r,r,r", [factors, unit], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+RAW_UNIT = tl.constexpr(2.0**27)  # what is left to do on the sums of raw codes
+
+
+@triton.jit
+def _quarter(TABLE: tl.constexpr, at: tl.constexpr):
+    """Four bytes of a table. int32"""
+    bits: tl.constexpr = (TABLE >> 32 * at) & 0xFFFFFFFF
+    signed: tl.constexpr = bits - (1 << 32) if bits >= 1 << 31 else bits
+    return tl.full([], signed, tl.int32)
+
+
+@triton.jit
+def _in_pairs(
+    words, high, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr, RAW: tl.constexpr
+):  # fmt: skip
+    bias = tl.full(words.shape, -OFFSET / UNIT, tl.bfloat16)
+    if TABLE:
+        t0 = _quarter(TABLE, 0)
+        t1 = _quarter(TABLE, 1)
+        t2 = _quarter(TABLE, 2)
+        t3 = _quarter(TABLE, 3)
+        a, b, c, d = tl.inline_asm_elementwise(
+            _TABLE, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [words, t0, t1, t2, t3],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    elif BITS == 4:
+        text: tl.constexpr = _FOUR_RAW_BITS if RAW else _FOUR_BITS
+        a, b, c, d = tl.inline_asm_elementwise(
+            text, "=r,=r,=r,=r,r,r", [words, bias],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        more: tl.constexpr = _SIX_BITS if BITS == 6 else _FIVE_RAW_BITS if RAW else _FIVE_BITS
+        a, b, c, d = tl.inline_asm_elementwise(
+            more, "=r,=r,=r,=r,r,r,r", [words, _fields(high, BITS), bias],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    return concatenated(a, b, c, d)
+
+
+@triton.jit
+def _fields(high, BITS: tl.constexpr):
+    """The high bits of each word's four codes, in the low bits of an int16: [N, TILE / 4]"""
+    if BITS == 6:
+        a, b = tl.inline_asm_elementwise(
+            _TWO_FIELDS, "=r,=r,r", [high], dtype=(tl.int16, tl.int16), is_pure=True, pack=2
+        )
+        made = beside(a, b)
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _FOUR_FIELDS, "=r,=r,=r,=r,r", [high], dtype=(tl.int16, tl.int16, tl.int16, tl.int16), is_pure=True, pack=2
+        )
+        made = concatenated(a, b, c, d)
+    return made
+
+
+@triton.jit
+def _one_by_one(words, high, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr):
+    """The same in float32, for all other types."""
+    codes = concatenated(words & 15, words >> 4 & 15, words >> 8 & 15, words >> 12 & 15).to(tl.int32)
+    if TABLE:
+        first = tl.where(codes < 4, _quarter(TABLE, 0), _quarter(TABLE, 1))
+        four = tl.where(codes < 8, first, tl.where(codes < 12, _quarter(TABLE, 2), _quarter(TABLE, 3)))
+        codes = four >> (codes & 3) * 8 & 255
+    if BITS > 4:
+        H: tl.constexpr = BITS - 4
+        F: tl.constexpr = (1 << H) - 1
+        if BITS == 6:
+            fields = beside(high, high >> 8)
+        else:
+            fields = concatenated(high, high >> 4, high >> 8, high >> 12)
+        more = concatenated(fields & F, fields >> H & F, fields >> 2 * H & F, fields >> 3 * H & F)
+        codes += more.to(tl.int32) << 4
+    return (codes - OFFSET).to(tl.float32) / UNIT
+
+
+@triton.jit
+def factors_of(scales, dtype: tl.constexpr, MINIMUM: tl.constexpr):
+    """Factors of scales, and of minimums if there are any, over UNIT.
+
+    scales: int16 [N, rows of scales] -> [N, groups] each
+    """
+    low, high = halves(scales, dtype)
+    if MINIMUM:
+        factors = low
+        minimum_factors = high
+    else:
+        factors = tl.join(low, high).reshape([low.shape[0], low.shape[1] * 2])
+        minimum_factors = factors
+    return factors, minimum_factors
+
+
+@triton.jit
+def spread(scales, K: tl.constexpr):
+    """[N, groups] -> [N, K]"""
+    N: tl.constexpr = scales.shape[0]
+    G: tl.constexpr = scales.shape[1]
+    return tl.broadcast_to(scales[:, :, None], [N, G, K // G]).reshape([N, K])
+
+
+@triton.jit
+def times_factors(values, factors, dtype: tl.constexpr):
+    """Rounded once. [N, K], [N, groups]"""
+    wide = spread(factors, values.shape[1])
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        made = tl.inline_asm_elementwise(_TIMES, "=r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        made = (values.to(tl.float32) * wide.to(tl.float32)).to(dtype)
+    return made
+
+
+@triton.jit
+def times_pairs(values, pairs, dtype: tl.constexpr):
+    """Rounded once. pairs: int32 [N, groups]"""
+    wide = spread(pairs, values.shape[1])
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        made = tl.inline_asm_elementwise(
+            _TIMES_PAIR, "=r,r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        made = (values.to(tl.float32) * pair_sum(wide)).to(dtype)
+    return made
+
+
+@triton.jit
+def pair_high(pairs):
+    """float32, of two bfloat16 in an int32: the larger one, in the low half"""
+    return (pairs << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pair_low(pairs):
+    return (pairs & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pair_sum(pairs):
+    return pair_high(pairs) + pair_low(pairs)
+
+
+@triton.jit
+def beside(a, b):
+    """[N, W] each -> [N, 2 W]"""
+    N: tl.constexpr = a.shape[0]
+    W: tl.constexpr = a.shape[1]
+    return tl.join(a, b).permute(0, 2, 1).reshape([N, 2 * W])
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMatrix:
+    layout: CodeLayout
+    width: int  # columns
+    words: Tensor  # int16 [rows, words], contiguous
+    high: Tensor | None  # int16 [rows, words]: the high bits of codes of 5 or 6
+    # Factors over UNIT: int16 [rows of scales, rows], a byte each, biased. Pairs: int32 [groups, rows], times UNIT.
+    scales: Tensor
+    minimums: Tensor | None  # int32 [groups, rows]: pairs
+    steps: Tensor | None  # float32 [tiles * (1 or 2), rows]: of scales, times UNIT^2, and of minimums, times UNIT
+
+    @property
+    def num_rows(self) -> int:
+        return self.words.shape[0]
+
+    @property
+    def num_tiles(self) -> int:
+        return self.layout.num_tiles(self.width)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.layout.stored_bytes((self.num_rows, self.width))
+
+    @property
+    def table(self) -> int:
+        """The bytes of its table as one number, the first lowest; 0: it has none."""
+        return int.from_bytes(bytes(value + BIAS for value in self.layout.table), "little")
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Of kernels."""
+        layout = self.layout
+        return {
+            "BITS": layout.bits, "OFFSET": layout.offset, "TABLE": self.table, "GROUPS": layout.groups,
+            "FACTORS": int(layout.has_factors), "MINIMUM": int(layout.has_minimum),
+        }  # fmt: skip
+
+    def first(self, num_rows: int) -> CodedMatrix:
+        """A view."""
+        high = None if self.high is None else self.high[:num_rows]
+        minimums, steps = (None if each is None else each[:, :num_rows] for each in (self.minimums, self.steps))
+        return replace(
+            self, words=self.words[:num_rows], high=high, scales=self.scales[:, :num_rows], minimums=minimums,
+            steps=steps,
+        )  # fmt: skip
+
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+        """All rows, or the rows ``ids``, dequantized. [rows, columns]"""
+        num_rows = self.num_rows if ids is None else ids.shape[0]
+        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        steps, minimums = self.steps, self.minimums
+        _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
+            self.words, self.high, self.scales, minimums, steps, ids, out, num_rows, self.width,
+            self.words.shape[1], 0 if self.high is None else self.high.shape[1], self.scales.stride(0),
+            N=_ROWS, K=TILE, **self.constants, num_warps=4, **pdl_options(out.device),
+        )  # fmt: skip
+        return out
+
+
+def empty(layout: CodeLayout, shape: Sequence[int], device: torch.device) -> CodedMatrix:
+    num_rows, width = shape
+    tiles, padded = layout.num_tiles(width), padded_rows(num_rows)
+
+    def of_rows(num: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(tiles * num, padded, dtype=dtype, device=device)[:, :num_rows]
+
+    def plane(num_words: int) -> Tensor:
+        return torch.empty(num_rows, tiles * num_words, dtype=torch.int16, device=device)
+
+    has_pairs = layout.has_minimum and not layout.has_factors
+    return CodedMatrix(
+        layout,
+        width,
+        plane(layout.words),
+        plane(layout.high_words) if layout.high_bits else None,
+        of_rows(layout.scale_rows, torch.int16 if layout.has_factors else torch.int32),
+        of_rows(layout.groups, torch.int32) if has_pairs else None,
+        of_rows(1 + layout.has_minimum, torch.float32) if layout.has_factors else None,
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _weights_kernel(
+    words, high, scales, minimums, steps, ids, out, num_rows, width, row_words, row_high, scale_stride,
+    N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl.constexpr,
+    GROUPS: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    launch_dependents_and_wait()
+    out_row, inside, row = rows_to_unpack(ids, num_rows, N)
+    tile = tl.program_id(1)
+    WORDS: tl.constexpr = K // 2 if BITS == 8 else K // 4
+    found = tl.load(words + row[:, None] * row_words + tile * WORDS + tl.arange(0, WORDS)[None, :], inside[:, None], 0)
+    if high is not None:
+        HIGH: tl.constexpr = (BITS - 4) * (K // 16)
+        high = tl.load(high + row[:, None] * row_high + tile * HIGH + tl.arange(0, HIGH)[None, :], inside[:, None], 0)
+    values = values_of_codes(found, high, tl.float32, BITS, OFFSET, TABLE, False)
+    SCALES: tl.constexpr = GROUPS // 2 if FACTORS and not MINIMUM else GROUPS
+    where = (tile * SCALES + tl.arange(0, SCALES)).to(tl.int64)[:, None] * scale_stride + row[None, :]
+    found_scales = tl.load(scales + where, inside[None, :], 0)
+    if FACTORS:
+        factors, minimum_factors = factors_of(found_scales.T, tl.float32, MINIMUM)
+        at = steps + (tile * (1 + MINIMUM)).to(tl.int64) * scale_stride + row
+        made = values * spread(factors * tl.load(at, inside, 0.0)[:, None], K)
+        if MINIMUM:
+            made += spread(minimum_factors * tl.load(at + scale_stride, inside, 0.0)[:, None], K)
+    else:
+        made = values * spread(pair_sum(found_scales.T), K)
+        if MINIMUM:
+            made += spread(pair_sum(tl.load(minimums + where, inside[None, :], 0).T), K)
+    column = tile * K + tl.arange(0, K)
+    target = out + out_row[:, None].to(tl.int64) * width + column[None, :]
+    tl.store(target, made.to(out.dtype.element_ty), mask=inside[:, None] & (column < width)[None, :])

@@ -1,0 +1,130 @@
+"""Matrices in the codes of quantised files, as a model uses them: our kernels, or unpacked for the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from slipstream.load.tensor import RawTensor
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
+from slipstream.runners.cuda.kernels.matmul.linear_coded import coded_linear, tile_config, tokens_of_a_block
+from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
+from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout
+from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
+from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
+from slipstream.runners.cuda.kernels.quant.pack import put
+from slipstream.runners.cuda.model.linear import ExpertStack, shared_bytes
+from slipstream.runners.torch.ops import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class CodedLinear:
+    matrix: CodedMatrix
+    bias: Tensor | None  # [out]
+    scratch: Scratch
+    dtype: torch.dtype  # of activations
+
+    @property
+    def num_out(self) -> int:
+        return self.matrix.num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        return self.matrix.num_bytes
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        out = x.new_empty(x.shape[0], self.num_out)
+        self.write(x, out, add)
+        return out
+
+    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        """The same into ``out``, which may be some columns of a wider result, as ``add`` then is."""
+        config = self._tile_config(x.shape[0])
+        if config is not None:
+            coded_linear(x, self.matrix, config, self.scratch, out, add, self.bias)
+            return
+        weight = self.matrix.weights(self.dtype).t()
+        if add is None:
+            torch.mm(x, weight, out=out)
+        else:
+            torch.addmm(add, x, weight, out=out)
+        if self.bias is not None:
+            out += self.bias
+
+    def _tile_config(self, num_tokens: int) -> TileConfig | None:
+        """None: unpacked for the library."""
+        config, block = tile_config(self.matrix, num_tokens), tokens_of_a_block(num_tokens)
+        shared, weight_bytes = shared_bytes(self.matrix.words.device), self.matrix.layout.weight_bytes
+        return config and fitted(config, block, self.dtype.itemsize, shared, weight_bytes=weight_bytes)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.matrix.weights(self.dtype, ids)
+
+    def for_drafts(self, num_rows: int) -> CodedLinear:
+        assert self.bias is None
+        return replace(self, matrix=self.matrix.first(num_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """One matrix whose parts, stacked along the output, are stored in different types: a product each."""
+
+    parts: tuple[Linear, ...]
+
+    @property
+    def num_out(self) -> int:
+        return sum(part.num_out for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        out = x.new_empty(x.shape[0], self.num_out)
+        start = 0
+        for part in self.parts:
+            columns = slice(start, start + part.num_out)
+            more = None if add is None else add[:, columns]
+            if isinstance(part, CodedLinear):
+                part.write(x, out[:, columns], more)
+            else:
+                out[:, columns] = part(x) if more is None else part(x) + more
+            start = columns.stop
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError("an embedding has one type")
+
+    def for_drafts(self, num_rows: int) -> Linear:
+        raise NotImplementedError("an output matrix has one type")
+
+
+@dataclass(frozen=True, slots=True)
+class CodedStacks:
+    """The first matrices of all experts: gate and up in one stack, or in one each if their types differ."""
+
+    matrices: tuple[CodedMatrix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedExperts(ExpertStack[CodedStacks]):
+    def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
+        [down] = self.down.matrices
+        return coded_expert_pairs(x, self.gate_up.matrices, down, expert, positions)
+
+
+def packed_matrix(
+    layout: CodeLayout, slabs: Iterable[RawTensor], shape: Sequence[int], device: torch.device
+) -> CodedMatrix:
+    """``slabs``: rows of the matrix, a few at a time, all of types with this layout."""
+    matrix = empty(layout, shape, device)
+    start = 0
+    for slab in slabs:
+        end = start + slab.shape[0]
+        put(matrix, slice(start, end), device_codes(slab, device))
+        start = end
+    assert start == matrix.num_rows
+    return matrix
