@@ -68,9 +68,9 @@ def model_flags(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help=f"folder, .gguf file or hub id (default:{HARD_SPACE}SmolLM2-135M-Instruct)",
+        help=f"folder, .gguf file, hub id, or hub id:QUANT of a GGUF (default:{HARD_SPACE}SmolLM2-135M-Instruct)",
     )
-    flag(group, "--mtp", metavar="PATH", shown="the model's own", help="an MTP head in a safetensors file of its own")
+    flag(group, "--mtp", metavar="PATH", shown="the model's own", help="an MTP head in a safetensors or .gguf file")
     flag(
         group,
         "--dtype",

@@ -8,9 +8,11 @@ from dataclasses import asdict
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.text import show, size
 from slipstream.load import OpenedModel
+from slipstream.load.contents import Contents, head_contents, head_place, target_contents
 from slipstream.runners.backend import MemoryPlan
 from slipstream.runners.choose import choose_backend
 
+SMALL_SHARE = 0.0005  # of the weights: types below it are not listed
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 
@@ -29,7 +31,24 @@ def plan(options: ModelOptions, *, as_json: bool, free: int | None = None) -> in
 
 def _as_dict(model: OpenedModel, memory: MemoryPlan) -> dict[str, object]:
     derived = {name: getattr(memory, name) for name in ("kv_pool", "states", "kept_states", "pool_tokens", "total")}
-    return {"model": model.name, **asdict(memory), **derived, "streams_of": _streams(memory)}
+    parts = {"weight_parts": dict(memory.weight_parts)}
+    return {"model": model.name, **asdict(memory), **parts, **derived, "streams_of": _streams(memory), **_files(model)}
+
+
+def _files(model: OpenedModel) -> dict[str, object]:
+    """What the files hold; how much of it becomes memory is the runner's."""
+    target, head = target_contents(model), head_contents(model)
+    described: dict[str, object] = {"files": _contents_dict(target), "head_place": head_place(model)}
+    return described | {"head_files": _contents_dict(head) if head else None}
+
+
+def _contents_dict(contents: Contents) -> dict[str, object]:
+    return {
+        "format": contents.format,
+        "bytes": contents.num_bytes,
+        "bits_per_weight": round(contents.bits_per_weight, 3),
+        "types": {dtype: round(share, 4) for dtype, share in contents.types},
+    }
 
 
 def _streams(memory: MemoryPlan) -> dict[int, int]:
@@ -41,6 +60,8 @@ def _streams(memory: MemoryPlan) -> dict[int, int]:
 def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -> None:
     head = "with its MTP head" if model.head is not None else f"without drafting: {model.head_reason}"
     show(f"{model.name} ({model.spec.architecture}), {head}")
+    for line in _describe(model):
+        show(line)
     show(note)
     print()
     if chat_fault:
@@ -54,6 +75,19 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
     print("more or fewer with --kv-memory, --max-streams and --max-context")
 
 
+def _describe(model: OpenedModel) -> list[str]:
+    """The model's files and those of its head, a line each."""
+    lines = [f"files: {_in_words(target_contents(model))}"]
+    head = head_contents(model)
+    return lines if head is None else [*lines, f"head: {head_place(model)}, {_in_words(head)}".replace(": ,", ":")]
+
+
+def _in_words(contents: Contents) -> str:
+    types = ", ".join(f"{dtype} {100 * share:.1f} %" for dtype, share in contents.types if share >= SMALL_SHARE)
+    sizes = f"{size(contents.num_bytes)}, {contents.bits_per_weight:.2f} bits a weight"
+    return f"{contents.format}, {sizes}: {types}"
+
+
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
     kept = [(f"kept states, {size(memory.kept_state)} each", memory.kept_states)] if memory.kept_states else []
@@ -62,6 +96,7 @@ def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     process = [("the process itself", memory.process)] if memory.process else []
     return [
         ("weights", memory.weights),
+        *((f"  {part}", num_bytes) for part, num_bytes in memory.weight_parts),
         ("MTP head", memory.head),
         (f"KV pool, {size(memory.kv_per_token)} a token", memory.kv_pool),
         *rows,

@@ -14,7 +14,7 @@ from slipstream.load.gguf.file import open_gguf
 from slipstream.load.head import find_any_head, find_head, open_head
 from slipstream.load.hf.any_folder import open_any
 from slipstream.load.hf.folder import open_hf
-from slipstream.load.hf.hub import fetch_folder, is_hub_id
+from slipstream.load.hf.hub import fetch_folder, fetch_gguf, fetch_gguf_head, hub_file, is_hub_id
 from slipstream.load.opened import OpenedModel, open_tokenizer
 from slipstream.load.spec import GdnSpec, HeadSpec, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tensor import Checkpoint, RawTensor
@@ -45,14 +45,17 @@ DEFAULT_NAME = "SmolLM2-135M-Instruct"
 
 
 def open_model(model: str | None = None, mtp: str | None = None, *, any_architecture: bool = False) -> OpenedModel:
-    """`model`: None for the default one, a folder, a .gguf file, or a hub id. `mtp`: a head in a file of its own.
-    `any_architecture`: the runner loads folders by itself, also of architectures that we do not know."""
+    """`model`: None for the default one, a folder, a .gguf file, a hub id, or `owner/repository:QUANT`, a GGUF file of
+    it. `mtp`: a head in a file of its own. `any_architecture`: the runner loads folders by itself, also those of
+    architectures that we do not know."""
     name, path = _resolve(model)
     if any_architecture and path.is_dir():
         folder = open_any(path, name)
         return OpenedModel(name, path, folder, *find_any_head(folder, _head_path(model, mtp)))
     checkpoint = open_hf(path, name) if path.is_dir() else open_gguf(path)
     head, reason = find_head(checkpoint, _head_path(model, mtp))
+    if head is None and mtp is None and (beside := _head_on_hub(model, path)) is not None:
+        head, reason = find_head(checkpoint, beside)
     return OpenedModel(name, path, checkpoint, head, reason, SMOLLM2_SAMPLING if model is None else None)
 
 
@@ -66,9 +69,17 @@ def _resolve(model: str | None) -> tuple[str, Path]:
         return path.resolve().name, path
     if path.is_file():
         return path.stem, path
+    if (on_hub := hub_file(model)) is not None:
+        return model, fetch_gguf(*on_hub)
     if _looks_like_path(model):
         raise LoadError(f"{model} does not exist: expected a model folder, a .gguf file, or a hub id.")
     return model, fetch_folder(model)
+
+
+def _head_on_hub(model: str | None, path: Path) -> Path | None:
+    """That of the repository which a GGUF file came from."""
+    on_hub = None if model is None or Path(model).expanduser() == path else hub_file(model)
+    return fetch_gguf_head(on_hub[0]) if on_hub is not None else None
 
 
 def _looks_like_path(model: str) -> bool:

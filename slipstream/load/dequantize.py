@@ -42,8 +42,9 @@ def _codes_to_f32(raw: RawTensor) -> np.ndarray:
     values = np.empty((num_rows, columns), np.float32)
     order = slice(None) if raw.order is None else raw.order
     step = max(1, SLAB // columns)
-    for at in range(0, num_rows, step):
-        values[at : at + step, order] = codes_of(raw.rows(slice(at, at + step))).weights()
+    with np.errstate(all="ignore"):  # a damaged file may hold any scale
+        for at in range(0, num_rows, step):
+            values[at : at + step, order] = codes_of(raw.rows(slice(at, at + step))).weights()
     return values.reshape(raw.shape)
 
 

@@ -7,7 +7,14 @@ from typing import Any
 
 from slipstream.errors import CorruptFile, LoadError
 
+MAX_SHOWN = 80  # letters of a value in a message
 MAX_LAYERS = 4096  # protects from a damaged file that claims billions
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 class Fields:
@@ -25,7 +32,7 @@ class Fields:
         """A whole number >= 1."""
         value = self._required(key, default)
         if type(value) is not int or value < 1:
-            raise CorruptFile(f"{self.where}: {key} should be a whole number above 0, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be a whole number above 0, it is {shown(value)}.")
         return value
 
     def layers(self, key: str) -> int:
@@ -39,26 +46,26 @@ class Fields:
         """A whole number >= 0."""
         value = self._required(key, default)
         if type(value) is not int or value < 0:
-            raise CorruptFile(f"{self.where}: {key} should be a whole number, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be a whole number, it is {shown(value)}.")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number > 0."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise CorruptFile(f"{self.where}: {key} should be a number above 0, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be a number above 0, it is {shown(value)}.")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._required(key, default)
         if not isinstance(value, bool):
-            raise CorruptFile(f"{self.where}: {key} should be true or false, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be true or false, it is {shown(value)}.")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._required(key, default)
         if not isinstance(value, str):
-            raise CorruptFile(f"{self.where}: {key} should be a string, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be a string, it is {shown(value)}.")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
@@ -66,14 +73,14 @@ class Fields:
         value = self.raw(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(item) is not int or item < 0 for item in ids):
-            raise CorruptFile(f"{self.where}: {key} should be token ids, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be token ids, it is {shown(value)}.")
         return tuple(ids)
 
     def level(self, key: str) -> Fields:
         """A nested object; empty when absent."""
         value = self.raw(key)
         if value is not None and not isinstance(value, dict):
-            raise CorruptFile(f"{self.where}: {key} should be an object, it is {value!r}.")
+            raise CorruptFile(f"{self.where}: {key} should be an object, it is {shown(value)}.")
         return Fields(value or {}, f"{self.where}, {key}")
 
     def _required(self, key: str, default: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from slipstream.errors import MissingTensor
@@ -16,20 +16,24 @@ ExpertLayout = Literal["fused", "stacks", "separate"]
 
 def check_model(checkpoint: Checkpoint) -> None:
     """Raises MissingTensor for the first tensor of the model that is absent or has the wrong shape."""
-    wanted = model_shapes(checkpoint.spec, lambda prefix: stored_experts(checkpoint, prefix))
-    for name, shape in wanted.items():
-        if wrong := mismatch(checkpoint, name, shape):
-            raise MissingTensor(f"{checkpoint.path}: {wrong}.")
+    for shapes in _by_layer(checkpoint.spec, lambda prefix: stored_experts(checkpoint, prefix)):
+        for name, shape in shapes.items():
+            if wrong := mismatch(checkpoint, name, shape):
+                raise MissingTensor(f"{checkpoint.path}: {wrong}.")
 
 
 def model_shapes(spec: ModelSpec, layout: Callable[[str], ExpertLayout] = lambda prefix: "fused") -> Shapes:
     """Every tensor but the head's. `layout`: how the layer of that prefix stores its experts."""
-    shapes = top_shapes(spec)
+    return {name: shape for shapes in _by_layer(spec, layout) for name, shape in shapes.items()}
+
+
+def _by_layer(spec: ModelSpec, layout: Callable[[str], ExpertLayout]) -> Iterator[Shapes]:
+    """One after the other: a damaged file may claim many layers, and has not the first of them."""
+    yield top_shapes(spec)
     for layer, kind in enumerate(spec.layer_kinds):
         prefix = f"model.layers.{layer}."
-        shapes |= layer_shapes(spec, prefix, kind == "full_attention")
-        shapes |= mlp_shapes(spec, prefix + "mlp.", layout(prefix))
-    return shapes
+        attention = layer_shapes(spec, prefix, kind == "full_attention")
+        yield attention | mlp_shapes(spec, prefix + "mlp.", layout(prefix))
 
 
 def mismatch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> str:

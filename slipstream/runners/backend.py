@@ -40,6 +40,7 @@ class MemoryPlan:
     num_host_blocks: int = 0  # the prefix cache's second tier, in host memory
     num_host_states: int = 0
     shared_pool: bool = True  # False: each slot has room of its own for max_context
+    weight_parts: tuple[tuple[str, int], ...] = ()  # of the weights: load/contents.py's parts, where they are known
     row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
     @property

@@ -355,7 +355,9 @@ def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
     """A letter a token; the last one ends a text."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
-    writer.add_token_list([chr(33 + token) if token < 93 else f"[{token}]" for token in range(size)])
+    writer.add_token_list(
+        [*(chr(33 + token) for token in range(93)), "!!", *(f"[{token}]" for token in range(94, size))]
+    )
     writer.add_token_types([1] * size)
     writer.add_token_merges(["! !"])
     writer.add_eos_token_id(size - 1)

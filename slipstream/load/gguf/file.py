@@ -52,7 +52,9 @@ class GgufCheckpoint:
         return "F32" if self._in_file[name].change.computes else tensor.dtype
 
     def num_bytes(self, name: str) -> int:
-        return self._find(name).num_bytes
+        """Its share, where a tensor of the file is several of ours."""
+        tensor = self._find(name)
+        return tensor.num_bytes * math.prod(self.shape(name)) // math.prod(tensor.shape)
 
     def files(self) -> list[Path]:
         return [path for path, _ in self._header.files]

@@ -16,12 +16,16 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from slipstream.errors import CorruptFile, UnknownModel
+from slipstream.load.fields import shown
 from slipstream.load.mapped_file import map_file
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+MAX_NAME = 200  # bytes; llama.cpp allows 63 to a tensor
+MAX_BROKEN = 1 << 16  # bytes of a text that is not UTF-8
+MAX_SMALL, NUMBER_BYTES = 4096, 40  # a list of numbers: a short one, and what one takes in memory
 STRING, ARRAY = 8, 9
 SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
@@ -86,8 +90,19 @@ class _Cursor:
     def string(self) -> str:
         length = self.u64()
         start = self.skip(length)
-        # Vocabularies may hold byte sequences that are not UTF-8 by themselves.
-        return str(self.view[start : self.at], "utf-8", "replace")
+        # Vocabularies may hold byte sequences that are not UTF-8 by themselves. A long one is no text at all, and would
+        # take four times its bytes.
+        try:
+            return str(self.view[start : self.at], "utf-8", "strict" if length > MAX_BROKEN else "replace")
+        except UnicodeDecodeError:
+            raise CorruptFile(f"{self.path} has {length} bytes of no text at byte {start}: it is damaged.") from None
+
+    def name(self) -> str:
+        """Of a value or a tensor: short enough to be quoted."""
+        length = struct.unpack_from("<Q", self.view, self.skip(8))[0]
+        if length > MAX_NAME:
+            raise CorruptFile(f"{self.path} has a name of {length} bytes at byte {self.at}: it is damaged.")
+        return str(self.view[self.skip(length) : self.at], "utf-8", "replace")
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -106,6 +121,10 @@ class _Cursor:
             raise CorruptFile(f"{self.path} has a metadata value of unknown type {kind} near byte {self.at}.")
         dtype = SCALARS[kind]
         start = self.skip(count * dtype.itemsize)
+        if count > MAX_SMALL and count * NUMBER_BYTES > len(self.view):
+            raise CorruptFile(
+                f"{self.path} has a list of {count} numbers at byte {start}, too many for a model its size."
+            )
         values: list[Any] = np.frombuffer(self.view, dtype, count, start).tolist()
         return values
 
@@ -137,7 +156,7 @@ def read_header(path: Path) -> GgufHeader:
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(count):
-        key = cursor.string()
+        key = cursor.name()
         if key in metadata:
             raise CorruptFile(f"{cursor.path} has the metadata key {key!r} twice.")
         metadata[key] = cursor.value(cursor.u32())
@@ -147,13 +166,13 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-        raise CorruptFile(f"{path}: general.alignment should be a power of two from 8 on, it is {alignment!r}.")
+        raise CorruptFile(f"{path}: general.alignment should be a power of two from 8 on, it is {shown(alignment)}.")
     return alignment
 
 
 def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """name, shape with rows first, type, offset from the start of the data."""
-    name, num_dims = cursor.string(), cursor.u32()
+    name, num_dims = cursor.name(), cursor.u32()
     if not 1 <= num_dims <= 4:
         raise CorruptFile(f"{cursor.path}: tensor {name!r} claims {num_dims} dimensions, expected 1 to 4.")
     shape = tuple(cursor.u64() for _ in range(num_dims))[::-1]

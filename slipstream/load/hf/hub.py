@@ -1,30 +1,146 @@
-"""A Hugging Face hub id -> a local folder with its configuration, tokenizer and safetensors. Knows no model."""
+"""Models on the Hugging Face hub: a repository as a local folder, or one GGUF file of it. Knows no model."""
 
 from __future__ import annotations
 
 import errno
+import glob
 import re
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 
 from slipstream.errors import DownloadError
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_FILE = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<choice>[\w.-]+)")
+PART = re.compile(r"-\d{5}-of-\d{5}$")
+NO_MODELS = ("mtp-", "mmproj", "imatrix", "dflash-", "dspark-", "eagle3-")  # how other GGUF files' names begin
+QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4|BF16|F16|F32)$", re.IGNORECASE)
+HEAD_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")  # the best first; a head is small
 
 
 def is_hub_id(name: str) -> bool:
     return HUB_ID.fullmatch(name) is not None
 
 
+def hub_file(name: str) -> tuple[str, str] | None:
+    """`owner/repository:choice` in two; None: it is not of that form."""
+    match = HUB_FILE.fullmatch(name)
+    return (match["id"], match["choice"]) if match else None
+
+
 def fetch_folder(hub_id: str) -> Path:
     """Downloads the files that the hub's local cache lacks; raises DownloadError."""
-    from huggingface_hub import errors, snapshot_download  # slow to import: only where the hub is needed
+    from huggingface_hub import snapshot_download  # slow to import: only where the hub is needed
+
+    with _hub_faults(hub_id):
+        folder = Path(snapshot_download(hub_id, allow_patterns=PATTERNS))
+    if not (folder / "config.json").exists() and (choices := _choices(_names(hub_id))):
+        raise DownloadError(
+            f"{hub_id} holds GGUF files: choose one, {hub_id}:{choices[0]} or another of {_list(choices)}."
+        )
+    return folder
+
+
+def fetch_gguf(hub_id: str, choice: str) -> Path:
+    """A GGUF file of a repository, all its parts if it is split; the first part's path. `choice`: how its name ends, as
+    in Q4_K_M, or its whole name."""
+    names = _names(hub_id)
+    chosen = _chosen(names, choice)
+    if not chosen:
+        choices = _choices(names)
+        has = f"it has {_list(choices)}" if choices else "it holds no GGUF files"
+        raise DownloadError(f"{hub_id} has no GGUF file {choice!r}: {has}.")
+    return _fetch_files(hub_id, chosen) / chosen[0]
+
+
+def fetch_gguf_head(hub_id: str) -> Path | None:
+    """The MTP head that a repository has in a file of its own, or None."""
+    heads = [name for name in _names(hub_id) if name.endswith(".gguf") and PurePosixPath(name).name.startswith("mtp-")]
+    if not heads:
+        return None
+    best = min(heads, key=lambda name: (_rank(name), name))
+    return _fetch_files(hub_id, [best]) / best
+
+
+def _rank(name: str) -> int:
+    return next((i for i, kind in enumerate(HEAD_TYPES) if kind in name.lower()), len(HEAD_TYPES))
+
+
+def _chosen(names: Iterable[str], choice: str) -> list[str]:
+    """All parts of the file with the shortest name that ends so: Q4_K_M is not UD-Q4_K_M where both are there."""
+    parts: dict[str, list[str]] = {}
+    for name in sorted(names):
+        stem = _stem(name)
+        is_file = PurePosixPath(name).name.lower() == choice.lower()
+        if stem is not None and (is_file or re.search(rf"(^|[-.]){re.escape(choice)}$", stem, re.IGNORECASE)):
+            parts.setdefault(stem, []).append(name)
+    return parts[min(parts, key=lambda stem: (len(stem), stem))] if parts else []
+
+
+def _stem(name: str) -> str | None:
+    """A model's file name without its ending and the number of a part; None: no GGUF file of a model."""
+    path = PurePosixPath(name)
+    if path.suffix.lower() != ".gguf" or path.name.lower().startswith(NO_MODELS):
+        return None
+    return PART.sub("", path.stem)
+
+
+def _choices(names: Iterable[str]) -> list[str]:
+    stems = {stem for name in names if (stem := _stem(name)) is not None}
+    return sorted({match[0] if (match := QUANT.search(stem)) else stem for stem in stems})
+
+
+def _list(choices: list[str]) -> str:
+    return ", ".join(choices)
+
+
+def _names(hub_id: str) -> list[str]:
+    """Of the files of a repository; of those in the local cache where the hub cannot be reached."""
+    from huggingface_hub import HfApi, errors
+
+    transport_error: type[BaseException] = errors.HfHubHTTPError.__bases__[0]
+    with _hub_faults(hub_id):
+        try:
+            return [each.rfilename for each in HfApi().model_info(hub_id).siblings or []]
+        except errors.RepositoryNotFoundError:
+            raise
+        except (transport_error, OSError):
+            if names := _cached_names(hub_id):
+                return names
+            raise
+
+
+def _cached_names(hub_id: str) -> list[str]:
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
+    newest = folder / "refs" / "main"
+    if not newest.is_file():
+        return []
+    snapshot = folder / "snapshots" / newest.read_text().strip()
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+
+
+def _fetch_files(hub_id: str, names: list[str]) -> Path:
+    """The folder that they are in."""
+    from huggingface_hub import snapshot_download
+
+    with _hub_faults(hub_id):
+        return Path(snapshot_download(hub_id, allow_patterns=[glob.escape(name) for name in names]))
+
+
+@contextmanager
+def _hub_faults(hub_id: str) -> Iterator[None]:
+    """What the hub's client raises as one sentence."""
+    from huggingface_hub import errors
 
     # The root of the errors of whichever HTTP library the hub client is built on.
     transport_error: type[BaseException] = errors.HfHubHTTPError.__bases__[0]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=PATTERNS))
+        yield
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"{hub_id} is gated: accept its terms on the hub and log in with 'hf auth login'."

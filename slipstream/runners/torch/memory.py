@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.host import available_bytes, resident_bytes
 from slipstream.load import OpenedModel
+from slipstream.load.contents import part_of
 from slipstream.load.random_model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
@@ -46,8 +48,9 @@ def plan_memory(
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
     item = platform.ops.dtype.itemsize
     state, kept_state = _state_bytes(spec, max_depth, item, platform.device_resident)
+    parts = _stored_parts(target, (n for n in target.names() if not spec.head.owns(n)), platform.form, spec)
     fixed = MemoryPlan(
-        weights=_stored_bytes(target, (n for n in target.names() if not spec.head.owns(n)), platform.form, spec),
+        weights=sum(parts.values()),
         head=0 if head is None else _head_bytes(head, platform, spec),
         kv_per_token=kv_per_token(model, item),
         state_per_stream=state,
@@ -59,6 +62,7 @@ def plan_memory(
         block_size=engine.block_size,
         max_context=max_context,
         kept_state=kept_state,
+        weight_parts=tuple(parts.most_common()),
     )
     free = free_bytes(platform.device) if free is None else free
     free -= fixed.weights + fixed.head + fixed.workspace
@@ -81,19 +85,20 @@ def kv_per_token(model: OpenedModel, item: int) -> int:
     return model.num_kv_layers * 2 * model.spec.num_kv_heads * model.spec.head_dim * item
 
 
-def _stored_bytes(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> int:
-    total = 0
+def _stored_parts(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> Counter[str]:
+    """Bytes in memory, by part of the model."""
+    found: Counter[str] = Counter()
     for name in names:
         if spec.tied and name == "lm_head.weight":
             continue
-        total += form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name))
-    return total
+        found[part_of(name)] += form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name))
+    return found
 
 
 def _head_bytes(head: Checkpoint, platform: Platform, spec: ModelSpec) -> int:
     names = (name for name in head.names() if spec.head.owns(name))
     rough = platform.head_form.draft_bytes(platform.draft_vocab, (spec.vocab_size, spec.hidden_size))
-    return _stored_bytes(head, names, platform.head_form, spec) + rough
+    return sum(_stored_parts(head, names, platform.head_form, spec).values()) + rough
 
 
 def _state_bytes(spec: ModelSpec, max_depth: int, item: int, device_resident: bool) -> tuple[int, int]:

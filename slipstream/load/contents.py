@@ -1,0 +1,71 @@
+"""What a model's files hold: formats, types of weights, bits a weight, and which part of the model a tensor is of."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.load.gguf.file import GgufCheckpoint
+from slipstream.load.opened import OpenedModel
+from slipstream.load.tensor import Checkpoint
+
+Part = Literal["embedding and output", "attention", "recurrent layers", "MLP", "experts", "norms and others"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    format: str
+    num_weights: int
+    num_bytes: int
+    types: tuple[tuple[str, float], ...]  # the share of the weights in each, the largest first
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.num_bytes / self.num_weights if self.num_weights else 0.0
+
+
+def target_contents(model: OpenedModel) -> Contents:
+    return _contents(model.checkpoint, [name for name in model.checkpoint.names() if not model.spec.head.owns(name)])
+
+
+def head_contents(model: OpenedModel) -> Contents | None:
+    head = model.head
+    return None if head is None else _contents(head, [name for name in head.names() if model.spec.head.owns(name)])
+
+
+def head_place(model: OpenedModel) -> str:
+    """Where the head lies, as a clause."""
+    if model.head is None or not model.head.files():
+        return ""
+    if model.head is model.checkpoint:
+        return "in the model's own files"
+    files = model.head.files()
+    return f"in {files[0].name}" if len(files) == 1 else f"in {len(files)} files of {files[0].parent.name}"
+
+
+def part_of(name: str) -> Part:
+    """By canonical name."""
+    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+        return "embedding and output"
+    if "norm" in name.rsplit(".", 2)[-2]:
+        return "norms and others"
+    parts: dict[str, Part] = {
+        "self_attn": "attention",
+        "linear_attn": "recurrent layers",
+        "experts": "experts",
+        "mlp": "MLP",
+    }
+    return next((part for key, part in parts.items() if f".{key}." in name), "norms and others")
+
+
+def _contents(checkpoint: Checkpoint, names: list[str]) -> Contents:
+    weights: Counter[str] = Counter()
+    for name in names:
+        weights[checkpoint.dtype(name)] += math.prod(checkpoint.shape(name))
+    total = sum(weights.values())
+    types = tuple((dtype, count / total) for dtype, count in weights.most_common())
+    file_format = "GGUF" if isinstance(checkpoint, GgufCheckpoint) else "safetensors"
+    num_bytes = sum(checkpoint.num_bytes(name) for name in names)
+    return Contents(file_format if checkpoint.files() else "random weights", total, num_bytes, types)

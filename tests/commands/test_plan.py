@@ -1,0 +1,66 @@
+"""`slipstream plan` of a GGUF file: what it holds, where its head is, and the memory of each part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from tiny_gguf import Options
+
+from slipstream.cli import main
+
+SMALL = ("--max-streams", "2", "--kv-memory", "4M", "--device", "cpu")
+
+
+def kinds(name: str) -> str:
+    return "Q6_K" if "ffn_down" in name or name == "output.weight" else "Q4_K"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    model = tiny_gguf.wide(moe=True)
+    tiny_gguf.write(model, folder / "Tiny-Q4_K_M.gguf", Options(kinds, head=False))
+    tiny_gguf.write(model, folder / "Whole-Q4_K_M.gguf", Options(kinds))
+    tiny_gguf.write(model, folder / "mtp-Tiny-Q8_0.gguf", Options(lambda name: "Q8_0", trunk=False))
+    return folder
+
+
+def report(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, object]:
+    assert main(["plan", "--json", str(path), *SMALL]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder / "Tiny-Q4_K_M.gguf"), *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Tiny-Q4_K_M (qwen3_5_moe), with its MTP head"
+    assert lines[1].startswith("files: GGUF, 5.")
+    assert " bits a weight: Q4_K " in lines[1]
+    assert lines[2].startswith("head: in mtp-Tiny-Q8_0.gguf, GGUF, ")
+    assert " 8.5" in lines[2]
+    assert ": Q8_0 99" in lines[2]
+    for part in ("experts", "recurrent layers", "attention", "embedding and output"):
+        assert any(line.startswith(f"    {part} ") for line in lines)
+
+
+def test_as_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, folder / "Tiny-Q4_K_M.gguf")
+    files, parts = found["files"], found["weight_parts"]
+    assert isinstance(files, dict)
+    assert isinstance(parts, dict)
+    assert sum(parts.values()) == found["weights"]
+    assert sum(files["types"].values()) == pytest.approx(1, abs=1e-3)
+    assert 4.5 < files["bits_per_weight"] < 6.5625  # between those of Q4_K and Q6_K
+    assert found["head_place"] == "in mtp-Tiny-Q8_0.gguf"
+    inside = report(capsys, folder / "Whole-Q4_K_M.gguf")
+    assert inside["head_place"] == "in the model's own files"
+    assert isinstance(inside["head_files"], dict)
+    assert "Q6_K" in inside["head_files"]["types"]
+    (folder / "mtp-Tiny-Q8_0.gguf").rename(folder / "away.gguf")
+    alone = report(capsys, folder / "Tiny-Q4_K_M.gguf")
+    assert (alone["head_place"], alone["head_files"], alone["head"]) == ("", None, 0)
+    (folder / "away.gguf").rename(folder / "mtp-Tiny-Q8_0.gguf")
