@@ -4,6 +4,7 @@ greedy tokens with the head are those without."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ import torch
 from harness import Ask, Traffic, alone, open_runner, target_logits
 from safetensors import safe_open
 
-from slipstream.config import EngineConfig
-from slipstream.load import open_model
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.errors import UnknownModel
+from slipstream.load import dequantize, open_model
 from slipstream.load.hf.folder import open_hf
+from slipstream.runners.torch.backend import TorchBackend
+from slipstream.runners.torch.ops import TorchOps
+from slipstream.runners.torch.weights import DenseFormat, linear_in_order
 from slipstream.sampling import SamplingParams
 
 TOKENS = torch.randint(0, tiny.VOCAB, (60,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -103,3 +108,50 @@ def test_qwen3_next_without_quantisation(tmp_path: Path, more: dict[str, int], s
     logits = target_logits(open_runner(tmp_path, kernels=kernels), TOKENS, FEEDS)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert (open_model(str(tmp_path)).head is not None) == stacked
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("name", ["quanttrio-awq", "unsloth-nvfp4", "int8", "gptq-act-order", "cyankiwi-stacked"])
+def test_what_is_planned_is_what_is_loaded(
+    folders: dict[str, tuple[Path, torch.Tensor]], name: str, dtype: str
+) -> None:
+    checkpoint = open_hf(folders[name][0])
+    form = TorchBackend(RunnerConfig("cpu", dtype)).platform(checkpoint.spec).form
+    for each in checkpoint.names():
+        raw = checkpoint.get(each)
+        if len(raw.shape) == 2 and raw.shape[0] > 1:
+            made = linear_in_order(form, [raw], None, torch.device("cpu"))
+            assert form.stored_bytes(checkpoint.dtype(each), raw.shape) == made.num_bytes, each
+
+
+def test_parts_in_different_orders(folders: dict[str, tuple[Path, torch.Tensor]]) -> None:
+    """A stack of products, each with its own order, and one without."""
+    checkpoint = open_hf(folders["gptq-act-order"][0])
+    names = [f"model.layers.3.self_attn.{part}_proj.weight" for part in "qkv"]
+    q, k, v = (checkpoint.get(name) for name in names)
+    assert q.order is not None
+    k = replace(k, order=q.order[::-1].copy())
+    v = replace(v, order=None)
+    ops = TorchOps(torch.device("cpu"), torch.float64)
+    x, whole = torch.randn(5, 64).double(), torch.cat([torch.from_numpy(dequantize(part)) for part in (q, k, k, v)])
+    bias = torch.arange(len(whole)).double()
+    made = linear_in_order(DenseFormat(ops), [q, k, k, v], bias, ops.device)
+    torch.testing.assert_close(made(x), x @ whole.double().T + bias)
+    assert made.num_out == len(whole)
+
+
+def test_rows_of_a_matrix_in_act_order(folders: dict[str, tuple[Path, torch.Tensor]]) -> None:
+    raw = open_hf(folders["gptq-act-order"][0]).get("model.layers.0.mlp.up_proj.weight")
+    ops = TorchOps(torch.device("cpu"), torch.float32)
+    made = linear_in_order(DenseFormat(ops), [raw], None, ops.device)
+    ids = torch.tensor([3, 0, 17])
+    torch.testing.assert_close(made.rows(ids), torch.from_numpy(dequantize(raw))[ids])
+    x = torch.randn(2, raw.shape[1])
+    torch.testing.assert_close(made.for_drafts(24)(x), made(x)[:, :24])
+
+
+def test_experts_in_act_order_are_refused(tmp_path: Path) -> None:
+    layout = replace(tiny_packed.LAYOUTS["quanttrio-awq"], rules=[(r"experts\.\d", "gptq-act-order")])
+    tiny_packed.save(layout, tmp_path)
+    with pytest.raises(UnknownModel, match=r"quantised in act-order \(desc_act\)"):
+        open_runner(tmp_path)

@@ -163,3 +163,23 @@ def test_folder_without_index_or_weights(sharded, tmp_path):
     (tmp_path / "one.safetensors").unlink()
     with pytest.raises(LoadError, match="no safetensors weights"):
         open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model_mtp.safetensors", "mtp.safetensors", "model_extra_tensors.safetensors"])
+def test_heads_in_files_that_the_index_does_not_name(sharded, build, name):
+    """Of a tensor that both have, the index's is taken."""
+    more = {"mtp.fc.weight": ("F32", np.float32([3])), "w1": ("F32", np.float32([9]))}
+    (sharded.parent / name).write_bytes(build.safetensors_bytes(more))
+    (sharded.parent / "other.safetensors").write_bytes(b"not looked at")
+    store = open_folder(sharded.parent)
+    assert sorted(store) == ["mtp.fc.weight", "w1", "w2"]
+    assert [store.get(each).data[0] for each in ("mtp.fc.weight", "w1")] == [3, 1]
+    assert {path.name for path in store.files()} == {"one.safetensors", "two.safetensors", name}
+
+
+def test_a_head_beside_a_single_file(tmp_path, build):
+    for file, name in (("model.safetensors", "w"), ("mtp.safetensors", "mtp.fc.weight")):
+        (tmp_path / file).write_bytes(build.safetensors_bytes({name: ("F32", np.float32([1]))}))
+    assert sorted(open_folder(tmp_path)) == ["mtp.fc.weight", "w"]
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    assert sorted(open_folder(tmp_path)) == ["mtp.fc.weight", "w"]

@@ -61,7 +61,7 @@ def _scaled(values: Tensor, raw: RawTensor) -> Tensor:
     """In place, group by group of columns: no second array of the matrix's size."""
     assert raw.scale is not None, raw.name
     # [*rows, groups]
-    scale = torch.from_numpy(raw.scale).to(values.device)
+    scale = torch.from_numpy(np.array(raw.scale)).to(values.device)
     for group, part in enumerate(values.split(FP8_GROUP, dim=-1)):
         part.mul_(scale[..., group, None])
     return values

@@ -100,7 +100,8 @@ def fp4(family: Family, codes: str) -> Stored:
         if whole is not None:
             factor = family.floats(whole)
             factor = factor.reshape(*(stack if factor.size > 1 else [1] * len(stack)), 1, 1)
-            scale = scale / factor if whole == "weight_global_scale" else scale * factor
+            with np.errstate(all="ignore"):  # of a damaged file: no numbers
+                scale = scale / factor if whole == "weight_global_scale" else scale * factor
         return RawTensor(family.name, dtype, shape, family.array(codes), groups.spread(scale))
 
     return Stored(dtype, shape, read)
