@@ -56,6 +56,7 @@ LIBRARIES = {"torch": {"torch", "triton"}, "cpu": {"torch"}, "cuda": {"torch", "
 SERVER = ("http", "protocols", "service", "text", "errors")  # each may import itself and those after it
 LOAD = {
     "": {"", "hf", "gguf", "tokenizer", "shared"},
+    "random": {"random", "", "tokenizer", "shared"},
     "hf": {"hf", "tokenizer", "shared"},
     "gguf": {"gguf", "tokenizer", "shared"},
     "tokenizer": {"tokenizer", "shared"},

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, TypeAlias
 
 from slipstream.commands.arguments import draft_setting, num_bytes
-from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES, SWITCH
+from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES, STORED_NAMES, SWITCH
 from slipstream.config import DTYPES, RUNNERS
 from slipstream.sampling import MAX_DEPTH
 from slipstream.server.service.settings import LOG_FORMATS, LOG_LEVELS
@@ -91,6 +91,14 @@ def model_flags(parser: argparse.ArgumentParser) -> None:
         help=f"instead of a model, the shape of one without files: {', '.join(SHAPE_NAMES)}",
     )
     flag(group, "--random-weights", action="store_true", help="make up the weights of a --shape on the device")
+    flag(
+        group,
+        "--stored-as",
+        choices=STORED_NAMES,
+        metavar="MIX",
+        shown="bfloat16",
+        help=f"of a --shape: weights in the types of a quantised file, {', '.join(STORED_NAMES)}",
+    )
     flag(
         group, "--vocab", type=int, metavar="N", shown="the shape's own", help="of a --shape: a vocabulary of N tokens"
     )

@@ -9,12 +9,14 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
 from slipstream.load import OpenedModel, open_model
-from slipstream.load.random_model import RANDOM_SHAPES, open_random
+from slipstream.load.random.mixes import STORED_AS
+from slipstream.load.random.model import RANDOM_SHAPES, open_random
 from slipstream.runners.backend import Backend
 from slipstream.runners.choose import choose_backend
 from slipstream.sampling import NEUTRAL, DraftSetting, SamplingDefaults
 
 SHAPE_NAMES = tuple(RANDOM_SHAPES)
+STORED_NAMES = STORED_AS
 SAMPLING_DEFAULTS = ("model", "neutral")
 SWITCH = ("on", "off")
 DEFAULTS = EngineConfig()
@@ -27,6 +29,7 @@ class ModelOptions:
     shape: str | None = None
     random_weights: bool = False
     vocab: int | None = None
+    stored_as: str | None = None
     runner: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -81,14 +84,16 @@ class ModelOptions:
     @property
     def model_name(self) -> str:
         suffix = f" with {self.vocab} tokens" if self.vocab else ""
+        suffix += f" as {self.stored_as}" if self.stored_as else ""
         return (self.shape or self.model or "default") + suffix
 
     def open(self, *, to_load: bool = True) -> OpenedModel:
         """Reads headers only. ``to_load``: weights will be needed."""
         backend = choose_backend(self.runner_config, present=False)  # a device that is missing is an error of loading
         if self.shape is None:
-            if self.random_weights or self.vocab is not None:
-                raise ConfigError("--random-weights and --vocab need a --shape: a model that has files keeps its own")
+            if self.random_weights or self.vocab is not None or self.stored_as is not None:
+                what = "--random-weights, --stored-as and --vocab"
+                raise ConfigError(f"{what} need a --shape: a model that has files keeps its own")
             return open_model(self.model, self.mtp, any_architecture=backend.any_architecture)
         if self.model is not None or self.mtp is not None:
             raise ConfigError("--shape stands for a model and its head: give no other model and no --mtp")
@@ -96,7 +101,7 @@ class ModelOptions:
             raise ConfigError(f"{self.shape} is a shape and has no weights of its own: say --random-weights")
         if not backend.random_shapes:
             raise ConfigError("a --shape runs on the torch runner only: say --runner torch")
-        return open_random(self.shape, self.vocab)
+        return open_random(self.shape, self.vocab, self.stored_as)
 
     def sampling_of(self, model: OpenedModel) -> SamplingDefaults:
         return NEUTRAL if self.sampling_defaults == "neutral" else model.sampling_defaults

@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner
 from slipstream.load import OpenedModel
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
 
 Progress = Callable[[int], None]  # called with the bytes just read
 GgufTensor = tuple[str, np.ndarray[Any, Any], str]  # name, bytes [..., out, bytes of a row], GGUF's type

@@ -20,7 +20,7 @@ from slipstream.commands.options import ModelOptions
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import StepPlan, StepResult
 from slipstream.errors import ConfigError
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 from slipstream.runners.backend import StepTraffic
 from slipstream.runners.torch.backend import TorchBackend
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 from gguf import GGUFReader, ReaderTensor
 
-from slipstream.bench.harness.gguf_twin import write_twin
+from slipstream.bench.harness.gguf_twin import write_stored, write_twin
 from slipstream.bench.harness.llamacpp_peer import LlamaCppAnswer, open_peer
 from slipstream.bench.harness.workload import random_prompt
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
-from slipstream.load.random_model import RANDOM_SHAPES, RandomCheckpoint, random_model
+from slipstream.load import open_model
+from slipstream.load.dequantize import dequantize
+from slipstream.load.random.model import RANDOM_SHAPES, RandomCheckpoint, random_model
+from slipstream.load.random.stored import StoredRandomCheckpoint
 from slipstream.load.spec import GdnSpec, ModelSpec, RopeSpec
 from slipstream.runners.cpu.quantize import q8_0_blocks
 from slipstream.runners.cpu.twin import dequantized
@@ -115,3 +118,18 @@ def test_matrices_are_rounded_as_the_runner_rounds_them(name: str, tmp_path: Pat
 def test_only_what_a_cpu_stores_has_a_twin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not fp8"):
         write_twin(RandomCheckpoint(TINY), TorchBackend(RunnerConfig("cpu", "fp8")), tmp_path / "twin.gguf")
+
+
+@pytest.mark.parametrize("stored_as", ["Q4_K_M", "IQ4_XS"])
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_types_of_quantised_files_are_written_as_we_read_them(shape: str, stored_as: str, tmp_path: Path) -> None:
+    spec = RANDOM_SHAPES[shape]
+    made_up = StoredRandomCheckpoint(spec, stored_as)
+    write_stored(made_up, tmp_path / "model.gguf")
+    read = open_model(str(tmp_path / "model.gguf")).checkpoint
+    for name in made_up.names():
+        if spec.head.owns(name):
+            assert name not in read
+            continue
+        assert read.dtype(name) == made_up.dtype(name)
+        np.testing.assert_allclose(dequantize(read.get(name)), dequantize(made_up.get(name)), rtol=1e-6, atol=1e-7)

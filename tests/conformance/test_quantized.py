@@ -22,7 +22,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
 from slipstream.load.hf.folder import HfCheckpoint, open_hf
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 from slipstream.runners.cuda.model.linear import CudaLinear
 from slipstream.runners.cuda.model.ops import CudaOps
 from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format

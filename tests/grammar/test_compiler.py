@@ -14,7 +14,7 @@ import pytest
 from slipstream.errors import ConstraintFault, GrammarError, GrammarsUnavailable
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonSchema, Lark, Regex, Spec
 from slipstream.grammar import compiler as compiler_module
-from slipstream.load.random_model import byte_tokenizer
+from slipstream.load.random.model import byte_tokenizer
 from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 

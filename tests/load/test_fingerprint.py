@@ -22,7 +22,7 @@ from slipstream.load.fingerprint import fingerprint
 from slipstream.load.head import head_shapes
 from slipstream.load.hf.any_folder import open_any
 from slipstream.load.opened import OpenedModel
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from slipstream.load import dequantize
 from slipstream.load.hf.folder import HfCheckpoint, read_hints
 from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.quantized.types import codes_of, container_of
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 
 SPEC = open_random("tiny").spec
 X = "model.layers.0.mlp.up_proj"

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import CorruptFile
 from slipstream.load import open_model
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 from slipstream.sampling import NEUTRAL, SamplingDefaults, SamplingParams
 
 SOURCE = "from the model's generation_config.json"

@@ -14,7 +14,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import RowJoin
 from slipstream.errors import ConfigError, LoadError
 from slipstream.load.hf.config import spec_from_config
-from slipstream.load.random_model import RANDOM_SHAPES, open_random
+from slipstream.load.random.model import RANDOM_SHAPES, open_random
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch import loading
 from slipstream.runners.torch.backend import TorchBackend

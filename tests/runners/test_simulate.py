@@ -9,7 +9,7 @@ import pytest
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import DraftRequest, RowJoin, RowResult, RowStep, StepPlan
 from slipstream.errors import ConfigError
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 from slipstream.runners.noise import noise_key
 from slipstream.runners.simulate import Simulation, pass_rates, uniform
 from slipstream.runners.torch.backend import TorchBackend

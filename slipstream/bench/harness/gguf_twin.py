@@ -1,16 +1,23 @@
-"""A random shape as a GGUF file, quantized as our runner does, so that llama.cpp can run the same weights.
+"""A random shape as a GGUF file, so that llama.cpp can run the same weights: quantized as our runner does, or in the
+types of a quantised file, which we open then as well.
 
-Owns metadata and a vocabulary that means nothing; the tensors are the backend's. The MTP head is left out: llama.cpp
-runs the target model alone.
+Owns metadata and a vocabulary that means nothing. The MTP head is left out: llama.cpp runs the target model alone.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from slipstream.load.random_model import INTERVAL, RandomCheckpoint
+from slipstream.load.gguf.architectures import ARCHITECTURES
+from slipstream.load.gguf.changes import LESS_ONE, LOG_OF_NEGATIVE
+from slipstream.load.random.model import INTERVAL, RandomCheckpoint
+from slipstream.load.random.stored import StoredRandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tokenizer.token_bytes import BYTE_OF
 from slipstream.runners.backend import Backend
@@ -18,9 +25,44 @@ from slipstream.runners.backend import Backend
 NORMAL_TOKEN = 1
 
 
+Tensors = Iterable[tuple[str, np.ndarray[Any, Any], str]]  # name, bytes or floats, type
+
+
 def write_twin(checkpoint: RandomCheckpoint, backend: Backend, path: Path) -> None:
-    tensors, spec = backend.gguf_twin(checkpoint), checkpoint.spec
-    writer = GGUFWriter(path, "qwen35moe" if spec.moe else "qwen35")
+    _write(checkpoint.spec, backend.gguf_twin(checkpoint), path)
+
+
+def write_stored(checkpoint: StoredRandomCheckpoint, path: Path) -> None:
+    _write(checkpoint.spec, _as_in_files(checkpoint), path)
+
+
+def _as_in_files(checkpoint: StoredRandomCheckpoint) -> Tensors:
+    """Random value heads are as good in GGUF's order as in ours."""
+    spec = checkpoint.spec
+    table = ARCHITECTURES[_architecture(spec)].tensors
+    for name in checkpoint.names():
+        if spec.head.owns(name):
+            continue
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        number = layer[1] if layer else ""
+        [stored, *_] = table[name.replace(f"layers.{number}.", "layers.{i}.") if layer else name]
+        raw, in_file = checkpoint.get(name), stored.name.format(i=number)
+        if stored.change is LESS_ONE:
+            yield in_file, raw.data + np.float32(1), "F32"
+        elif stored.change is LOG_OF_NEGATIVE:
+            yield in_file, -np.exp(raw.data), "F32"
+        elif raw.dtype == "F32":
+            yield in_file, raw.data.squeeze(), "F32"
+        else:
+            yield in_file, raw.data.reshape(*raw.shape[:-1], -1), raw.dtype
+
+
+def _architecture(spec: ModelSpec) -> str:
+    return "qwen35moe" if spec.moe else "qwen35"
+
+
+def _write(spec: ModelSpec, tensors: Tensors, path: Path) -> None:
+    writer = GGUFWriter(path, _architecture(spec))
     _add_sizes(writer, spec)
     _add_vocabulary(writer, spec.vocab_size)
     for name, data, stored in tensors:
@@ -88,10 +130,11 @@ def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
     It wants an end token: the last one, which nothing waits for.
     """
     plain = {byte: character for character, byte in BYTE_OF.items() if byte < 128}
+    plain[128] = "ab"  # there must be a merge
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
     writer.add_token_list([plain.get(token, f"[{token}]") for token in range(size)])
     writer.add_token_types([NORMAL_TOKEN] * size)
-    writer.add_token_merges(["[ 0"])
+    writer.add_token_merges(["a b"])
     writer.add_eos_token_id(size - 1)
     writer.add_add_bos_token(False)

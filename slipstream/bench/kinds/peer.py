@@ -9,12 +9,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from slipstream.bench.harness.cpu_share import OtherProcesses, warning
-from slipstream.bench.harness.gguf_twin import write_twin
+from slipstream.bench.harness.gguf_twin import write_stored, write_twin
 from slipstream.bench.harness.llamacpp_peer import LlamaCppPeer, check_peer, open_peer
 from slipstream.bench.harness.loaded_engine import SLACK, for_modes, loaded, with_room
 from slipstream.bench.harness.report import check_writable, headline, write_report
@@ -25,7 +25,8 @@ from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.commands.progress import say, shown
 from slipstream.errors import ConfigError
 from slipstream.llm import LLM
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
+from slipstream.load.random.stored import StoredRandomCheckpoint
 from slipstream.sampling import DraftSetting
 
 Prompts = Sequence[Sequence[int]]
@@ -76,9 +77,8 @@ class Compared:
 def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> int:
     check_writable(to)
     length = longest(options, settings.prompt) + settings.new
-    sized = with_room(for_modes(options, settings.modes), [length] * max(settings.streams))
     rows: list[Compared] = []
-    with gguf_of(options) as path, loaded(sized) as (llm, _):
+    with gguf_of(options) as path, loaded(_of_file(options, path, settings, length)) as (llm, _):
         print(f"{headline(options, llm.engine.info.note)}\n{COLUMNS}")
         for count in settings.streams:
             with open_peer(path, count, True, length + SLACK) as other:
@@ -94,6 +94,13 @@ def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> in
     return 0
 
 
+def _of_file(options: ModelOptions, path: Path, settings: PeerSettings, length: int) -> ModelOptions:
+    """With room for all streams. Types of quantised files are read from the very file that llama.cpp reads."""
+    if options.stored_as is not None:
+        options = replace(options, model=str(path), shape=None, random_weights=False, stored_as=None, vocab=None)
+    return with_room(for_modes(options, settings.modes), [length] * max(settings.streams))
+
+
 @contextmanager
 def gguf_of(options: ModelOptions) -> Iterator[Path]:
     """A file with the weights that we run: the model's own, or one that is gone afterwards."""
@@ -101,7 +108,7 @@ def gguf_of(options: ModelOptions) -> Iterator[Path]:
     if backend.device.kind != "cpu":
         raise ConfigError("llama.cpp runs on the CPU here: say --device cpu")
     model = options.open()
-    if not isinstance(model.checkpoint, RandomCheckpoint):
+    if not isinstance(model.checkpoint, (RandomCheckpoint, StoredRandomCheckpoint)):
         check_peer(model.path)
         yield model.path
         return
@@ -109,7 +116,10 @@ def gguf_of(options: ModelOptions) -> Iterator[Path]:
         path = Path(folder) / "twin.gguf"
         check_peer(path)
         say("writing the made-up weights into a GGUF file")
-        write_twin(model.checkpoint, backend, path)
+        if isinstance(model.checkpoint, StoredRandomCheckpoint):
+            write_stored(model.checkpoint, path)
+        else:
+            write_twin(model.checkpoint, backend, path)
         yield path
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.spec import GdnSpec, MoeSpec
 from slipstream.runners.cpu.quantize import q8_0_blocks
 from slipstream.runners.torch.ops import TorchOps

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
 from slipstream.runners.backend import GgufTensor, MemoryPlan, Progress, StepTraffic, ignore_progress
 from slipstream.runners.mlx.device import MlxDevice
 from slipstream.runners.mlx.loading import MlxRunner, load_runner, model_shape

@@ -10,7 +10,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner
 from slipstream.errors import ConfigError
 from slipstream.load import OpenedModel
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.backend import GgufTensor, MemoryPlan, Progress, StepTraffic, ignore_progress
 from slipstream.runners.cpu.platform import cpu_platform, find_kernels

@@ -19,7 +19,7 @@ from slipstream.errors import ConfigError
 from slipstream.host import available_bytes, resident_bytes
 from slipstream.load import OpenedModel
 from slipstream.load.contents import part_of
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.backend import MemoryPlan, StepTraffic

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from slipstream.load.random_model import RandomCheckpoint
+from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import HeadShape, Linear, Ops

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slipstream.config import RunnerConfig
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.formats import SLAB, PackedFormat, PackedLinear

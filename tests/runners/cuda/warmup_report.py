@@ -16,7 +16,7 @@ import triton
 from compile_report import BF16, CASES, H100, int4_matrix, int8_matrix, ints, quantized_product
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.load.random_model import open_random
+from slipstream.load.random.model import open_random
 from slipstream.runners.cuda import calibrate
 from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, skinny_linear

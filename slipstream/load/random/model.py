@@ -19,6 +19,7 @@ from tokenizers import models, pre_tokenizers
 from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.head import head_shapes
 from slipstream.load.opened import OpenedModel
+from slipstream.load.random.stored import StoredRandomCheckpoint
 from slipstream.load.shapes import Shapes, model_shapes
 from slipstream.load.spec import GdnSpec, HeadSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
 from slipstream.load.tokenizer.chat_template import ChatTemplate
@@ -170,18 +171,21 @@ class RandomModel(OpenedModel):
         return byte_tokenizer()
 
 
-def open_random(shape: str, vocab: int | None = None) -> OpenedModel:
-    """Target model and MTP head of a shape, its vocabulary limited to ``vocab``. LoadError for an unknown shape."""
+def open_random(shape: str, vocab: int | None = None, stored_as: str | None = None) -> OpenedModel:
+    """Target model and MTP head of a shape, its vocabulary limited to ``vocab``. LoadError for an unknown shape.
+
+    ``stored_as``: the weights are made up on the host, in the types of a quantised file (mixes.py).
+    """
     if shape not in RANDOM_SHAPES:
         raise LoadError(f"{shape!r} is not one of the shapes {', '.join(RANDOM_SHAPES)}.")
     spec = replace(RANDOM_SHAPES[shape], name=shape)
     if vocab is not None and not len(BYTE_OF) <= vocab <= spec.vocab_size:
         raise LoadError(f"{shape} has a vocabulary of {spec.vocab_size}: it cannot be limited to {vocab}.")
-    return random_model(replace(spec, vocab_size=vocab or spec.vocab_size))
+    return random_model(replace(spec, vocab_size=vocab or spec.vocab_size), stored_as)
 
 
-def random_model(spec: ModelSpec) -> OpenedModel:
-    checkpoint = RandomCheckpoint(spec)
+def random_model(spec: ModelSpec, stored_as: str | None = None) -> OpenedModel:
+    checkpoint = RandomCheckpoint(spec) if stored_as is None else StoredRandomCheckpoint(spec, stored_as)
     return RandomModel(spec.name, Path(), checkpoint, checkpoint, "", own_sampling=NEUTRAL)
 
 
