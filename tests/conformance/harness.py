@@ -75,8 +75,12 @@ def open_resident(
     ``rounded``: how matrices are stored, whatever the type of activations: int8, int4, or as in the file.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    checkpoint = open_hf(folder)
-    model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
+    if folder.is_file():  # a GGUF with its head
+        model = open_model(str(folder))
+        checkpoint = model.checkpoint
+    else:
+        checkpoint = open_hf(folder)
+        model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
     platform = cuda_platform(device, config, checkpoint.spec)

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_gguf
 import torch
 from constrained import NAMES, constraint
-from harness import Ask, Traffic, alone, open_resident, open_runner, run_alone
+from harness import Ask, Traffic, alone, open_gguf_runner, open_resident, open_runner, run_alone
+from tiny_gguf import Options
 from traffic import check_stream
 
 from slipstream.config import EngineConfig
@@ -68,6 +70,18 @@ def test_tokens_equal_the_cpus(tmp_path: Path, kind: str, num_asks: int, longest
     config = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
     run = Traffic(runner, config)
     check_tokens(run, asks, wanted)
+
+
+@pytest.mark.exhaustive  # the kernels' own tests have this order, too
+def test_a_gguf_with_its_own_order_of_heads(tmp_path: Path) -> None:
+    """Blocks of several types, three value heads to a key head."""
+    sizes = {"num_hidden_layers": 2, "full_attention_interval": 2, "linear_num_value_heads": 6}
+    model = tiny_gguf.wide(linear_key_head_dim=32, linear_value_head_dim=32, hidden_size=64, head_dim=32, **sizes)
+    kinds = {"attn_qkv": "Q8_0", "attn_gate": "Q4_1", "ssm_out": "IQ4_NL"}
+    path = tiny_gguf.write(model, tmp_path / "x.gguf", Options(lambda name: kinds.get(name.split(".")[-2], "F32"))).path
+    asks = traffic(4 if ON_GPU else 2, 40 if ON_GPU else 5)
+    wanted = [alone(open_gguf_runner(path), ask) for ask in asks]
+    check_tokens(Traffic(open_resident(path), EngineConfig(max_streams=4)), asks, wanted)
 
 
 def constrained_traffic(count: int, max_tokens: int) -> list[Ask]:

@@ -123,7 +123,7 @@ def test_each_is_one_sentence_in_little_memory(tmp_path: Path, files: list[tuple
         assert peak < 2 * len(whole), (i, said)
         if said:
             refused += 1
-            assert len(said) < 600, said[:600]
+            assert len(said) < 700, said[:700]
             assert len(printable(said).splitlines()) == 1, said
             assert "x.gguf" in said or said.startswith("no MTP head: "), said
     assert count // 3 < refused < count

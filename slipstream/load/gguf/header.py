@@ -23,7 +23,7 @@ from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MAX_NAME = 200  # bytes; llama.cpp allows 63 to a tensor
+MAX_NAME, MAX_KEY = 100, 65535  # bytes; llama.cpp allows 63 to the name of a tensor
 MAX_BROKEN = 1 << 16  # bytes of a text that is not UTF-8
 MAX_SMALL, NUMBER_BYTES = 4096, 40  # a list of numbers: a short one, and what one takes in memory
 STRING, ARRAY = 8, 9
@@ -97,10 +97,10 @@ class _Cursor:
         except UnicodeDecodeError:
             raise CorruptFile(f"{self.path} has {length} bytes of no text at byte {start}: it is damaged.") from None
 
-    def name(self) -> str:
-        """Of a value or a tensor: short enough to be quoted."""
-        length = struct.unpack_from("<Q", self.view, self.skip(8))[0]
-        if length > MAX_NAME:
+    def name(self, limit: int) -> str:
+        """Of a value or a tensor, of at most so many bytes."""
+        length = self.u64()
+        if length > limit:
             raise CorruptFile(f"{self.path} has a name of {length} bytes at byte {self.at}: it is damaged.")
         return str(self.view[self.skip(length) : self.at], "utf-8", "replace")
 
@@ -156,9 +156,9 @@ def read_header(path: Path) -> GgufHeader:
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for _ in range(count):
-        key = cursor.name()
+        key = cursor.name(MAX_KEY)
         if key in metadata:
-            raise CorruptFile(f"{cursor.path} has the metadata key {key!r} twice.")
+            raise CorruptFile(f"{cursor.path} has the metadata key {shown(key)} twice.")
         metadata[key] = cursor.value(cursor.u32())
     return metadata
 
@@ -172,7 +172,7 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 
 def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """name, shape with rows first, type, offset from the start of the data."""
-    name, num_dims = cursor.name(), cursor.u32()
+    name, num_dims = cursor.name(MAX_NAME), cursor.u32()
     if not 1 <= num_dims <= 4:
         raise CorruptFile(f"{cursor.path}: tensor {name!r} claims {num_dims} dimensions, expected 1 to 4.")
     shape = tuple(cursor.u64() for _ in range(num_dims))[::-1]
