@@ -10,16 +10,22 @@ from pathlib import Path
 from slipstream.errors import LoadError
 from slipstream.load.fields import Fields
 from slipstream.load.hf.config import ARCHITECTURES, eos_tokens
-from slipstream.load.hf.folder import HfCheckpoint
+from slipstream.load.hf.folder import HfCheckpoint, read_hints
 from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.spec import HeadSpec, ModelSpec, RopeSpec, all_full_attention
+from slipstream.load.spec import Architecture, HeadSpec, ModelSpec, RopeSpec, all_full_attention
 
 
 def open_any(folder: Path, name: str = "") -> HfCheckpoint:
     if not folder.is_dir():
         raise LoadError(f"{folder} is not a folder.")
-    return HfCheckpoint(str(folder), _rough_spec(folder, name or folder.resolve().name), open_folder(folder))
+    spec = _rough_spec(folder, name or folder.resolve().name)
+    return HfCheckpoint(str(folder), spec, open_folder(folder), read_hints(folder))
+
+
+def _architecture(model_type: str) -> Architecture:
+    """ "other": also where the library's class is not that of our own architecture, as Qwen3-Next's."""
+    return "other" if model_type == "qwen3_next" else ARCHITECTURES.get(model_type, "other")
 
 
 def _rough_spec(folder: Path, name: str) -> ModelSpec:
@@ -32,7 +38,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
     num_layers = text.layers("num_hidden_layers")
     head_dim = text.size("head_dim", max(1, hidden // heads))
     return ModelSpec(
-        architecture=ARCHITECTURES.get(outer.text("model_type"), "other"),
+        architecture=_architecture(outer.text("model_type")),
         hidden_size=hidden,
         num_layers=num_layers,
         num_heads=heads,

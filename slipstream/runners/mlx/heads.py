@@ -12,9 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from slipstream.errors import HeadError
+from slipstream.errors import HeadError, LoadError
 from slipstream.load import Checkpoint
 from slipstream.load.spec import Architecture, HeadSpec
+from slipstream.runners.mlx.gguf_weights import folder_parameters, is_packed
 from slipstream.runners.mlx.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
 from slipstream.runners.mlx.mtp import MtpHead
 
@@ -26,9 +27,7 @@ def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dty
     if architecture == "other":
         raise HeadError(f"{checkpoint.path} has an MTP head, but heads of this architecture are not supported.")
     assert not checkpoint.spec.head.own_output
-    stored = _read(Path(checkpoint.path), checkpoint.spec.head)
-    if has_fp8_scales(stored):
-        raise HeadError(f"{checkpoint.path} has its MTP head in FP8, which only the torch runner reads.")
+    stored = _stored(checkpoint, dtype)
     weights = _joined_experts(stored)
     if architecture in PLUS_ONE and not _folded(weights):
         weights = {name: weight + 1.0 if _is_norm(name) else weight for name, weight in weights.items()}
@@ -41,6 +40,21 @@ def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dty
     head.set_dtype(dtype)
     head.eval()
     return head
+
+
+def _stored(checkpoint: Checkpoint, dtype: mx.Dtype) -> Tensors:
+    """Under the names that they have within the head."""
+    head = checkpoint.spec.head
+    names = [name for name in checkpoint.names() if head.owns(name)]
+    if is_packed(checkpoint, names):
+        try:
+            return {name.removeprefix(head.prefix): each for name, each in folder_parameters(checkpoint, names, dtype)}
+        except LoadError as error:
+            raise HeadError(str(error)) from error
+    stored = _read(Path(checkpoint.path), head)
+    if has_fp8_scales(stored):
+        raise HeadError(f"{checkpoint.path} has its MTP head in FP8, which only the torch runner reads.")
+    return stored
 
 
 def _read(path: Path, head: HeadSpec) -> Tensors:

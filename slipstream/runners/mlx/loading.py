@@ -16,12 +16,12 @@ from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.mlx.block_store import BlockStore
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
-from slipstream.runners.mlx.gguf_weights import parameter_bytes
+from slipstream.runners.mlx.gguf_weights import folder_bytes, parameter_bytes
 from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
 from slipstream.runners.mlx.memory import ModelShape, StreamCost, keep_grid, slot_positions, stream_cost
-from slipstream.runners.mlx.models import load_lazily, load_shapes, unpacked_dtype
+from slipstream.runners.mlx.models import load_lazily, load_shapes, repacks, target_names, unpacked_dtype
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
 from slipstream.runners.mlx.target import OpaqueTarget, OpenTarget, TargetModel, make_caches, tape_recurrences
@@ -36,7 +36,9 @@ DRAFT_VOCAB = 32768  # a draft pass over all of a large vocabulary reads mostly 
 def model_shape(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> ModelShape:
     """From headers alone: what `load_runner` will hold and compute with."""
     lazy = LazyModel(model, engine, config, load_shapes(model, config.dtype))
-    if model.path.is_dir():
+    if repacks(model):
+        weights = folder_bytes(model.checkpoint, target_names(model), unpacked_dtype(model, config.dtype))
+    elif model.path.is_dir():
         weights = _sizes(lazy.model)
     else:
         weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype))

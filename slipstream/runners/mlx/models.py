@@ -1,7 +1,8 @@
 """From an opened checkpoint to an mlx-lm model with its weights, lazily: nothing is read before it is evaluated.
 
 A folder is loaded by mlx-lm itself, whatever its architecture and quantisation, without the MTP head, which mlx-lm does
-not know. A GGUF becomes the model class of its architecture with the weights as they are packed.
+not know. A GGUF becomes the model class of its architecture with the weights as they are packed; so does a folder that
+another tool quantised, if we know its architecture.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +24,7 @@ from mlx_lm.utils import infer_quant_config, load_config, load_model
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
 from slipstream.load.spec import HeadSpec, ModelSpec
-from slipstream.runners.mlx.gguf_weights import parameters
+from slipstream.runners.mlx.gguf_weights import folder_parameters, is_packed, parameters
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 FIRST_EXPERT = re.compile(
@@ -35,7 +37,10 @@ Tensors = dict[str, mx.array]
 def load_lazily(model: OpenedModel, dtype_name: str) -> Any:
     """``dtype_name``: of everything that is not packed, as in RunnerConfig."""
     dtype = _dtype(model, dtype_name)
-    loaded = _from_folder(model) if model.path.is_dir() else _from_gguf(model, dtype)
+    if repacks(model):
+        loaded = _from_packed_folder(model, unpacked_dtype(model, dtype_name))
+    else:
+        loaded = _from_folder(model) if model.path.is_dir() else _from_gguf(model, dtype)
     if dtype is not None:
         loaded.set_dtype(dtype)
     return loaded
@@ -43,16 +48,30 @@ def load_lazily(model: OpenedModel, dtype_name: str) -> Any:
 
 def load_shapes(model: OpenedModel, dtype_name: str) -> Any:
     """The same shapes and types, but no GGUF is read: its weights are made up, unpacked, and never evaluated."""
-    if model.path.is_dir():
+    if repacks(model):
+        made = _made_for_folder(model)
+    elif model.path.is_dir():
         return load_lazily(model, dtype_name)
-    made = _gguf_model(model.spec)
+    else:
+        made = _gguf_model(model.spec)
     made.set_dtype(unpacked_dtype(model, dtype_name))
     return made
 
 
 def unpacked_dtype(model: OpenedModel, dtype_name: str) -> mx.Dtype:
-    """Of what is not packed in a GGUF, scales included."""
-    return _dtype(model, dtype_name) or mx.float16
+    """Of what is not packed in a file that we repack, scales included."""
+    return _dtype(model, dtype_name) or (mx.bfloat16 if model.path.is_dir() else mx.float16)
+
+
+def repacks(model: OpenedModel) -> bool:
+    """Whether the target model is a folder that mlx-lm does not read, and we do."""
+    known = model.path.is_dir() and model.spec.architecture != "other"
+    return known and is_packed(model.checkpoint, target_names(model))
+
+
+def target_names(model: OpenedModel) -> list[str]:
+    tied = {"lm_head.weight"} if model.spec.tied else set()
+    return [name for name in model.checkpoint.names() if not model.spec.head.owns(name) and name not in tied]
 
 
 def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
@@ -70,8 +89,35 @@ def _from_folder(model: OpenedModel) -> Any:
     folder, classes = model.path, partial(_without_head, model.spec.head)
     try:
         return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=classes)[0]
-    except (ValueError, FileNotFoundError) as error:
-        raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {error}") from error
+    except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
+        raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {_sentence(error)}") from error
+
+
+def _sentence(error: Exception) -> str:
+    """On one line, without the end of long lists."""
+    return shorten(str(error) or type(error).__name__, 400, placeholder=" ...")
+
+
+def _made_for_folder(model: OpenedModel) -> Any:
+    """The model of a folder, with weights that are not the folder's yet."""
+    config = load_config(model.path)
+    config |= _changes(model.path)
+    config.pop("quantization_config", None)
+    model_class, args_class = _without_head(model.spec.head, config)
+    args: Any = args_class
+    return model_class(args.from_dict(config))
+
+
+def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype) -> Any:
+    loaded = _made_for_folder(model)
+    weights = loaded.sanitize(dict(folder_parameters(model.checkpoint, target_names(model), dtype)))
+    quantise_like(loaded, weights)
+    try:
+        loaded.load_weights(list(weights.items()))
+    except ValueError as error:
+        raise UnknownModel(f"{model.path}: {_sentence(error)}") from error
+    loaded.eval()
+    return loaded
 
 
 def _changes(folder: Path) -> dict[str, Any]:
@@ -86,6 +132,8 @@ def _changes(folder: Path) -> dict[str, Any]:
         changes["rope_theta"] = rope["rope_theta"]
         if rope.get("rope_type", "default") != "default":
             changes["rope_scaling"] = rope
+    if "partial_rotary_factor" in rope:
+        changes.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
     return changes | _interval(config)
 
 
