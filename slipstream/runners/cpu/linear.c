@@ -13,21 +13,44 @@
 #include "tile_amx.h"
 #include "tile_dot.h"
 #include "tile_float.h"
+#include "tile_wide.h"
 #include "tile_word.h"
 
 #define ROWS_PER_ITEM 64 /* rows of x that meet one panel while it is in the nearest cache */
 
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
-#ifdef HAS_DOT
-#define TILE_INTEGER tile_dot
-#elif defined(HAS_WORD)
-#define TILE_INTEGER tile_word
+/* The tile of up to four rows, and of more; the same for CODES6, whose codes words have room to multiply by factors. There
+ * bytes pay for two rows at most. */
+#ifdef HAS_WORD_DOT
+#define TILE_FEW tile_dot
+#define TILE_MANY tile_wide
+#define TILE_FOLDED tile_wide
+#elif defined(HAS_DOT)
+#define TILE_FEW tile_dot
+#define TILE_MANY tile_dot
+#define TILE_FOLDED tile_word
+#elif defined(HAS_WORDS)
+#define TILE_FEW tile_word
+#define TILE_MANY tile_word
+#define TILE_FOLDED tile_word
 #else
-#define TILE_INTEGER tile_float
+#define TILE_FEW tile_float
+#define TILE_MANY tile_float
+#define TILE_FOLDED tile_float
+#endif
+#if defined(HAS_DOT) || !defined(HAS_WORDS)
+#define FEW_HALVES 2
+#else
+#define FEW_HALVES 1 /* folded */
+#endif
+#ifdef HAS_WORDS
+#define FOLDED_HALVES 1
+#else
+#define FOLDED_HALVES 2
 #endif
 INLINE int quantizes_x(int format) {
-#if defined(HAS_DOT) || defined(HAS_WORD)
+#ifdef HAS_WORDS
   return has_scales(format);
 #else
   return (void)format, 0;
@@ -38,38 +61,44 @@ INLINE int quantizes_x(int format) {
 #define TILE(F, TILE_OF, KIND, HALVES_, MT)                                                                           \
   static void tile_##F##_##MT(const linear_job *j, int panel, int row) { TILE_OF(j, KIND, HALVES_, MT, panel, row); }
 #define TILES_TO_4(F, T, K, H) TILE(F, T, K, H, 1) TILE(F, T, K, H, 2) TILE(F, T, K, H, 3) TILE(F, T, K, H, 4)
+#define FOLDED(MT) TILE(CODES6, TILE_FOLDED, CODES6, FOLDED_HALVES, MT)
+#define FOLDED_TO_4 TILE(CODES6, TILE_FEW, CODES6, FEW_HALVES, 1) TILE(CODES6, TILE_FEW, CODES6, FEW_HALVES, 2) FOLDED(3) FOLDED(4)
 #if MAX_MT == 8
-#define TILES(F, T, K, H)                                                                                             \
-  TILES_TO_4(F, T, K, H) TILE(F, T, K, H, 5) TILE(F, T, K, H, 6) TILE(F, T, K, H, 7) TILE(F, T, K, H, 8)
+#define TILES(F, T, MANY, K, H)                                                                                       \
+  TILES_TO_4(F, T, K, H) TILE(F, MANY, K, H, 5) TILE(F, MANY, K, H, 6) TILE(F, MANY, K, H, 7) TILE(F, MANY, K, H, 8)
+#define FOLDED_TILES FOLDED_TO_4 FOLDED(5) FOLDED(6) FOLDED(7) FOLDED(8)
 #define NAMES(F)                                                                                                      \
   { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4, tile_##F##_5, tile_##F##_6, tile_##F##_7, tile_##F##_8 }
 #else
-#define TILES(F, T, K, H) TILES_TO_4(F, T, K, H)
+#define TILES(F, T, MANY, K, H) TILES_TO_4(F, T, K, H)
+#define FOLDED_TILES FOLDED_TO_4
 #define NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4 }
 #endif
-#define WHOLE_TILES(KIND) TILES(KIND, TILE_INTEGER, KIND, 1)
-#define HALF_TILES(KIND) TILES(KIND##_HALVES, TILE_INTEGER, KIND, 2)
+#define WHOLE_TILES(KIND) TILES(KIND, TILE_FEW, TILE_MANY, KIND, 1)
+#define HALF_TILES(KIND) TILES(KIND##_HALVES, TILE_FEW, TILE_MANY, KIND, 2)
 WHOLE_TILES(CODES4) WHOLE_TILES(TABLE4) WHOLE_TILES(CODES5) WHOLE_TILES(CODES8)
-HALF_TILES(CODES4) HALF_TILES(TABLE4) HALF_TILES(CODES6) HALF_TILES(CODES8)
-TILES(BF16, tile_float, BF16, 1) TILES(F32, tile_float, F32, 1)
+HALF_TILES(CODES4) HALF_TILES(TABLE4) HALF_TILES(CODES8)
+FOLDED_TILES
+TILES(BF16, tile_float, tile_float, BF16, 1) TILES(F32, tile_float, tile_float, F32, 1)
 
 /* By kind of codes, and with HALVES. No type has groups of 16 with 5 bits, or of 32 with 6. */
 static const tile_fn tiles[2 * 8][MAX_MT] = {
     [CODES4] = NAMES(CODES4), [TABLE4] = NAMES(TABLE4), [CODES5] = NAMES(CODES5), [CODES8] = NAMES(CODES8),
     [BF16] = NAMES(BF16), [F32] = NAMES(F32),
     [HALVES | CODES4] = NAMES(CODES4_HALVES), [HALVES | TABLE4] = NAMES(TABLE4_HALVES),
-    [HALVES | CODES6] = NAMES(CODES6_HALVES), [HALVES | CODES8] = NAMES(CODES8_HALVES)};
+    [HALVES | CODES6] = NAMES(CODES6), [HALVES | CODES8] = NAMES(CODES8_HALVES)};
 INLINE const tile_fn *tiles_of(const linear_job *j) { return tiles[j->w->format & (7 | HALVES)]; }
 
 #ifdef HAS_AMX
 #define AMX(K) static void amx_##K(const linear_job *j, int panel, int row) { tile_amx(j, K, panel, row); }
 AMX(CODES4) AMX(TABLE4) AMX(CODES5) AMX(CODES8)
 static const tile_fn amx_tiles[] = {[CODES4] = amx_CODES4, [TABLE4] = amx_TABLE4, [CODES5] = amx_CODES5, [CODES8] = amx_CODES8};
+INLINE int uses_amx(const linear_job *j) { return j->parts && !(j->w->format & HALVES) && amx_allowed(); }
 INLINE tile_fn full_tile(const linear_job *j) {
-  const int has_one = j->parts && !(j->w->format & HALVES);
-  return has_one && amx_allowed() ? amx_tiles[kind_of(j->w->format)] : tiles_of(j)[MAX_MT - 1];
+  return uses_amx(j) ? amx_tiles[kind_of(j->w->format)] : tiles_of(j)[MAX_MT - 1];
 }
 #else
+INLINE int uses_amx(const linear_job *j) { return (void)j, 0; }
 INLINE tile_fn full_tile(const linear_job *j) { return tiles_of(j)[MAX_MT - 1]; }
 INLINE void amx_begin(void) {}
 INLINE void amx_end(void) {}
@@ -103,16 +132,29 @@ static void sum_row(const float *x, int blocks, float *out) {
   }
 }
 
-#if defined(HAS_DOT) || defined(HAS_WORD)
+#ifdef HAS_WORDS
+/* Whether a group of so many rows is multiplied as words. */
+static int takes_words(const linear_job *j, int group) {
+#ifdef HAS_DOT
+  if (FOLDS(kind_of(j->w->format))) return group > 2;
+#ifdef HAS_WORD_DOT
+  return group == MAX_MT ? !uses_amx(j) : group > 4;
+#endif
+  return 0;
+#endif
+  return (void)j, (void)group, 1;
+}
+
 /* Row i of x as the tile takes it. */
 static void store_parts(const linear_job *j, int i, int8_t *parts, const int32_t *v) {
-#ifdef HAS_DOT
   const int first = i - i % MAX_MT, group = j->m - first < MAX_MT ? j->m - first : MAX_MT;
+  if (takes_words(j, group)) {
+    store_words(v, (int16_t *)parts + (i - first) * BLOCK);
+    return;
+  }
+#ifdef HAS_DOT
   int8_t *high = parts + (i - first) * BLOCK;
   split_bytes(v, high, high + group * BLOCK);
-#else
-  (void)j;
-  store_words(v, (int16_t *)parts + i % MAX_MT * BLOCK);
 #endif
 }
 
@@ -177,7 +219,9 @@ static void place(linear_job *j, uint8_t *memory) {
 /* Parts of a stack take the same x: what one has prepared serves the next. */
 static int can_share(const linear_job *j, const linear_job *before) {
   return j->x == before->x && j->ldx == before->ldx && j->m == before->m && j->w->cols == before->w->cols &&
-         j->w->order == before->w->order && quantizes_x(j->w->format) && quantizes_x(before->w->format);
+         j->w->order == before->w->order && quantizes_x(j->w->format) && quantizes_x(before->w->format) &&
+         (j->w->format & HALVES) == (before->w->format & HALVES) && /* the matrix unit takes one of them alone */
+         FOLDS(kind_of(j->w->format)) == FOLDS(kind_of(before->w->format));
 }
 
 /* ---- jobs ---- */

@@ -70,8 +70,8 @@ def _int8_codes(container: Container, bits: int) -> tuple[int, int]:
     """The kind, and the offset of its unsigned codes."""
     if bits == 5 and container.group > 16:
         return CODES5, 0 if container.has_minimum else 16
-    if bits == 6 and container.group == 16:
-        return CODES6, 0 if container.has_minimum else 32
+    if bits == 6 and container.group == 16 and container.has_factor and not container.has_minimum:
+        return CODES6, 32
     return CODES8, 128
 
 

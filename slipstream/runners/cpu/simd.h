@@ -70,16 +70,22 @@ INLINE vi vi_lookup(vi table, vi at) { return _mm512_shuffle_epi8(table, at); }
 INLINE vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
 #ifdef HAS_DOT
-/* acc + the sum over four bytes of w (unsigned) times x (signed), lane by lane. */
+/* acc + the sum over four bytes of w (unsigned) times x (signed), lane by lane; vw_add_dot: over two signed words. */
 INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+#define HAS_WORD_DOT 1
+INLINE vi vw_add_dot(vi acc, vi w, vi x) { return _mm512_dpwssd_epi32(acc, w, x); }
 #else
-#define HAS_WORD 1
-/* Each lane as two 16-bit words: shifts, and the sum of the two products. */
-INLINE vi vw_shl(vi a, int n) { return _mm512_slli_epi16(a, (unsigned)n); }
-INLINE vi vw_shr(vi a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
-INLINE vi vw_sra(vi a, int n) { return _mm512_srai_epi16(a, (unsigned)n); }
-INLINE vi vw_dot(vi w, vi x) { return _mm512_madd_epi16(w, x); }
+INLINE vi vw_add_dot(vi acc, vi w, vi x) { return vi_add(acc, _mm512_madd_epi16(w, x)); }
 #endif
+/* Each lane as two 16-bit words. */
+#define HAS_WORDS 1
+INLINE vi vw_shr(vi a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
+INLINE vi vw_sub(vi a, vi b) { return _mm512_sub_epi16(a, b); }
+INLINE vi vw_mul(vi a, vi b) { return _mm512_mullo_epi16(a, b); }
+INLINE vi vw_load_i8(const int8_t *p) { /* a byte in both words of a lane */
+  const vi a = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return vi_or(vi_and(a, vi_set(0xFFFF)), vi_shl(a, 16));
+}
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(SS_PORTABLE)
 #include <immintrin.h>
@@ -133,13 +139,16 @@ INLINE vi vi_load_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(_
 INLINE vi vi_lookup(vi table, vi at) { return _mm256_shuffle_epi8(table, at); }
 #ifdef HAS_DOT
 INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
-#else
-#define HAS_WORD 1
-INLINE vi vw_shl(vi a, int n) { return _mm256_slli_epi16(a, n); }
-INLINE vi vw_shr(vi a, int n) { return _mm256_srli_epi16(a, n); }
-INLINE vi vw_sra(vi a, int n) { return _mm256_srai_epi16(a, n); }
-INLINE vi vw_dot(vi w, vi x) { return _mm256_madd_epi16(w, x); }
 #endif
+#define HAS_WORDS 1
+INLINE vi vw_add_dot(vi acc, vi w, vi x) { return vi_add(acc, _mm256_madd_epi16(w, x)); }
+INLINE vi vw_shr(vi a, int n) { return _mm256_srli_epi16(a, n); }
+INLINE vi vw_sub(vi a, vi b) { return _mm256_sub_epi16(a, b); }
+INLINE vi vw_mul(vi a, vi b) { return _mm256_mullo_epi16(a, b); }
+INLINE vi vw_load_i8(const int8_t *p) {
+  const vi a = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  return vi_or(vi_and(a, vi_set(0xFFFF)), vi_shl(a, 16));
+}
 
 #else
 #define SS_ISA "portable"

@@ -77,19 +77,35 @@ INLINE void next_block(int format, int b, place_t *at) {
   if ((b & (span_blocks(format) - 1)) == 0) at->header = at->units, at->units += header_bytes(format);
 }
 
-/* The scales of a block, for each half and each vector of rows, and its minima. Not inlined: formats differ in this alone,
+/* The scales of a block, for each half and each vector of rows. Not inlined: formats differ in this alone,
  * and tiles are compiled for kinds of codes. */
 typedef struct {
-  vf scale[2][NUM_GROUPS], low[2][NUM_GROUPS];
+  vf scale[2][NUM_GROUPS];
+  vi factor[2][NUM_GROUPS]; /* where words are multiplied by it: in both words of a lane */
 } scales_t;
+
+#ifdef HAS_WORDS
+#define FOLDS(kind) ((kind) == CODES6) /* tile_integer.h */
+INLINE void load_folded(int format, const place_t *at, scales_t *out) {
+  const int8_t *factors = (const int8_t *)at->units + payload_bytes(kind_of(format));
+  for (int g = 0; g < NUM_GROUPS; g++) {
+    out->scale[0][g] = load_step(format, at->header, 0, g * VL);
+    for (int half = 0; half < 2; half++) out->factor[half][g] = vw_load_i8(factors + half * PANEL + g * VL);
+  }
+}
+#else
+#define FOLDS(kind) 0
+INLINE void load_folded(int format, const place_t *at, scales_t *out) { (void)format, (void)at, (void)out; }
+#endif
 
 static __attribute__((noinline)) void load_scales(int format, const place_t *at, scales_t *out) {
   const uint8_t *factors = at->units + payload_bytes(kind_of(format));
+  if (FOLDS(kind_of(format))) {
+    load_folded(format, at, out);
+    return;
+  }
   for (int half = 0; half < num_halves(format); half++)
-    for (int g = 0; g < NUM_GROUPS; g++) {
-      out->scale[half][g] = load_scale(format, at->header, factors, half, g * VL);
-      if (format & HAS_MINIMUM) out->low[half][g] = load_minimum(format, at->header, factors, half, g * VL);
-    }
+    for (int g = 0; g < NUM_GROUPS; g++) out->scale[half][g] = load_scale(format, at->header, factors, half, g * VL);
 }
 
 /* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need.

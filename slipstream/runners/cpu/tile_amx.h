@@ -82,10 +82,6 @@ INLINE void finish_block(int format, const place_t *at, const x_block *x, int bl
       acc[m][g] = add_dot(scales.scale[0][g], t, own, acc[m][g]);
     }
   }
-  if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-    _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++)
-      acc[m][g] = v_fma(scales.low[0][g], v_set(x[(int64_t)m * blocks].sum[WHOLE]), acc[m][g]);
-  }
 }
 
 /* Three blocks are under way at a time: one being unpacked, one in the matrix unit, one being added up. Groups of 32 columns. */
@@ -109,7 +105,7 @@ INLINE void tile_amx(const linear_job *j, const int kind, int panel, int row) {
     at[2] = at[1], at[1] = at[0];
     next_block(format, b + 1, at);
   }
-  store_tile(j, MAX_MT, panel, row, acc);
+  finish_tile(j, MAX_MT, panel, row, acc);
 }
 
 #endif

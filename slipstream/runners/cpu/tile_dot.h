@@ -9,7 +9,7 @@
 #include "tile_integer.h"
 
 #define NUM_WORDS 8 /* of 4 columns in a block: of each 8 columns the even, then the odd */
-#define WIDE_MT (MAX_MT / 2) /* rows whose integer sums the registers hold together, for all groups */
+#define WIDE_MT (MAX_MT / 2) /* rows whose two integer sums the registers hold together, for all groups */
 
 #ifdef HAS_DOT
 
@@ -43,6 +43,7 @@ INLINE void split_bytes(const int32_t *v, int8_t *high_at, int8_t *low_at) {
 INLINE void dot_block(const int kind, const int halves, const int mt, const int from, const int to, int format, vi table,
                       const uint8_t *p, const scales_t *s, const int8_t *parts, const x_block *x, int blocks, int fetch,
                       sums_t acc) {
+  vi folded_sum[WIDE_MT][NUM_GROUPS]; /* tile_integer.h */
   _Pragma("GCC unroll 2") for (int half = 0; half < halves; half++) {
     const int which = halves == 2 ? half : WHOLE, pairs = NUM_WORDS / 2 / halves;
     vi high[WIDE_MT][NUM_GROUPS], rest[WIDE_MT][NUM_GROUPS];
@@ -62,17 +63,16 @@ INLINE void dot_block(const int kind, const int halves, const int mt, const int 
           _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) r[g] = vi_dot(r[g], w[g][k], low_word);
         }
     }
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-      _Pragma("GCC unroll 4") for (int m = from; m < to; m++) {
-        vi t = vi_add(vi_shl(high[m - from][g], 7), rest[m - from][g]);
-        acc[m][g] = add_dot(s->scale[half][g], t, x + (int64_t)m * blocks, acc[m][g]);
+    _Pragma("GCC unroll 4") for (int m = 0; m < to - from; m++)
+      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) rest[m][g] = vi_add(vi_shl(high[m][g], 7), rest[m][g]);
+    if (!FOLDS(kind)) add_dots(from, to, s, half, rest, x, blocks, acc);
+    else _Pragma("GCC unroll 4") for (int m = 0; m < to - from; m++)
+      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+        const vi share = vi_mul(rest[m][g], vi_sra(s->factor[half][g], 16));
+        folded_sum[m][g] = half ? vi_add(folded_sum[m][g], share) : share;
       }
-    }
-    if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-      _Pragma("GCC unroll 4") for (int m = from; m < to; m++)
-        acc[m][g] = v_fma(s->low[half][g], v_set(x[(int64_t)m * blocks].sum[which]), acc[m][g]);
-    }
   }
+  if (FOLDS(kind)) add_dots(from, to, s, 0, folded_sum, x, blocks, acc);
 }
 
 INLINE void tile_dot(const linear_job *j, const int kind, const int halves, const int mt, int panel, int row) {
@@ -89,7 +89,7 @@ INLINE void tile_dot(const linear_job *j, const int kind, const int halves, cons
     dot_block(kind, halves, mt, 0, half, format, table, at.units, &scales, parts, x + b, blocks, j->fetch, acc);
     if (half < mt) dot_block(kind, halves, mt, half, mt, format, table, at.units, &scales, parts, x + b, blocks, 0, acc);
   }
-  store_tile(j, mt, panel, row, acc);
+  finish_tile(j, mt, panel, row, acc);
 }
 
 #endif

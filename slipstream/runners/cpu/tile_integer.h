@@ -5,7 +5,10 @@
  *
  *     for each group of 32 columns, or of 16:  t = sum over k of (u[k] - offset) v[k], an integer
  *                                              acc = scale (step t) + acc
- *                                              acc = minimum (step sum(v in group)) + acc     (formats with minima)
+ *     then, in formats with minima, again:     acc = minimum (step sum(v in group)) + acc
+ *
+ * CODES6 has groups of 16 columns, and factors small enough to multiply the codes: u - offset and factor have 13 bits together,
+ * so that t = sum over k of (u[k] - offset) factor v[k] over 32 columns still is a 32-bit integer. Its scale is the step.
  *
  * The quantization error of x (2^-15 of the block's largest) is far below that of the weights.
  */
@@ -17,9 +20,9 @@
 #define PARTS_BYTES (2 * BLOCK) /* of a row's block: high and low bytes, or words */
 #define TOP (127 * 128)
 
-#if defined(HAS_DOT) || defined(HAS_WORD)
+#ifdef HAS_WORDS
 
-/* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low; where
+/* x lies in groups of MAX_MT rows, as a tile takes them: for each block the high bytes of its rows, then the low; or, where
  * words are multiplied, the words of its rows. */
 INLINE int8_t *parts_of(int8_t *parts, int blocks, int row, int b) {
   return parts + ((int64_t)(row / MAX_MT) * blocks + b) * MAX_MT * PARTS_BYTES;
@@ -30,6 +33,13 @@ INLINE int32_t word_at(const void *parts, int i) {
   int32_t word;
   memcpy(&word, (const int8_t *)parts + 4 * i, 4);
   return word;
+}
+
+/* Words of v[0..31] in the order of the lanes' pairs: of each 8 columns 0 4, 2 6, 1 5, 3 7. */
+INLINE void store_words(const int32_t *v, int16_t *to) {
+  static const int order[8] = {0, 4, 2, 6, 1, 5, 3, 7};
+  for (int k = 0; k < BLOCK; k += 8)
+    for (int i = 0; i < 8; i++) to[k + i] = (int16_t)v[k + order[i]];
 }
 
 /* One block of x: v[0..31], and what the tiles need of it. */
@@ -52,6 +62,62 @@ INLINE vi start_of(int format, const x_block *x, int which) { return vi_set(-off
 
 /* acc and the share of one group whose integer sum is t. */
 INLINE vf add_dot(vf d, vi t, const x_block *x, vf acc) { return v_fma(d, v_mul(v_set(x->step), v_from_int(t)), acc); }
+
+/* The same for rows from .. to - 1 and all vectors of a panel. */
+INLINE void add_dots(const int from, const int to, const scales_t *s, int half, vi t[][NUM_GROUPS], const x_block *x, int blocks,
+                     sums_t acc) {
+  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+    _Pragma("GCC unroll 8") for (int m = from; m < to; m++)
+      acc[m][g] = add_dot(s->scale[half][g], t[m - from][g], x + (int64_t)m * blocks, acc[m][g]);
+}
+
+/* The minima's share, when all blocks have been added: then the sums are in registers for all of it. */
+INLINE void add_minima_of(const linear_job *j, const int mt, int panel, int row, sums_t acc) {
+  const int blocks = num_blocks(j->w->cols), format = j->w->format, halves = num_halves(format);
+  const x_block *x = j->x_blocks + (int64_t)row * blocks;
+  place_t at = first_block(j->w, panel);
+  sums_t sum;
+  _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = acc[m][g];
+  for (int b = 0; b < blocks; next_block(format, ++b, &at), x++)
+    for (int half = 0; half < halves; half++) {
+      const uint8_t *factors = at.units + payload_bytes(kind_of(format));
+      const int which = halves == 2 ? half : WHOLE;
+      vf low[NUM_GROUPS];
+      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+        low[g] = load_minimum(format, at.header, factors, half, g * VL);
+      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
+        const vf total = v_set(x[(int64_t)m * blocks].sum[which]);
+        _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = v_fma(low[g], total, sum[m][g]);
+      }
+    }
+  _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) acc[m][g] = sum[m][g];
+}
+
+/* Not inlined: once for all kinds of codes. */
+static __attribute__((noinline)) void add_minima(const linear_job *j, int mt, int panel, int row, sums_t acc) {
+#define CASE(MT) case MT: add_minima_of(j, MT, panel, row, acc); break
+  switch (mt) {
+    CASE(1); CASE(2); CASE(3);
+#if MAX_MT == 8
+    CASE(4); CASE(5); CASE(6); CASE(7);
+#endif
+    default: add_minima_of(j, MAX_MT, panel, row, acc);
+  }
+#undef CASE
+}
+
+/* Minima, then the epilogue. */
+INLINE void finish_tile(const linear_job *j, const int mt, int panel, int row, sums_t acc) {
+  if (j->w->format & HAS_MINIMUM) add_minima(j, mt, panel, row, acc);
+  store_tile(j, mt, panel, row, acc);
+}
+
+/* Two of a lane's words of u for vector g of the rows: as they are, or less the offset and times the factor. */
+INLINE vi folded(const int kind, vi words, const scales_t *s, int half, int g) {
+  return FOLDS(kind) ? vw_mul(vw_sub(words, vi_set(0x00200020)), s->factor[half][g]) : words;
+}
 
 #endif
 #endif

@@ -6,20 +6,13 @@
 
 #include "tile_integer.h"
 
-#ifdef HAS_WORD
+#if defined(HAS_WORDS) && !defined(HAS_WORD_DOT)
 
 /* The sums fit into the registers only if products are added in the order written, which integers do not need, and if words
  * of x are loaded again for each group. So the compiler is kept from knowing that a pointer is the same as before, and from
  * leaving a sum for later. */
 #define HIDE(pointer) __asm__("" : "+r"(pointer))
 #define IN_REGISTER(sum) __asm__("" : "+v"(sum))
-
-/* Words of v[0..31] in the order of the lanes' pairs: of each 8 columns 0 4, 2 6, 1 5, 3 7. */
-INLINE void store_words(const int32_t *v, int16_t *to) {
-  static const int order[8] = {0, 4, 2, 6, 1, 5, 3, 7};
-  for (int k = 0; k < BLOCK; k += 8)
-    for (int i = 0; i < 8; i++) to[k + i] = (int16_t)v[k + order[i]];
-}
 
 /* The u of 8 columns of a block for one vector of rows: four pairs of words. */
 INLINE void load_words(const int kind, const uint8_t *p, int i, vi table, vi w[4]) {
@@ -36,29 +29,25 @@ INLINE void word_block(const int kind, const int halves, const int mt, int forma
     const int which = halves == 2 ? half : WHOLE, pairs = BLOCK / 8 / halves;
     vi sum[MAX_MT][NUM_GROUPS];
     _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
-      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = start_of(format, x + (int64_t)m * blocks, which);
+      _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+        sum[m][g] = FOLDS(kind) ? vi_set(0) : start_of(format, x + (int64_t)m * blocks, which);
     _Pragma("GCC unroll 4") for (int i = half * pairs; i < (half + 1) * pairs; i++) {
       fetch_quarter(kind, p, i, fetch);
       _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
         vi w[4];
         HIDE(words);
         load_words(kind, p + g * VL * UNIT_BYTES, i, table, w);
-        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)
+        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) {
+          const vi factored = folded(kind, w[k], s, i / 2, g);
           _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
             vi v = vi_set(word_at(words + m * BLOCK, 4 * i + k));
-            sum[m][g] = vi_add(sum[m][g], vw_dot(w[k], v));
+            sum[m][g] = vw_add_dot(sum[m][g], factored, v);
             IN_REGISTER(sum[m][g]);
           }
+        }
       }
     }
-    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
-        acc[m][g] = add_dot(s->scale[half][g], sum[m][g], x + (int64_t)m * blocks, acc[m][g]);
-    }
-    if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-      _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
-        acc[m][g] = v_fma(s->low[half][g], v_set(x[(int64_t)m * blocks].sum[which]), acc[m][g]);
-    }
+    add_dots(0, mt, s, half, sum, x, blocks, acc);
   }
 }
 
@@ -75,7 +64,7 @@ INLINE void tile_word(const linear_job *j, const int kind, const int halves, con
     load_scales(format, &at, &scales);
     word_block(kind, halves, mt, format, table, at.units, &scales, words, x + b, blocks, j->fetch, acc);
   }
-  store_tile(j, mt, panel, row, acc);
+  finish_tile(j, mt, panel, row, acc);
 }
 
 #endif

@@ -13,7 +13,7 @@
  *     CODES4    4 units of 8 nibbles, the first column lowest
  *     TABLE4    the same; u is the table's entry, kept with 128 added
  *     CODES5    as CODES4, and a unit of fifth bits: bit s of byte j is that of word s
- *     CODES6    as CODES4, and two units of upper pairs of bits, four words each
+ *     CODES6    as CODES4, and two units of upper pairs of bits, four words each; groups of 16, factors, no minima
  *     CODES8    8 units of 4 bytes: the words
  *     BF16      16 units of two bfloat16, the even column low
  *     F32       32 units of one float

@@ -99,8 +99,7 @@ def test_every_form(any_kernels: Kernels, name: str) -> None:
     check(any_kernels, pack(any_kernels, codes), torch.from_numpy(codes.weights()))
 
 
-@pytest.mark.parametrize(("group", "bits"), [(32, 5), (16, 6)])
-@pytest.mark.parametrize("minimum", [False, True])
+@pytest.mark.parametrize(("group", "bits", "minimum"), [(32, 5, False), (32, 5, True), (16, 6, False)])
 def test_codes_of_few_bits(any_kernels: Kernels, group: int, bits: int, minimum: bool) -> None:
     codes = random_codes(Container("int8", group, 256, minimum, minimum), 61, 768, bits)
     weight = pack(any_kernels, codes, bits)
