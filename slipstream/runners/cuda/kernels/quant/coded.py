@@ -276,6 +276,13 @@ def times_pairs(values, pairs, dtype: tl.constexpr):
 
 
 @triton.jit
+def whole_weights(values, scales, lows, dtype: tl.constexpr):
+    """With their minimums, rounded once. scales, lows: float32 [N, groups]"""
+    K: tl.constexpr = values.shape[1]
+    return (values.to(tl.float32) * spread(scales, K) + spread(lows, K)).to(dtype)
+
+
+@triton.jit
 def pair_high(pairs):
     """float32, of two bfloat16 in an int32: the larger one, in the low half"""
     return (pairs << 16).to(tl.float32, bitcast=True)
