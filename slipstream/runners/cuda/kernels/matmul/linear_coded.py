@@ -27,9 +27,8 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, 
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_partial
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, supports_pdl, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
-from slipstream.runners.cuda.kernels.quant.coded import (
+from slipstream.runners.cuda.kernels.quant.code_values import (
     RAW_UNIT,
-    CodedMatrix,
     factors_of,
     pair_high,
     pair_low,
@@ -41,6 +40,7 @@ from slipstream.runners.cuda.kernels.quant.coded import (
     values_of_codes,
     whole_weights,
 )
+from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 
 TOKEN_BLOCK = MAX_TOKENS
 LIBRARY_TOKENS = 2 * TOKEN_BLOCK  # beyond: unpack the matrix once and let the library multiply
