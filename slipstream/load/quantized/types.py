@@ -40,6 +40,11 @@ def container_of(dtype: str) -> Container | None:
     return Container("affine4", group, group, offset=8)
 
 
+def is_folder_type(dtype: str) -> bool:
+    """One of those above, and not of a GGUF."""
+    return dtype not in BLOCK_CONTAINERS and container_of(dtype) is not None
+
+
 def codes_of(raw: RawTensor) -> Codes:
     """Of a matrix whose type has a container: nothing is rounded. Stored columns stay in the order of the file."""
     if raw.dtype in BLOCK_CONTAINERS:

@@ -1,18 +1,20 @@
 """Compile what the kernel wrappers launch for an H100, without one: registers, spills and shared memory of each.
 
 `python tests/runners/cuda/compile_report.py [name ...]` prints one JSON object a launch. The wrappers run unchanged on
-CPU tensors; their launches are noted and compiled as before a server's first step.
+CPU tensors; their launches are noted and compiled as before a server's first step. `--capability 86` compiles for
+another GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +30,7 @@ from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.cuda.kernels.matmul import linear
+from slipstream.runners.cuda.kernels.matmul import linear, linear_coded
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
@@ -38,9 +40,12 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     quantized_normed,
     tile_config,
 )
+from slipstream.runners.cuda.kernels.moe import experts_coded
+from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
-from slipstream.runners.cuda.kernels.quant import fp8
+from slipstream.runners.cuda.kernels.quant import coded, fp8
+from slipstream.runners.cuda.kernels.quant.code_layout import BIAS, CodeLayout
 from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
 from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
@@ -55,8 +60,11 @@ QWEN, SMOLLM = HeadShape(24, 4, 256), HeadShape(9, 3, 64)
 BF16 = torch.bfloat16
 
 
-class H100:
-    """As much of a driver as compiling asks for."""
+class Driver:
+    """As much of one as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
 
     def get_current_device(self) -> int:
         return 0
@@ -65,7 +73,7 @@ class H100:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
 
 def resources(kernel: Any) -> dict[str, Any]:
@@ -189,7 +197,50 @@ def quantized_product(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dty
     quantized_linear(torch.empty(num_tokens, matrix.width, dtype=dtype), matrix, config, scratch, add=add)
 
 
+Q4_K, Q5_K, Q6_K = (
+    CodeLayout(4, 0, 32, True, True),
+    CodeLayout(5, 0, 32, True, True),
+    CodeLayout(6, 32, 16, True, False),
+)
+Q8_0, AWQ = CodeLayout(8, BIAS, 32, False, False), CodeLayout(4, 0, 128, False, True)
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_XS = CodeLayout(4, BIAS, 32, True, False, table=IQ4)
+NVFP4 = CodeLayout(4, BIAS, 16, False, False, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+
+
+IN_CODES = {
+    "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K, "Q8_0": Q8_0, "IQ4_XS": IQ4_XS, "NVFP4": NVFP4, "AWQ": AWQ
+}  # fmt: skip
+
+
+def coded_product(layout: CodeLayout, num_out: int, width: int, num_tokens: int) -> None:
+    device = torch.device("cpu")
+    matrix = coded.empty(layout, (num_out, width), device)
+    config = linear_coded.tile_config(matrix, num_tokens)
+    assert config is not None
+    scratch = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
+    x, out = torch.empty(num_tokens, width, dtype=BF16), torch.empty(num_tokens, num_out, dtype=BF16)
+    linear_coded.coded_linear(x, matrix, config, scratch, out, out)
+
+
+def coded_experts(num_tokens: int) -> None:
+    """The 35B-A3B's: 256 of them, 8 active."""
+    device = torch.device("cpu")
+    gate_up, down = coded.empty(Q4_K, (256 * 1024, 2048), device), coded.empty(Q6_K, (256 * 2048, 512), device)
+    x = torch.empty(num_tokens, 2048, dtype=BF16)
+    coded_expert_pairs(x, [gate_up], down, ints(num_tokens, 8), ints(num_tokens))
+
+
 CASES: dict[str, Callable[[], object]] = {
+    **{
+        f"{name} 27B, {num_out} x {width}, {num_tokens}": partial(coded_product, layout, num_out, width, num_tokens)
+        for name, layout in IN_CODES.items()
+        for num_out, width in ((34816, 5120), (5120, 17408))
+        for num_tokens in (1, 16, 64)
+    },
+    **{f"Q4_K 35B-A3B experts, {n}": partial(coded_experts, n) for n in (1, 64, 1024, 4096)},
+    "Q4_K 27B, unpacked": lambda: coded.empty(Q4_K, (97, 5120), torch.device("cpu")).weights(BF16),
+    "Q6_K 27B, rows": lambda: coded.empty(Q6_K, (97, 5120), torch.device("cpu")).weights(BF16, ints(4)),
     "fused 27B": lambda: fused_products(34816, 5120, 17408),
     "fused 4B, prefetch": lambda: fused_products(18432, 2560, 4096, prefetch=True),
     "norm 27B": lambda: rms_norm(torch.empty(4, 5120, dtype=BF16), torch.empty(5120), 1e-6),
@@ -261,12 +312,18 @@ CASES: dict[str, Callable[[], object]] = {
 
 
 def main() -> None:
-    triton.runtime.driver.set_active(H100())
-    pdl.supports_pdl = lambda device: True
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--capability", type=int, default=90)
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    options = parser.parse_args()
+    is_new = options.capability >= 90
+    triton.runtime.driver.set_active(Driver(options.capability))
+    pdl.supports_pdl = lambda device: is_new
+    linear_coded.uses_descriptors = experts_coded.uses_descriptors = lambda device: is_new
     run = JITFunction.run
     # What an earlier case compiled is not launched either.
     JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))
-    for name in sys.argv[1:] or CASES:
+    for name in options.cases:
         with recorded() as launches:
             CASES[name]()
         for launch in launches:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,14 @@ ONE_OF_A_KIND = [
     "int8 27B fused, 1",
     "int4 27B, 34816 x 5120, 16",
     "fp8 35B-A3B experts, 1024",
+    "Q4_K 27B, 34816 x 5120, 1",
 ]
 MAX_SPILLED = {"attend 27B, prompt in 64": 256}  # bytes: fastest so (log 155); of all others nothing
+IN_CODES = [
+    f"{name} 27B, 34816 x 5120, {num_tokens}"
+    for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "NVFP4", "AWQ")
+    for num_tokens in (1, 16, 64)
+] + [f"Q4_K 35B-A3B experts, {num_tokens}" for num_tokens in (1, 64, 1024, 4096)]
 HEAVIEST = [
     "fused 27B",
     "head entry 27B",
@@ -39,22 +46,44 @@ HEAVIEST = [
 ]
 
 
+OLDER = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024}  # compute capabilities without a copy engine, and shared memory
+FEW_SPILLED = 256  # bytes: there, with many tokens
+
+
 @pytest.mark.parametrize(
     "cases",
-    [ONE_OF_A_KIND, pytest.param(HEAVIEST, marks=pytest.mark.exhaustive)],
-    ids=["one of a kind", "all others"],
+    [
+        ONE_OF_A_KIND,
+        pytest.param(HEAVIEST, marks=pytest.mark.exhaustive),
+        pytest.param(IN_CODES, marks=pytest.mark.exhaustive),
+    ],
+    ids=["one of a kind", "all others", "in codes"],
 )
 def test_the_heaviest_launches_compile_without_spilling(cases: list[str], tmp_path: Path) -> None:
+    for launch in compiled(cases, 90, tmp_path):
+        assert launch["waits"], launch
+        assert launch["spilled_bytes"] <= MAX_SPILLED.get(launch["case"], 16 if launch["case"] in IN_CODES else 0), (
+            launch
+        )
+        assert launch["shared_bytes"] <= LARGEST_SHARED, launch
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("capability", OLDER)
+def test_products_in_codes_compile_for_older_gpus(capability: int, tmp_path: Path) -> None:
+    for launch in compiled(IN_CODES, capability, tmp_path):
+        assert not launch["waits"], launch
+        assert launch["spilled_bytes"] <= FEW_SPILLED, launch
+        assert launch["shared_bytes"] <= OLDER[capability], launch
+
+
+def compiled(cases: list[str], capability: int, cache: Path) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(SCRIPT.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *cases], env=environment, capture_output=True, text=True, check=False
-    )
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(SCRIPT), "--capability", str(capability), *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    launches = [json.loads(line) for line in done.stdout.splitlines()]
+    launches: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     assert {launch["case"] for launch in launches} == set(cases)
-    for launch in launches:
-        assert launch["waits"], launch
-        assert launch["spilled_bytes"] <= MAX_SPILLED.get(launch["case"], 0), launch
-        assert launch["shared_bytes"] <= LARGEST_SHARED, launch
+    return launches

@@ -176,6 +176,15 @@ def test_any_number_of_tokens(
     check_product(name, num_tokens, dtype, config, device)
 
 
+@pytest.mark.parametrize("num_tokens", [2, 17])
+@pytest.mark.parametrize("name", ["Q4_K", "Q4_1", "Q6_K", "AWQ"])
+def test_gpus_without_a_copy_engine_read_by_pointers(
+    name: str, num_tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.runners.cuda.kernels.matmul.linear_coded.uses_descriptors", lambda device: False)
+    check_product(name, num_tokens, torch.bfloat16, SPLIT, device)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("num_tokens", [1, 64])
 @pytest.mark.parametrize("name", EVERY)

@@ -27,18 +27,20 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, 
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_partial
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, supports_pdl, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
-from slipstream.runners.cuda.kernels.quant.coded import (
+from slipstream.runners.cuda.kernels.quant.code_values import (
     RAW_UNIT,
-    CodedMatrix,
     factors_of,
     pair_high,
     pair_low,
+    pair_sum,
     raw_factors,
     spread,
     times_factors,
     times_pairs,
     values_of_codes,
+    whole_weights,
 )
+from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 
 TOKEN_BLOCK = MAX_TOKENS
 LIBRARY_TOKENS = 2 * TOKEN_BLOCK  # beyond: unpack the matrix once and let the library multiply
@@ -75,27 +77,39 @@ def add_coded_tile(
     if high is not None:
         H: tl.constexpr = (BITS - 4) * (K // 16)
         more = load_tile(high, row, tile * H, num_tiles * H, num_rows, num_tiles * H, N, H, POINTERS)
+    # With more tokens, and without wgmma, a product of its own for minimums costs more than to add them to each weight.
+    WHOLE: tl.constexpr = (MINIMUM and POINTERS) and total.shape[1] > FEW
+    # The codes as they are: it saves the instruction that makes one a value.
     RAW: tl.constexpr = ((dtype == tl.bfloat16 and not INTERPRETED) and (FACTORS and not TABLE)) and (
-        OFFSET == 0 and BITS < 6
-    )  # the codes as they are: it saves the instruction that makes one a value
+        (OFFSET == 0 and BITS < 6) and not WHOLE
+    )
     values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE, RAW)
     scale = load_tile(scales, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
     if FACTORS:
         factors, minimum_factors = factors_of(scale, dtype, MINIMUM)
-        if RAW:
-            factors = raw_factors(factors, BITS)
-            step = step * RAW_UNIT
-        sums = product(times_factors(values, factors, dtype), near.T, tl.zeros_like(total))
-        total += sums * step[:, None]
-        if MINIMUM:
-            sums = product(spread(minimum_factors, K), near.T, tl.zeros_like(total))
-            total += sums * minimum_step[:, None]
-    else:
-        total = product(times_pairs(values, scale, dtype), near.T, total)
-        if MINIMUM:
-            lows = load_tile(minimums, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
+        if WHOLE:
+            by_group = factors.to(tl.float32) * step[:, None]
+            low = minimum_factors.to(tl.float32) * minimum_step[:, None]
+            total = product(whole_weights(values, by_group, low, dtype), near.T, total)
+        else:
+            if RAW:
+                factors = raw_factors(factors, BITS)
+                step = step * RAW_UNIT
+            sums = product(times_factors(values, factors, dtype), near.T, tl.zeros_like(total))
+            total += sums * step[:, None]
+            if MINIMUM:
+                sums = product(spread(minimum_factors, K), near.T, tl.zeros_like(total))
+                total += sums * minimum_step[:, None]
+    elif MINIMUM:
+        lows = load_tile(minimums, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
+        if WHOLE:
+            total = product(whole_weights(values, pair_sum(scale), pair_sum(lows), dtype), near.T, total)
+        else:
+            total = product(times_pairs(values, scale, dtype), near.T, total)
             total = product(spread(pair_high(lows).to(dtype), K), near.T, total)
             total = product(spread(pair_low(lows).to(dtype), K), near.T, total)
+    else:
+        total = product(times_pairs(values, scale, dtype), near.T, total)
     return total
 
 
@@ -231,8 +245,9 @@ def tile_config(matrix: CodedMatrix, num_tokens: int) -> TileConfig | None:
         return None
     blocks = triton.cdiv(matrix.num_rows, 64)
     if num_tokens > FEW_TOKENS:
-        narrow = 3 * blocks <= PROCESSORS
-        config = TileConfig(64, TILE, 3) if narrow else TileConfig(128, TILE, 3, warps=8)
+        has_pointers = not uses_descriptors(matrix.words.device)
+        narrow = 3 * blocks <= PROCESSORS or has_pointers  # there registers are short
+        config = TileConfig(64, TILE, 2 if has_pointers else 3) if narrow else TileConfig(128, TILE, 3, warps=8)
         limit = PROCESSORS
     elif num_tokens <= MIN_TOKENS:
         config, limit = TileConfig(64, TILE, 4, warps=2), 7 * PROCESSORS // 2

@@ -91,20 +91,20 @@ def coded_expert_pairs(
     num_experts = down.num_rows // hidden
     assert x.stride(1) == 1
     assert sum(matrix.num_rows for matrix in gate_up) == num_experts * 2 * inner
-    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype)
+    has_descriptors = uses_descriptors(x.device)
+    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype, has_descriptors)
     few = num_tokens <= FEW_TOKENS
     groups = None if few else group(expert, positions, num_experts, tiles.pairs)
     num_blocks = groups.num_blocks if groups else num_tokens * num_active
     work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
 
     def multiply(matrix: CodedMatrix, source: Tensor, out: Tensor, of_tokens: bool, gated: bool = False) -> None:
-        pointers = not uses_descriptors(x.device)
         _coded_experts[(num_blocks, triton.cdiv(out.shape[1], tiles.num_rows))](
-            source, *code_tiles(matrix, tiles.num_rows, pointers), out, *work,
+            source, *code_tiles(matrix, tiles.num_rows, not has_descriptors), out, *work,
             matrix.num_rows, source.stride(0), out.stride(0), matrix.scales.stride(0),
             ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
             WIDE=triton.next_power_of_2(num_active), FEW=few, OF_TOKENS=of_tokens, GATED=gated,
-            M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants, POINTERS=pointers,
+            M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants, POINTERS=not has_descriptors,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
 
@@ -122,12 +122,11 @@ def coded_expert_pairs(
     return out.view(num_tokens, num_active, hidden)
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype) -> _Tiles:
-    """Source: those of 4 bits in experts_quantized.py, not measured for these."""
+def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype, has_descriptors: bool) -> _Tiles:
+    """Narrow enough for registers: two products are under way at once. Source: compiled, not measured."""
     if dtype == torch.float32:  # without tensor cores
         return _Tiles(16, 64, 4, 2)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
-        return _Tiles(16, 64, 2, 3)
-    if pairs_per_expert <= 24:
-        return _Tiles(32, 64, 4, 3)
-    return _Tiles(64, 64, 4, 2) if pairs_per_expert <= 96 else _Tiles(64, 128, 8, 2)
+        return _Tiles(16, 64, 4, 3)
+    few_pairs = pairs_per_expert <= 24 or not has_descriptors
+    return _Tiles(32, 64, 4, 3) if few_pairs else _Tiles(64, 64, 8, 2)
