@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "dense": lambda: tiny.hybrid(),
     "moe": lambda: tiny.moe(**WIDE),
     "next": lambda: tiny.next_moe(**WIDE),
+    "qwen2": lambda: tiny.MODELS["qwen2"](),
 }
 
 
@@ -150,6 +151,7 @@ LAYOUTS: dict[str, Layout] = {
     "int8-packed": Layout("dense", [(SMALL, None), (ALL, "pack-quantized-8-bit")], _compressed("pack-quantized", [])),
     "mxfp4": Layout("moe", [(SMALL, None), (ALL, "mxfp4-pack-quantized")], _compressed("mxfp4-pack-quantized", [])),
     "quantised-embedding": Layout("dense", [("mtp.fc", None), (ALL + "|embed", "pack-quantized")], {}),
+    "qwen2-awq": Layout("qwen2", [("embed|lm_head|^mtp|bias", None), (ALL, "awq")], _AWQ),
     "next-gptq": Layout("next", [(SMALL + "|lm_head|^mtp", None), (ALL, "gptq")], _gptq()),
     "next-awq": Layout("next", [(SMALL + "|lm_head|^mtp", None), (ALL, "awq")], _AWQ),
     "next-fp8": Layout("next", [(SMALL + "|lm_head", None), (ALL, "fp8-block")], {"quant_method": "fp8"}),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import packing
 import pytest
+import tiny_packed
 import torch
 from safetensors.torch import save
 
@@ -143,3 +144,21 @@ def test_damage(tmp_path: Path, build: Any, kind: str, count: int) -> None:
         write(tmp_path / "m", build, made, rng.choice(HINTS))
         refused += bool(check(tmp_path / "m", len(made)))
     assert refused > count * 0.6
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", ["cyankiwi-stacked", "nvidia-nvfp4", "intel-autoround", "next-awq"])
+def test_damage_of_published_layouts(tmp_path: Path, name: str, count: int) -> None:
+    """Stacks of experts, mixed types, a head beside the index, joined projections."""
+    tiny_packed.save(tiny_packed.LAYOUTS[name], tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    size = sum(len(whole) for whole in files.values())
+    assert not check(tmp_path, size), "the whole folder opens"
+    refused = 0
+    for seed in range(count):
+        rng = random.Random(seed)
+        path = rng.choice(sorted(files))
+        path.write_bytes(damaged(files[path], rng))
+        refused += bool(check(tmp_path, size))
+        path.write_bytes(files[path])
+    assert refused > count * 0.4  # what the model does not use may be damaged
