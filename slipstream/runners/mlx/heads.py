@@ -14,7 +14,9 @@ import mlx.core as mx
 
 from slipstream.errors import HeadError
 from slipstream.load import Checkpoint
-from slipstream.load.spec import Architecture, HeadSpec
+from slipstream.load.gguf.file import GgufCheckpoint
+from slipstream.load.spec import Architecture
+from slipstream.runners.mlx.gguf_weights import parameters
 from slipstream.runners.mlx.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
 from slipstream.runners.mlx.mtp import MtpHead
 
@@ -26,7 +28,7 @@ def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dty
     if architecture == "other":
         raise HeadError(f"{checkpoint.path} has an MTP head, but heads of this architecture are not supported.")
     assert not checkpoint.spec.head.own_output
-    stored = _read(Path(checkpoint.path), checkpoint.spec.head)
+    stored = _read_gguf(checkpoint, dtype) if isinstance(checkpoint, GgufCheckpoint) else _read(checkpoint)
     if has_fp8_scales(stored):
         raise HeadError(f"{checkpoint.path} has its MTP head in FP8, which only the torch runner reads.")
     weights = _joined_experts(stored)
@@ -43,7 +45,14 @@ def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dty
     return head
 
 
-def _read(path: Path, head: HeadSpec) -> Tensors:
+def _read_gguf(checkpoint: GgufCheckpoint, dtype: mx.Dtype) -> Tensors:
+    head = checkpoint.spec.head
+    names = [name for name in checkpoint.names() if head.owns(name)]
+    return {name.removeprefix(head.prefix): array for name, array in parameters(checkpoint, dtype, names)}
+
+
+def _read(checkpoint: Checkpoint) -> Tensors:
+    path, head = Path(checkpoint.path), checkpoint.spec.head
     found: Tensors = {}
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         tensors: Tensors = mx.load(str(file))  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
 from slipstream.runners.mlx.memory import ModelShape, StreamCost, keep_grid, slot_positions, stream_cost
-from slipstream.runners.mlx.models import load_lazily, load_shapes, unpacked_dtype
+from slipstream.runners.mlx.models import load_lazily, load_shapes, target_names, unpacked_dtype
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
 from slipstream.runners.mlx.target import OpaqueTarget, OpenTarget, TargetModel, make_caches, tape_recurrences
@@ -39,9 +39,7 @@ def model_shape(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) 
     if model.path.is_dir():
         weights = _sizes(lazy.model)
     else:
-        weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype))
-        if model.spec.tied:
-            weights.pop("lm_head.weight", None)
+        weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype), target_names(model))
     head = {} if lazy.head is None else _sizes(lazy.head)
     return ModelShape(
         lazy.dtype, weights, head, lazy.stream_cost(), lazy.max_depth, lazy.draft_vocab, lazy.expert_share
@@ -76,7 +74,7 @@ class LazyModel:
         self.target: TargetModel = OpaqueTarget(model) if opened.spec.architecture == "other" else OpenTarget(model)
         self.head, self.why_no_draft = self._find_head(opened, engine)
         self.max_depth = engine.max_depth if self.head is not None else 0
-        tape_recurrences(model)
+        tape_recurrences(model, tiled=opened.spec.gdn is not None and opened.spec.gdn.tiled)
 
     @property
     def dtype(self) -> str:
