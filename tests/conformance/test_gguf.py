@@ -15,7 +15,10 @@ from transformers import PreTrainedModel
 from slipstream.config import EngineConfig
 from slipstream.errors import CorruptFile, LoadError, UnknownModel
 from slipstream.load import dequantize, open_model
+from slipstream.load.head import head_shapes
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
+from slipstream.load.random_model import RANDOM_SHAPES
+from slipstream.load.shapes import ExpertLayout, model_shapes
 from slipstream.sampling import SamplingParams
 
 TOKENS = torch.randint(0, tiny.VOCAB, (60,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -131,6 +134,18 @@ def test_split_into_parts(tmp_path: Path) -> None:
         open_model(str(lonely))
 
 
+def test_the_tokens_that_end_a_turn(tmp_path: Path) -> None:
+    """The file names one of them."""
+    model = tiny_gguf.wide(num_hidden_layers=2, full_attention_interval=2)
+    tokens = ["<|endoftext|>", "a", "<|im_end|>", "<|im_start|>", *(f"[{i}]" for i in range(4, tiny.VOCAB))]
+    types = [3, 1, 3, 3, *[1] * (tiny.VOCAB - 4)]
+    vocabulary = (("tokenizer.ggml.tokens", tokens), ("tokenizer.ggml.token_type", types))
+    more = (("tokenizer.ggml.eos_token_id", 2), ("general.sampling.temp", 0.6), ("general.sampling.top_k", 20))
+    opened = open_model(str(tiny_gguf.write(model, tmp_path / "x.gguf", Options(metadata=(*vocabulary, *more))).path))
+    assert opened.spec.eos_token_ids == (2, 0)
+    assert (opened.sampling_defaults.temperature, opened.sampling_defaults.top_k) == (0.6, 20)
+
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, seed=1, draft=3)
 ASKS = [Ask(tuple(TOKENS[:20]), GREEDY), Ask(tuple(TOKENS[20:27]), GREEDY, arrival=3)]
 
@@ -212,3 +227,34 @@ def test_a_file_without_a_head_is_no_head(tmp_path: Path) -> None:
     assert (
         open_model(str(target)).head_reason == "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
     )
+
+
+def test_what_is_left_out_and_what_is_not_known(tmp_path: Path) -> None:
+    """The vision tower, inputs' scales, parts of a head that Qwen's do not have."""
+    model = tiny_gguf.wide(num_hidden_layers=2, full_attention_interval=2)
+    known = ("v.blk.0.attn_q.weight", "mm.0.weight", "blk.0.attn_gate.input_scale", "blk.2.nextn.embed_tokens.weight")
+    opened = open_model(str(tiny_gguf.write(model, tmp_path / "x.gguf", Options(more=known)).path))
+    assert opened.head is not None
+    assert len(list(opened.checkpoint.names())) == len(tiny_gguf.head_of(model)) + len(model.state_dict())
+    other = tiny_gguf.write(model, tmp_path / "y.gguf", Options(more=("blk.0.attn_sinks.weight",)))
+    with pytest.raises(UnknownModel, match=r"'blk\.0\.attn_sinks\.weight', which is not part of qwen3_5 models"):
+        open_model(str(other.path))
+
+
+def test_a_head_without_a_norm_of_its_own_has_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["dense"]()
+    head = {name: weight for name, weight in tiny_gguf.head_of(model).items() if name != "mtp.norm.weight"}
+    monkeypatch.setattr(tiny_gguf, "head_of", lambda model: head)
+    twin = tiny_gguf.write(model, tmp_path / "x.gguf")
+    found = open_model(str(twin.path)).head
+    assert found is not None
+    torch.testing.assert_close(torch.from_numpy(found.get("mtp.norm.weight").data), twin.state["model.norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "target", "head"), [("qwen3.5-27b", "fused", 851, 15), ("qwen3.5-35b-a3b", "stacks", 733, 20)]
+)
+def test_as_many_tensors_as_the_published_files(shape: str, layout: ExpertLayout, target: int, head: int) -> None:
+    spec = RANDOM_SHAPES[shape]
+    assert len(model_shapes(spec, lambda prefix: layout)) == target
+    assert len(head_shapes(spec, layout)) == head

@@ -88,6 +88,7 @@ class Options:
     time_step: str = "ssm_dt.bias"
     parts: int = 1
     metadata: tuple[tuple[str, Any], ...] = ()  # None: left out
+    more: tuple[str, ...] = ()  # names of other tensors
 
 
 def wide(moe: bool = False, **more: object) -> PreTrainedModel:
@@ -132,6 +133,7 @@ def write(model: PreTrainedModel, path: Path, options: Options | None = None) ->
                 floats = floats * scales_of(array).reshape(-1, *[1] * (array.ndim - 1))
             found[index.flatten()] = torch.from_numpy(floats).flatten()
         restored[name] = back(found).view(weight.shape)
+    stored |= {name: (np.zeros(32, np.float32), "F32") for name in options.more}
     _write_file(layout, path, {name: each for name, each in stored.items() if layout.wanted(name)})
     return Twin(path, restored)
 
@@ -330,8 +332,7 @@ def _write_file(layout: _Layout, path: Path, tensors: dict[str, tuple[np.ndarray
         name = f"{path.stem}-{number + 1:05}-of-{count:05}.gguf" if count > 1 else path.name
         writer = GGUFWriter(path.with_name(name), layout.arch)
         if number == 0:
-            add_values(writer, layout.metadata())
-            _add_vocabulary(writer, layout.config.vocab_size)
+            add_values(writer, _vocabulary(layout.config.vocab_size) | layout.metadata())
         if count > 1:
             writer.add_uint16("split.no", number)
             writer.add_uint16("split.count", count)
@@ -351,14 +352,14 @@ def add_values(writer: GGUFWriter, values: dict[str, Any]) -> None:
         (writer.add_array if isinstance(value, list) else adders[type(value)])(key, value)
 
 
-def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
+def _vocabulary(size: int) -> dict[str, Any]:
     """A letter a token; the last one ends a text."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen35")
-    writer.add_token_list(
-        [*(chr(33 + token) for token in range(93)), "!!", *(f"[{token}]" for token in range(94, size))]
-    )
-    writer.add_token_types([1] * size)
-    writer.add_token_merges(["! !"])
-    writer.add_eos_token_id(size - 1)
-    writer.add_add_bos_token(False)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen35",
+        "tokenizer.ggml.tokens": [*map(chr, range(33, 126)), "!!", *(f"[{token}]" for token in range(94, size))],
+        "tokenizer.ggml.token_type": [1] * size,
+        "tokenizer.ggml.merges": ["! !"],
+        "tokenizer.ggml.eos_token_id": size - 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }

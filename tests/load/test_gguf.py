@@ -196,7 +196,9 @@ def test_refuses_unknown_architecture_tensor_and_type(build, tmp_path):
         open_gguf(build.gguf(tmp_path / "d.gguf", raw={"blk.0.attn_q_norm.weight": (extra[:16], "F32")}))
     with pytest.raises(UnknownModel, match=r"ffn_up\.bias"):
         open_gguf(build.gguf(tmp_path / "e.gguf", raw={"blk.0.ffn_up.bias": (np.ones(96, np.float32), "F32")}))
-    with pytest.raises(UnknownModel, match="'x' is of type I32"):
+    with pytest.raises(
+        UnknownModel, match=r"'x' is of type I32, which .* take a file in one of its types, such as Q4_K_M"
+    ):
         open_gguf(build.gguf(tmp_path / "c.gguf", raw={"x": (np.ones(4, np.int32), "I32")}))
 
 

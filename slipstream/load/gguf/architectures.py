@@ -69,7 +69,7 @@ class GgufArchitecture:
         unknown: list[str] = []
         for name in present:
             pattern, layer = _pattern(name)
-            if _belongs_to_matrix(name, present) or (self.hybrid and layer and int(layer) > num_layers):
+            if _belongs_to_matrix(name, present) or (self.hybrid and _is_left_out(name, layer, num_layers)):
                 continue
             known = self._by_file_name.get(pattern, [])
             if not known and pattern not in self.ignored:
@@ -93,6 +93,11 @@ def _belongs_to_matrix(name: str, present: Container[str]) -> bool:
     """The scale of a whole matrix, or one of its inputs, which we do not round."""
     stem, _, kind = name.rpartition(".")
     return kind in ("scale", "input_scale") and f"{stem}.weight" in present
+
+
+def _is_left_out(name: str, layer: str, num_layers: int) -> bool:
+    """Layers of a head beyond its first, and the vision tower that some files have."""
+    return name.startswith(("v.", "mm.")) or (layer != "" and int(layer) > num_layers)
 
 
 def _place(canonical: str, layer: str, num_layers: int | None) -> str:

@@ -131,10 +131,11 @@ class _Cursor:
 
 def is_gguf(path: Path) -> bool:
     """By its first bytes, whatever it is called."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # whoever opens it says why
 
 
 def read_header(path: Path) -> GgufHeader:

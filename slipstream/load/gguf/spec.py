@@ -14,7 +14,7 @@ from slipstream.load.gguf.hybrid import hybrid_spec, num_head_layers, num_target
 from slipstream.load.spec import ModelSpec, RopeSpec, all_full_attention
 
 CONTROL = 3  # a token's type
-END_TOKENS = {"qwen35": ("<|im_end|>", "<|endoftext|>")}  # by pre-tokenizer
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 ROPE_FREQS = "rope_freqs.weight"  # read here: it becomes a part of the spec
 
 
@@ -65,7 +65,7 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         o_bias="blk.0.attn_output.bias" in header.tensors,
         qk_norm=architecture.qk_norm,
-        eos_token_ids=_eos(every),
+        eos_token_ids=_eos(every, architecture.hybrid),
         name=every.text("general.name", header.path.stem),
     )
     return hybrid_spec(spec, arch, header, architecture.tiled) if architecture.hybrid else spec
@@ -142,20 +142,18 @@ def llama3_divisors(rope: RopeSpec) -> np.ndarray:
     return divisors
 
 
-def _eos(every: Fields) -> tuple[int, ...]:
+def _eos(every: Fields, hybrid: bool) -> tuple[int, ...]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = (token for key in keys for token in every.token_ids(f"tokenizer.ggml.{key}"))
-    return tuple(dict.fromkeys((*ids, *_ends_of_turns(every))))
+    return tuple(dict.fromkeys((*ids, *(_ends_of_turns(every) if hybrid else ()))))
 
 
 def _ends_of_turns(every: Fields) -> list[int]:
-    """Qwen3.5 ends a turn or a text with these, of which its files name one."""
+    """Qwen's models end a turn or a text with these, of which their files name one."""
     tokens, kinds = (every.raw(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
-    if every.text("tokenizer.ggml.pre", "") not in END_TOKENS or not isinstance(tokens, list):
+    if not isinstance(tokens, list) or not isinstance(kinds, list) or len(kinds) != len(tokens):
         return []
-    found = [tokens.index(text) for text in END_TOKENS[every.text("tokenizer.ggml.pre")] if text in tokens]
-    is_control = isinstance(kinds, list) and len(kinds) == len(tokens)
-    return [token for token in found if is_control and kinds[token] == CONTROL]
+    return [token for text in END_TOKENS if text in tokens and kinds[token := tokens.index(text)] == CONTROL]
 
 
 def _short_float(value: float) -> float:

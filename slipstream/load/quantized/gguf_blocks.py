@@ -54,4 +54,5 @@ BLOCK_CONTAINERS = {name: kind.container for name, kind in BLOCK_TYPES.items()}
 def block_codes(dtype: str, data: np.ndarray) -> Codes:
     """data: uint8 [rows, bytes of a row]"""
     kind = BLOCK_TYPES[dtype]
-    return kind.codes(data.reshape(len(data), -1, kind.num_bytes))
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold any scale
+        return kind.codes(data.reshape(len(data), -1, kind.num_bytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.load.quantized.bits import by_rows, fields, halves
+from slipstream.load.quantized.bits import by_rows, fields, halves, join_high
 from slipstream.load.quantized.codes import E2M1, Codes, Container
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -51,10 +51,7 @@ def q4_1(blocks: np.ndarray) -> Codes:
 def _five_bits(blocks: np.ndarray, at: int) -> np.ndarray:
     """uint8 [rows, columns], from the fifth bits of all columns, then the others."""
     low = by_rows(fields(blocks[:, :, at + 4 :], 4))
-    high = by_rows(np.unpackbits(blocks[:, :, at : at + 4], axis=2, bitorder="little"))
-    high <<= 4
-    low |= high
-    return low
+    return join_high(low, by_rows(np.unpackbits(blocks[:, :, at : at + 4], axis=2, bitorder="little")), 4)
 
 
 def q5_0(blocks: np.ndarray) -> Codes:
@@ -109,7 +106,7 @@ def tq2_0(blocks: np.ndarray) -> Codes:
 
 def q1_0(blocks: np.ndarray) -> Codes:
     signs = by_rows(np.unpackbits(blocks[:, :, 2:], axis=2, bitorder="little"))
-    signs <<= 1
+    signs *= 2
     return Codes(Q1_0, signs, halves(blocks, 0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.load.quantized.bits import by_rows, fields, halves, nibbles, words
+from slipstream.load.quantized.bits import by_rows, fields, halves, join_high, nibbles, words
 from slipstream.load.quantized.codes import Codes, Container
 from slipstream.load.quantized.gguf_plain import IQ4_NL
 
@@ -46,9 +46,7 @@ def q2_k(blocks: np.ndarray) -> Codes:
 
 def q3_k(blocks: np.ndarray) -> Codes:
     codes = by_rows(fields(_pieces(blocks, 32, 2, 32), 2))
-    high = by_rows(fields(blocks[:, :, :32], 1))
-    high <<= 2
-    codes |= high
+    codes = join_high(codes, by_rows(fields(blocks[:, :, :32], 1)), 2)
     low_bits = fields(blocks[:, :, 96:104], 4).reshape(*blocks.shape[:2], 16)
     high_bits = fields(blocks[:, :, 104:108], 2).reshape(*blocks.shape[:2], 16)
     factor = by_rows(low_bits | high_bits << 4).view(np.int8) - np.int8(32)
@@ -61,18 +59,13 @@ def q4_k(blocks: np.ndarray) -> Codes:
 
 def q5_k(blocks: np.ndarray) -> Codes:
     codes = by_rows(fields(_pieces(blocks, 48, 4, 32), 4))
-    high = by_rows(fields(blocks[:, :, 16:48], 1))
-    high <<= 4
-    codes |= high
+    codes = join_high(codes, by_rows(fields(blocks[:, :, 16:48], 1)), 4)
     return _with_minimums(Q5_K, codes.view(np.int8), blocks)
 
 
 def q6_k(blocks: np.ndarray) -> Codes:
     codes = by_rows(fields(_pieces(blocks, 0, 2, 64), 4))
-    high = by_rows(fields(_pieces(blocks, 128, 2, 32), 2))
-    high <<= 4
-    codes |= high
-    signed = codes.view(np.int8)
+    signed = join_high(codes, by_rows(fields(_pieces(blocks, 128, 2, 32), 2)), 4).view(np.int8)
     signed -= 32
     factor = by_rows(np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8))
     return Codes(Q6_K, signed, halves(blocks, 208), factor)

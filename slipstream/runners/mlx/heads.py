@@ -14,8 +14,10 @@ import mlx.core as mx
 
 from slipstream.errors import HeadError, LoadError
 from slipstream.load import Checkpoint
+from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.spec import Architecture, HeadSpec
-from slipstream.runners.mlx.gguf_weights import folder_parameters, is_packed
+from slipstream.runners.mlx.folder_weights import folder_parameters, is_packed
+from slipstream.runners.mlx.gguf_weights import parameters
 from slipstream.runners.mlx.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
 from slipstream.runners.mlx.mtp import MtpHead
 
@@ -46,6 +48,8 @@ def _stored(checkpoint: Checkpoint, dtype: mx.Dtype) -> Tensors:
     """Under the names that they have within the head."""
     head = checkpoint.spec.head
     names = [name for name in checkpoint.names() if head.owns(name)]
+    if isinstance(checkpoint, GgufCheckpoint):
+        return {name.removeprefix(head.prefix): array for name, array in parameters(checkpoint, dtype, names)}
     if is_packed(checkpoint, names):
         try:
             return {name.removeprefix(head.prefix): each for name, each in folder_parameters(checkpoint, names, dtype)}

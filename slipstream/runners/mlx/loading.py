@@ -16,7 +16,8 @@ from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.mlx.block_store import BlockStore
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
-from slipstream.runners.mlx.gguf_weights import folder_bytes, parameter_bytes
+from slipstream.runners.mlx.folder_weights import folder_bytes
+from slipstream.runners.mlx.gguf_weights import parameter_bytes
 from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
@@ -41,9 +42,7 @@ def model_shape(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) 
     elif model.path.is_dir():
         weights = _sizes(lazy.model)
     else:
-        weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype))
-        if model.spec.tied:
-            weights.pop("lm_head.weight", None)
+        weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype), target_names(model))
     head = {} if lazy.head is None else _sizes(lazy.head)
     return ModelShape(
         lazy.dtype, weights, head, lazy.stream_cost(), lazy.max_depth, lazy.draft_vocab, lazy.expert_share
@@ -78,7 +77,7 @@ class LazyModel:
         self.target: TargetModel = OpaqueTarget(model) if opened.spec.architecture == "other" else OpenTarget(model)
         self.head, self.why_no_draft = self._find_head(opened, engine)
         self.max_depth = engine.max_depth if self.head is not None else 0
-        tape_recurrences(model)
+        tape_recurrences(model, tiled=opened.spec.gdn is not None and opened.spec.gdn.tiled)
 
     @property
     def dtype(self) -> str:

@@ -17,14 +17,15 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models import llama, qwen2, qwen3, qwen3_5, qwen3_5_moe
 from mlx_lm.utils import _get_classes as get_classes
 from mlx_lm.utils import infer_quant_config, load_config, load_model
 
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
 from slipstream.load.spec import HeadSpec, ModelSpec
-from slipstream.runners.mlx.gguf_weights import folder_parameters, is_packed, parameters
+from slipstream.runners.mlx.folder_weights import folder_parameters, is_packed
+from slipstream.runners.mlx.gguf_weights import parameters
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 FIRST_EXPERT = re.compile(
@@ -67,11 +68,6 @@ def repacks(model: OpenedModel) -> bool:
     """Whether the target model is a folder that mlx-lm does not read, and we do."""
     known = model.path.is_dir() and model.spec.architecture != "other"
     return known and is_packed(model.checkpoint, target_names(model))
-
-
-def target_names(model: OpenedModel) -> list[str]:
-    tied = {"lm_head.weight"} if model.spec.tied else set()
-    return [name for name in model.checkpoint.names() if not model.spec.head.owns(name) and name not in tied]
 
 
 def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
@@ -195,18 +191,56 @@ def stack_experts(weights: Tensors) -> Tensors:
 
 def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
     loaded = _gguf_model(model.spec)
-    weights = dict(parameters(model.checkpoint, dtype or mx.float16))
-    if model.spec.tied:
-        weights.pop("lm_head.weight", None)
+    made = parameters(model.checkpoint, dtype or mx.float16, target_names(model))
+    outer = "language_model." if model.spec.gdn is not None else ""
+    weights = {outer + name: array for name, array in made}
     quantise_like(loaded, weights)
     loaded.load_weights(list(weights.items()))
     loaded.eval()
     return loaded
 
 
+def target_names(model: OpenedModel) -> list[str]:
+    """The tensors that the target model computes with."""
+    unused = {"lm_head.weight"} if model.spec.tied else set()
+    return [name for name in model.checkpoint.names() if not model.spec.head.owns(name) and name not in unused]
+
+
 def _gguf_model(spec: ModelSpec) -> Any:
-    arch = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[spec.architecture]
-    return arch.Model(arch.ModelArgs.from_dict(_config(spec)))
+    modules = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "qwen3_5": qwen3_5, "qwen3_5_moe": qwen3_5_moe}
+    arch: Any = modules[spec.architecture]
+    config = _config(spec) if spec.gdn is None else _config(spec) | _hybrid_config(spec)
+    return arch.Model(arch.ModelArgs.from_dict(config))
+
+
+def _hybrid_config(spec: ModelSpec) -> dict[str, Any]:
+    assert spec.gdn is not None
+    interval = (*spec.layer_kinds, "full_attention").index("full_attention") + 1
+    if any((kind == "full_attention") != ((i + 1) % interval == 0) for i, kind in enumerate(spec.layer_kinds)):
+        raise UnknownModel(
+            f"{spec.name}: its attention layers do not come at regular intervals, as mlx-lm's do; take --runner torch."
+        )
+    gdn, moe, part = spec.gdn, spec.moe, spec.rope.rotary_dim / spec.head_dim
+    experts = (
+        {
+            "num_experts": moe.num_experts,
+            "num_experts_per_tok": moe.num_active,
+            "moe_intermediate_size": moe.expert_size,
+            "shared_expert_intermediate_size": moe.shared_size,
+        }
+        if moe is not None
+        else {}
+    )
+    return {
+        "linear_num_key_heads": gdn.num_k_heads,
+        "linear_num_value_heads": gdn.num_v_heads,
+        "linear_key_head_dim": gdn.k_dim,
+        "linear_value_head_dim": gdn.v_dim,
+        "linear_conv_kernel_dim": gdn.conv_kernel,
+        "full_attention_interval": interval,
+        "rope_parameters": {"type": "default", "rope_theta": spec.rope.theta, "partial_rotary_factor": part},
+        **experts,
+    }
 
 
 def quantise_like(module: nn.Module, weights: Tensors) -> None:

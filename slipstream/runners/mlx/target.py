@@ -88,11 +88,11 @@ class _FirstRows:
         return hidden @ self._weight.T
 
 
-def tape_recurrences(model: Any) -> None:
-    """Gives every Gated DeltaNet layer of the model its tape."""
+def tape_recurrences(model: Any, *, tiled: bool = False) -> None:
+    """Gives every Gated DeltaNet layer of the model its tape. ``tiled``: as in GdnSpec."""
     for layer in model.layers:
         if isinstance(getattr(layer, "linear_attn", None), GatedDeltaNet):
-            layer.linear_attn = TapedGdn(layer.linear_attn)
+            layer.linear_attn = TapedGdn(layer.linear_attn, tiled)
 
 
 def make_caches(model: Any, holder: FeedHolder, max_rows: int, max_length: int, max_depth: int) -> list[Cache]:

@@ -1,0 +1,65 @@
+"""GGUF files of Qwen3.5 and Qwen3-Next on MLX: the tokens of the PyTorch runner on the same file, drafts included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from harness import Ask, Traffic, alone, open_gguf_runner
+from test_gguf import MODELS, TOKENS, mixed
+from tiny_gguf import Options
+
+from slipstream.config import EngineConfig
+from slipstream.errors import UnknownModel
+from slipstream.sampling import SamplingParams
+
+pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
+
+from mlx_tiny import open_mlx
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, seed=1, draft=3)
+ASKS = [Ask(tuple(TOKENS[:20]), GREEDY), Ask(tuple(TOKENS[20:27]), GREEDY, arrival=3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("dense-three-values", Options()),
+        ("dense", Options(mixed)),
+        ("moe", Options(mixed)),
+        ("moe", Options(lambda name: "Q4_1", fused=True)),
+        ("next", Options(mixed)),
+    ],
+    ids=["three values", "dense", "experts", "fused experts", "qwen3next"],
+)
+def test_tokens_equal_pytorchs(tmp_path: Path, kind: str, options: Options) -> None:
+    path = tiny_gguf.write(MODELS[kind](), tmp_path / "x.gguf", options).path
+    traffic = Traffic(open_mlx(path), EngineConfig(max_streams=4))
+    runner = open_gguf_runner(path)
+    assert traffic.run(ASKS) == [alone(runner, ask) for ask in ASKS]
+    assert traffic.snapshot.num_draft_tokens > 0
+
+
+def test_irregular_layers_are_refused(tmp_path: Path) -> None:
+    kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
+    flags = [kind == "linear_attention" for kind in (*kinds, "full_attention")]
+    options = Options(metadata=(("qwen35.attention.recurrent_layers", flags),))
+    path = tiny_gguf.write(tiny_gguf.wide(layer_types=kinds), tmp_path / "x.gguf", options).path
+    with pytest.raises(UnknownModel, match="take --runner torch"):
+        open_mlx(path)
+
+
+def test_types_that_mlx_can_pack_stay_packed(tmp_path: Path) -> None:
+    from mlx.utils import tree_flatten
+
+    from slipstream.load import open_model
+    from slipstream.runners.mlx.models import load_lazily
+
+    path = tiny_gguf.write(MODELS["moe"](), tmp_path / "x.gguf", Options(mixed)).path
+    model = dict(tree_flatten(load_lazily(open_model(str(path)), "float32").parameters()))
+    packed = {name.removesuffix(".scales") for name in model if name.endswith(".scales")}
+    layer = "language_model.model.layers.0"
+    assert {f"{layer}.mlp.switch_mlp.gate_proj", f"{layer}.linear_attn.out_proj"} <= packed  # Q4_K
+    assert f"{layer}.mlp.switch_mlp.down_proj" not in packed  # Q6_K
+    assert model[f"{layer}.mlp.switch_mlp.gate_proj.weight"].nbytes == 8 * 256 * 256 // 2
