@@ -45,12 +45,13 @@ INLINE void store_units(const int kind, uint8_t *units, int r, const uint8_t *u)
       store_unit(units, 2 * i + 1, r, odd);
       continue;
     }
-    store_unit(units, i, r, (even & 0x0F0F0F0F) | (odd & 0x0F0F0F0F) << 4);
+    store_unit(units, nibble_unit(kind, i), r, (even & 0x0F0F0F0F) | (odd & 0x0F0F0F0F) << 4);
     if (kind == CODES5) fifth |= (even >> 4 & 0x01010101) << 2 * i | (odd >> 4 & 0x01010101) << (2 * i + 1);
     if (kind == CODES6) upper[i / 2] |= ((even >> 4 & 0x03030303) | (odd >> 4 & 0x03030303) << 2) << 4 * (i % 2);
   }
-  if (kind == CODES5) store_unit(units, 4, r, fifth);
-  if (kind == CODES6) store_unit(units, 4, r, upper[0]), store_unit(units, 5, r, upper[1]);
+  if (kind == CODES5) store_unit(units, upper_unit(kind, 0), r, fifth);
+  if (kind == CODES6)
+    for (int i = 0; i < 2; i++) store_unit(units, upper_unit(kind, 2 * i), r, upper[i]);
 }
 
 INLINE void store_span_of(const int kind, const weight_t *w, int row, int span, const codes_t *c) {
@@ -61,8 +62,8 @@ INLINE void store_span_of(const int kind, const weight_t *w, int row, int span, 
     if (format & HAS_MINIMUM) store_step(format, header + steps_bytes(format), i * PANEL + r, c->minimum_step[i]);
   }
   for (int b = 0; b < span_blocks(format); b++, block += block_bytes(format)) {
-    uint8_t *factors = block + payload_bytes(kind);
-    store_units(kind, block, r, c->u + b * BLOCK);
+    uint8_t *factors = block;
+    store_units(kind, block + all_factors_bytes(format), r, c->u + b * BLOCK);
     for (int half = 0; half < halves; half++) {
       if (format & HAS_FACTOR) factors[half * PANEL + r] = (uint8_t)c->factor[b * halves + half];
       if (format & HAS_MINIMUM_FACTOR)

@@ -63,18 +63,23 @@ INLINE int fetching_pays(void) {
 /* Where a panel is being read. */
 typedef struct {
   const uint8_t *header; /* the steps of the span */
-  const uint8_t *units; /* of the block; its factors follow */
+  const uint8_t *factors, *units; /* of the block */
 } place_t;
+
+INLINE place_t place_at(int format, const uint8_t *header, const uint8_t *block) {
+  return (place_t){header, block, block + all_factors_bytes(format)};
+}
 
 INLINE place_t first_block(const weight_t *w, int panel) {
   const uint8_t *header = span_of(w, panel * PANEL, 0);
-  return (place_t){header, header + header_bytes(w->format)};
+  return place_at(w->format, header, header + header_bytes(w->format));
 }
 
 /* b: the index of the block that follows. */
 INLINE void next_block(int format, int b, place_t *at) {
-  at->units += block_bytes(format);
-  if ((b & (span_blocks(format) - 1)) == 0) at->header = at->units, at->units += header_bytes(format);
+  const uint8_t *end = at->factors + block_bytes(format);
+  const int begins = (b & (span_blocks(format) - 1)) == 0; /* a span */
+  *at = begins ? place_at(format, end, end + header_bytes(format)) : place_at(format, at->header, end);
 }
 
 /* The scales of a block, for each half and each vector of rows. Not inlined: formats differ in this alone,
@@ -87,7 +92,7 @@ typedef struct {
 #ifdef HAS_WORDS
 #define FOLDS(kind) ((kind) == CODES6) /* tile_integer.h */
 INLINE void load_folded(int format, const place_t *at, scales_t *out) {
-  const int8_t *factors = (const int8_t *)at->units + payload_bytes(kind_of(format));
+  const int8_t *factors = (const int8_t *)at->factors;
   for (int g = 0; g < NUM_GROUPS; g++) {
     out->scale[0][g] = load_step(format, at->header, 0, g * VL);
     for (int half = 0; half < 2; half++) out->factor[half][g] = vw_load_i8(factors + half * PANEL + g * VL);
@@ -99,13 +104,12 @@ INLINE void load_folded(int format, const place_t *at, scales_t *out) { (void)fo
 #endif
 
 static __attribute__((noinline)) void load_scales(int format, const place_t *at, scales_t *out) {
-  const uint8_t *factors = at->units + payload_bytes(kind_of(format));
   if (FOLDS(kind_of(format))) {
     load_folded(format, at, out);
     return;
   }
   for (int half = 0; half < num_halves(format); half++)
-    for (int g = 0; g < NUM_GROUPS; g++) out->scale[half][g] = load_scale(format, at->header, factors, half, g * VL);
+    for (int g = 0; g < NUM_GROUPS; g++) out->scale[half][g] = load_scale(format, at->header, at->factors, half, g * VL);
 }
 
 /* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need.

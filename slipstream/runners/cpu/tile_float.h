@@ -63,7 +63,7 @@ INLINE void float_block(const int kind, const int halves, const int mt, int form
       _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) acc[m][g] = v_fma(scales.scale[half][g], s[m][g], acc[m][g]);
     }
     if (format & HAS_MINIMUM) _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
-      const vf low = load_minimum(format, at->header, at->units + payload_bytes(kind), half, g * VL);
+      const vf low = load_minimum(format, at->header, at->factors, half, g * VL);
       _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++)
         acc[m][g] = v_fma(low, v_set(sums[m * lds + (halves == 2 ? half : WHOLE)]), acc[m][g]);
     }

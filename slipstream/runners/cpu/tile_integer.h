@@ -81,11 +81,10 @@ INLINE void add_minima_of(const linear_job *j, const int mt, int panel, int row,
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = acc[m][g];
   for (int b = 0; b < blocks; next_block(format, ++b, &at), x++)
     for (int half = 0; half < halves; half++) {
-      const uint8_t *factors = at.units + payload_bytes(kind_of(format));
       const int which = halves == 2 ? half : WHOLE;
       vf low[NUM_GROUPS];
       _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
-        low[g] = load_minimum(format, at.header, factors, half, g * VL);
+        low[g] = load_minimum(format, at.header, at.factors, half, g * VL);
       _Pragma("GCC unroll 8") for (int m = 0; m < mt; m++) {
         const vf total = v_set(x[(int64_t)m * blocks].sum[which]);
         _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) sum[m][g] = v_fma(low[g], total, sum[m][g]);

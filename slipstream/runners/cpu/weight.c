@@ -10,23 +10,23 @@ static float lane(vf v, int r) {
   return lanes[r];
 }
 
-static void read_group(const weight_t *w, const uint8_t *header, const uint8_t *units, int row, int half, float *out) {
+static void read_group(const weight_t *w, const uint8_t *header, const uint8_t *factors, int row, int half, float *out) {
   const int format = w->format, kind = kind_of(format), columns = BLOCK / num_halves(format);
   const int r = row % PANEL, first = r - r % VL;
-  const uint8_t *factors = units + payload_bytes(kind);
+  const uint8_t *units = factors + all_factors_bytes(format);
   const float scale = lane(load_scale(format, header, factors, half, first), r % VL);
   const float low = format & HAS_MINIMUM ? lane(load_minimum(format, header, factors, half, first), r % VL) : 0.0f;
   for (int k = half * columns; k < (half + 1) * columns; k++) {
-    uint32_t unit[2], upper;
+    uint32_t unit, upper;
     int i = k / 8, u, byte = k % 8 / 2, word = 2 * i + k % 2;
     if (kind == CODES8) u = units[(word * PANEL + r) * UNIT_BYTES + byte];
     else {
-      memcpy(unit, units + (i * PANEL + r) * UNIT_BYTES, 4);
-      u = (int)(unit[0] >> 4 * (k % 8) & 15);
+      memcpy(&unit, units + (nibble_unit(kind, i) * PANEL + r) * UNIT_BYTES, 4);
+      u = (int)(unit >> 4 * (k % 8) & 15);
     }
     if (kind == TABLE4) u = w->table[u];
     if (kind == CODES5 || kind == CODES6) {
-      memcpy(&upper, units + ((kind == CODES5 ? 4 : 4 + word / 4) * PANEL + r) * UNIT_BYTES, 4);
+      memcpy(&upper, units + (upper_unit(kind, i) * PANEL + r) * UNIT_BYTES, 4);
       upper >>= 8 * byte;
       u |= (int)(kind == CODES5 ? upper >> word & 1 : upper >> 2 * (word % 4) & 3) << 4;
     }
@@ -47,11 +47,11 @@ static float read_plain(int kind, const uint8_t *units, int r, int k) {
 static void read_block(const weight_t *w, int row, int b, float *out) {
   const int format = w->format, spans = span_blocks(format);
   const uint8_t *header = span_of(w, row, b / spans);
-  const uint8_t *units = header + header_bytes(format) + (b % spans) * block_bytes(format);
+  const uint8_t *block = header + header_bytes(format) + (b % spans) * block_bytes(format);
   if (has_scales(format))
-    for (int half = 0; half < num_halves(format); half++) read_group(w, header, units, row, half, out);
+    for (int half = 0; half < num_halves(format); half++) read_group(w, header, block, row, half, out);
   else
-    for (int k = 0; k < BLOCK; k++) out[k] = read_plain(kind_of(format), units, row % PANEL, k);
+    for (int k = 0; k < BLOCK; k++) out[k] = read_plain(kind_of(format), block, row % PANEL, k);
 }
 
 static void read_row(const weight_t *w, int row, float *out) {

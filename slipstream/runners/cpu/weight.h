@@ -3,17 +3,17 @@
  * Output rows are grouped in panels of PANEL = 3 VL rows, input columns in blocks of 32 and spans of 1 to 8 blocks. A panel is
  * one sequential stream: span after span. A span begins with its steps, PANEL of each kind; then block after block:
  *
+ *     factors     PANEL signed bytes for each group of columns, where scales have factors; then those of minima, unsigned
  *     units       unit (i, r) at (i * PANEL + r) * UNIT_BYTES        i = which columns, r = row in the panel
- *     factors     PANEL signed bytes for each group of columns, where scales have factors
- *     and those of minima, unsigned
  *
+ * Tiles read it in this order: memory is fetched ahead of loads that go forwards only (docs/LOG.md).
  * So a vector load yields some columns of VL rows, and no kernel ever adds across lanes. Rows and columns are padded with
  * zeros. A weight is (u - offset) * step * factor + minimum step * minimum factor, where u is an unsigned code:
  *
  *     CODES4    4 units of 8 nibbles, the first column lowest
  *     TABLE4    the same; u is the table's entry, kept with 128 added
- *     CODES5    as CODES4, and a unit of fifth bits: bit s of byte j is that of word s
- *     CODES6    as CODES4, and two units of upper pairs of bits, four words each; groups of 16, factors, no minima
+ *     CODES5    a unit of fifth bits: bit s of byte j is that of word s; then as CODES4
+ *     CODES6    twice: a unit of upper pairs of bits, of four words, and two units of nibbles; groups of 16, factors, no minima
  *     CODES8    8 units of 4 bytes: the words
  *     BF16      16 units of two bfloat16, the even column low
  *     F32       32 units of one float
@@ -64,6 +64,9 @@ INLINE int num_halves(int format) { return format & HALVES ? 2 : 1; }
 INLINE int num_units(int codes) {
   return codes <= TABLE4 ? 4 : codes == CODES5 ? 5 : codes == CODES6 ? 6 : codes == CODES8 ? 8 : codes == BF16 ? 16 : 32;
 }
+/* Where the nibbles of columns 8 i to 8 i + 7 are, and their upper bits: never behind what is read next. */
+INLINE int nibble_unit(const int kind, int i) { return kind == CODES5 ? 1 + i : kind == CODES6 ? 1 + i + i / 2 : i; }
+INLINE int upper_unit(const int kind, int i) { return kind == CODES6 ? 3 * (i / 2) : 0; }
 INLINE int payload_bytes(int codes) { return num_units(codes) * PANEL * UNIT_BYTES; }
 
 INLINE int step_bytes(int format) { return format & WIDE_STEPS ? 4 : (int)sizeof(scale_t); }
@@ -73,9 +76,8 @@ INLINE int header_bytes(int format) {
 }
 INLINE int factors_bytes(int format) { return format & HAS_FACTOR ? PANEL * num_halves(format) : 0; }
 INLINE int minimum_factors_bytes(int format) { return format & HAS_MINIMUM_FACTOR ? PANEL * num_halves(format) : 0; }
-INLINE int block_bytes(int format) {
-  return payload_bytes(kind_of(format)) + factors_bytes(format) + minimum_factors_bytes(format);
-}
+INLINE int all_factors_bytes(int format) { return factors_bytes(format) + minimum_factors_bytes(format); }
+INLINE int block_bytes(int format) { return all_factors_bytes(format) + payload_bytes(kind_of(format)); }
 INLINE int64_t span_bytes(int format) { return header_bytes(format) + (int64_t)span_blocks(format) * block_bytes(format); }
 
 INLINE int num_blocks(int cols) { return (cols + BLOCK - 1) / BLOCK; }
@@ -96,16 +98,16 @@ INLINE void load_pair(const int codes, const uint8_t *p, int i, vi table, vi w[2
     return;
   }
   const vi mask = vi_set(0x0F0F0F0F);
-  vi a = vi_load(p + i * PANEL * UNIT_BYTES);
+  vi a = vi_load(p + nibble_unit(codes, i) * PANEL * UNIT_BYTES);
   w[0] = vi_and(a, mask), w[1] = vi_and(vi_shr(a, 4), mask);
   if (codes == TABLE4) w[0] = vi_lookup(table, w[0]), w[1] = vi_lookup(table, w[1]);
   if (codes == CODES5) {
-    const vi bit = vi_set(0x10101010), h = vi_load(p + 4 * PANEL * UNIT_BYTES);
+    const vi bit = vi_set(0x10101010), h = vi_load(p + upper_unit(codes, i) * PANEL * UNIT_BYTES);
     w[0] = vi_or(w[0], vi_and(i < 2 ? vi_shl(h, 4 - 2 * i) : vi_shr(h, 2 * i - 4), bit));
     w[1] = vi_or(w[1], vi_and(i < 2 ? vi_shl(h, 3 - 2 * i) : vi_shr(h, 2 * i - 3), bit));
   }
   if (codes == CODES6) {
-    const vi bits = vi_set(0x30303030), h = vi_load(p + (4 + i / 2) * PANEL * UNIT_BYTES);
+    const vi bits = vi_set(0x30303030), h = vi_load(p + upper_unit(codes, i) * PANEL * UNIT_BYTES);
     w[0] = vi_or(w[0], vi_and(i % 2 ? h : vi_shl(h, 4), bits));
     w[1] = vi_or(w[1], vi_and(i % 2 ? vi_shr(h, 2) : vi_shl(h, 2), bits));
   }
