@@ -86,7 +86,7 @@ def add_coded_tile(
     values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE, RAW)
     scale = load_tile(scales, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
     if FACTORS:
-        factors, minimum_factors = factors_of(scale, dtype, MINIMUM)
+        factors, minimum_factors = factors_of(scale, dtype, FACTORS, MINIMUM)
         if WHOLE:
             by_group = factors.to(tl.float32) * step[:, None]
             low = minimum_factors.to(tl.float32) * minimum_step[:, None]
