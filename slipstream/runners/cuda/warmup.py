@@ -23,6 +23,7 @@ from slipstream.runners.cuda.graphs import Graphs
 from slipstream.runners.cuda.kernels.matmul.linear import padded
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
 from slipstream.runners.cuda.layout import Layout
+from slipstream.runners.cuda.model.coded import stored_as
 from slipstream.runners.cuda.program import CudaProgram
 from slipstream.runners.torch.models.layers import Layers, Sequential
 
@@ -143,5 +144,5 @@ def one_of_each(layers: Layers) -> Layers:
     """One layer of each kind: others launch the same kernels. The first comes twice: after another it may differ."""
     if not isinstance(layers, Sequential):
         return layers
-    kinds = list({(type(layer.mixer), type(layer.mlp)): layer for layer in layers.layers}.values())
+    kinds = list({(type(layer.mixer), type(layer.mlp), stored_as(layer)): layer for layer in layers.layers}.values())
     return replace(layers, layers=[*kinds, kinds[0]])

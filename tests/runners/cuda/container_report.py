@@ -55,6 +55,8 @@ def random_matrix(layout: CodeLayout, num_rows: int, width: int) -> CodedMatrix:
     for words in (matrix.words, matrix.high, matrix.scales if layout.has_factors else None):
         if words is not None:
             words.random_(-(1 << 15), 1 << 15)
+    if layout.float_factors:
+        matrix.scales.bitwise_and_(0x3737)  # no byte is the one that stands for no number
     for pairs in (None if layout.has_factors else matrix.scales, matrix.minimums):
         if pairs is not None:
             sizes = torch.rand(pairs.shape, device=DEVICE) * 0.1 + 0.01

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,16 +15,20 @@ from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
 from slipstream.errors import UnknownModel
+from slipstream.load.dequantize import E4M3_VALUES
 from slipstream.load.quantized.codes import Codes
 from slipstream.load.quantized.types import codes_of, container_of
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.cuda.kernels.matmul.linear_coded import LIBRARY_TOKENS
 from slipstream.runners.cuda.kernels.quant.device_codes import DeviceCodes, device_codes
-from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, StackedLinear
+from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, StackedLinear, stored_as
 from slipstream.runners.cuda.model.linear import CudaLinear
 from slipstream.runners.cuda.model.ops import CudaOps
 from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, CudaStoredFormat, quantized_format
+from slipstream.runners.cuda.warmup import one_of_each
+from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, Sequential
 
+NO_PART: Any = None
 # Where a block's half-precision numbers are.
 HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0]}
 FOLDER_TYPES = ["INT4_32", "INT4_128", "INT4_128_ZERO", "FP4_16", "FP4_32", "INT8_128"]
@@ -42,6 +49,8 @@ def random_raw(dtype: str, num_rows: int, width: int, seed: int = 0, name: str =
     assert container is not None
     groups = (num_rows, width // container.group)
     scale = rng.uniform(0.001, 0.01, groups).astype("f2").astype("f4")
+    if dtype == "FP4_16":  # FP8 of all sizes, times a number of the tensor
+        scale = E4M3_VALUES[rng.integers(0, 120, groups)] * rng.uniform(1e-5, 1e-4, ()).astype("f4")
     if container.kind == "int8":
         data = rng.integers(-128, 128, (num_rows, width)).astype(np.int8)
     else:
@@ -122,6 +131,18 @@ def test_types_with_one_layout_are_one_matrix(device: torch.device) -> None:
     assert close(made(x), x.cpu().double() @ torch.cat([weights_of(part) for part in parts]).T)
 
 
+def test_fp4_of_any_scales(device: torch.device) -> None:
+    """FP8 scales take 8 bits a group, others as much as they must."""
+    usual = random_raw("FP4_16", 32, 512)
+    unusual = replace(usual, scale=np.random.default_rng(1).uniform(0.001, 0.01, (32, 32)).astype("f4"))
+    form, x = stored_format(device), torch.randn(2, 512, device=device)
+    for raw, bits in ((usual, 4 + 0.5 + 0.125), (unusual, 4 + 2)):
+        made = form.linear([raw], None)
+        assert made.num_bytes * 8 / (32 * 512) == bits
+        assert close(made(x), x.cpu().double() @ weights_of(raw).T)
+    assert form.stored_bytes("FP4_16", (32, 512)) * 8 / (32 * 512) == 4.625
+
+
 def test_a_chosen_dtype_quantizes_again(device: torch.device) -> None:
     form = quantized_format(CudaOps(device, torch.float32), "int8")
     assert isinstance(form.linear([random_raw("Q8_0", 64, 256)], None), CudaQuantizedLinear)
@@ -134,6 +155,22 @@ def test_large_steps_unpack_only_where_something_is_packed(device: torch.device)
     assert form.unpacked_bytes((64, 256)) == 0
     assert form.stored_bytes("Q4_0", (64, 256)) == 64 * 256 * 5 // 8
     assert form.unpacked_bytes((64, 256)) == 64 * 256 * 4
+
+
+def test_layers_that_differ_in_a_type_are_warmed_up_each(device: torch.device) -> None:
+    form = stored_format(device)
+
+    def layer(dtype: str) -> DecoderLayer:
+        mlp = DenseMlp(
+            form.linear([random_raw(dtype, 64, 256)], None), form.linear([random_raw("Q8_0", 32, 64)], None), form.ops
+        )
+        return DecoderLayer(NO_PART, NO_PART, NO_PART, mlp)
+
+    layers = [layer("Q4_0"), layer("Q8_0"), layer("Q4_0")]
+    chosen = one_of_each(Sequential(layers))
+    assert isinstance(chosen, Sequential)
+    assert [stored_as(each) for each in chosen.layers] == [stored_as(layers[i]) for i in (0, 1, 0)]
+    assert len(set(map(stored_as, layers))) == 2
 
 
 # ---- Experts ----

@@ -26,7 +26,7 @@ IN_CODES = [
     f"{name} 27B, 34816 x 5120, {num_tokens}"
     for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "NVFP4", "AWQ")
     for num_tokens in (1, 16, 64)
-] + [f"Q4_K 35B-A3B experts, {num_tokens}" for num_tokens in (1, 64, 1024, 4096)]
+] + [f"Q4_K 35B-A3B experts, {num_tokens}" for num_tokens in (1, 64, 1024)]
 HEAVIEST = [
     "fused 27B",
     "head entry 27B",

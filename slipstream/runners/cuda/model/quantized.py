@@ -34,8 +34,9 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
 )
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.quant import fp8, int4, int8
-from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout, layout_of
+from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout, in_pairs, layout_of
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
+from slipstream.runners.cuda.kernels.quant.pack import fp8_factors
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
 from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, StackedLinear, packed_matrix
 from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product, shared_bytes
@@ -143,10 +144,18 @@ class CudaStoredFormat(CudaFormat):
         """Of a type that stays in its codes."""
         return layout_of(dtype)
 
+    def _part_layout(self, part: RawTensor) -> CodeLayout | None:
+        layout = self._layout(part.dtype)
+        if layout is None or not layout.float_factors:
+            return layout
+        assert part.scale is not None
+        scales = torch.from_numpy(np.array(part.scale)).to(self.ops.device)
+        return in_pairs(layout) if fp8_factors(scales) is None else layout
+
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         made: list[Linear] = []
         start = 0
-        for layout, group in groupby(parts, lambda part: self._layout(part.dtype)):
+        for layout, group in groupby(parts, self._part_layout):
             same = list(group)
             shape = _stacked_shape(same)
             own = None if bias is None else bias[start : start + shape[0]]
@@ -173,17 +182,18 @@ class CudaStoredFormat(CudaFormat):
         return QuantizedExperts(*(stack for stack in stacks if stack is not None))
 
     def _coded_stacks(self, matrices: Sequence[Parts]) -> CodedStacks:
-        """Parts of one type in one stack, as they follow each other in an expert."""
+        """Parts of one layout in one stack, as they follow each other in an expert: the first one's decides."""
         types = [part.dtype for part in matrices[0]]
-        if len(set(map(layout_of, types))) == 1:
-            return CodedStacks((self._coded_stack(matrices, slice(None), types),))
-        each = (self._coded_stack(matrices, slice(at, at + 1), types) for at in range(len(types)))
-        return CodedStacks(tuple(each))
+        layouts = [layout for part in matrices[0] if (layout := self._part_layout(part)) is not None]
+        whole = len(set(layouts)) == 1
+        each = [slice(None)] if whole else [slice(at, at + 1) for at in range(len(types))]
+        stacks = (self._coded_stack(layouts[which][0], matrices, which, types) for which in each)
+        return CodedStacks(tuple(stacks))
 
-    def _coded_stack(self, matrices: Sequence[Parts], which: slice, types: Sequence[str]) -> CodedMatrix:
+    def _coded_stack(
+        self, layout: CodeLayout, matrices: Sequence[Parts], which: slice, types: Sequence[str]
+    ) -> CodedMatrix:
         num_rows, width = _stacked_shape(matrices[0][which])
-        layout = layout_of(types[which][0])
-        assert layout is not None
         slabs = (slab for parts in matrices for part in _alike(parts, types)[which] for slab in _slabs(part))
         return packed_matrix(layout, slabs, (len(matrices) * num_rows, width), self.ops.device)
 

@@ -81,12 +81,12 @@ def add_coded_tile(
     WHOLE: tl.constexpr = (MINIMUM and POINTERS) and total.shape[1] > FEW
     # The codes as they are: it saves the instruction that makes one a value.
     RAW: tl.constexpr = ((dtype == tl.bfloat16 and not INTERPRETED) and (FACTORS and not TABLE)) and (
-        (OFFSET == 0 and BITS < 6) and not WHOLE
+        (OFFSET == 0 and BITS < 6) and (GROUPS >= 4 and not WHOLE)
     )
     values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE, RAW)
     scale = load_tile(scales, tile * G, row, scale_stride, num_tiles * G, num_rows, G, N, POINTERS).T
     if FACTORS:
-        factors, minimum_factors = factors_of(scale, dtype, MINIMUM)
+        factors, minimum_factors = factors_of(scale, dtype, FACTORS, MINIMUM)
         if WHOLE:
             by_group = factors.to(tl.float32) * step[:, None]
             low = minimum_factors.to(tl.float32) * minimum_step[:, None]

@@ -3,14 +3,15 @@
 Codes take as many bits as the type has: 4, 5, 6 or 8. A scale is kept in one of two ways, neither of which rounds what
 a file holds in 16 bits:
 
-    factors   whole numbers of 8 bits a group, and a float32 step for every 256 columns: types with super-blocks
+    factors   numbers of 8 bits a group, and a float32 step for every 256 columns: whole numbers of types with
+              super-blocks, FP8 of NVFP4
     pairs     two bfloat16 a group that add up to the scale: 16 bits of precision
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.load.quantized.codes import Container
 from slipstream.load.quantized.types import container_of
@@ -21,6 +22,7 @@ ROWS = 16  # scales are padded to a multiple of so many rows: each group's start
 
 # Types whose codes have fewer bits than the 8 of their container: bits, and what makes a code positive if added.
 _NARROW = {"Q5_K": (5, 0), "Q6_K": (6, 32), "Q5_0": (5, 16), "Q5_1": (5, 0)}
+_FLOAT_FACTORS = ("FP4_16",)  # NVFP4 of folders: a scale is FP8 times a number of the whole tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class CodeLayout:
     has_minimum: bool
     table: tuple[int, ...] = ()  # 16 values, times ``table_unit`` those of the file
     table_unit: float = 1.0
+    float_factors: bool = False  # factors are FP8 (e4m3)
 
     @property
     def groups(self) -> int:
@@ -88,7 +91,14 @@ def layout_of(dtype: str) -> CodeLayout | None:
     if container is None:
         return None
     bits, offset = _NARROW.get(dtype, (8, BIAS))
-    return container_layout(container, bits, offset)
+    layout = container_layout(container, bits, offset)
+    return replace(layout, has_factors=True, float_factors=True) if dtype in _FLOAT_FACTORS else layout
+
+
+def in_pairs(layout: CodeLayout) -> CodeLayout:
+    """The same for scales that are not FP8 times one number."""
+    assert layout.float_factors
+    return replace(layout, has_factors=False, float_factors=False)
 
 
 def container_layout(container: Container, bits: int = 8, offset: int = BIAS) -> CodeLayout:

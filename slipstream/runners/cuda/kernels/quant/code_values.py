@@ -88,6 +88,17 @@ _TABLE = tl.constexpr("""{
     fma.rn.bf16x2 $2, c, unit, bias;
     fma.rn.bf16x2 $3, d, unit, bias;
 }""")
+_FP8_HALVES = tl.constexpr("""{
+    .reg .b32 low, high, unit, zero;
+    mov.b32 unit, 0x7b807b80;
+    mov.b32 zero, 0x80008000;
+    shl.b32 low, $2, 4;
+    and.b32 low, low, 0x07f007f0;
+    shr.u32 high, $2, 4;
+    and.b32 high, high, 0x07f007f0;
+    fma.rn.bf16x2 $0, low, unit, zero;
+    fma.rn.bf16x2 $1, high, unit, zero;
+}""")
 _TIMES = tl.constexpr("""{
     .reg .b32 zero;
     mov.b32 zero, 0x80008000;
@@ -214,12 +225,15 @@ def _one_by_one(words, high, BITS: tl.constexpr, OFFSET: tl.constexpr, TABLE: tl
 
 
 @triton.jit
-def factors_of(scales, dtype: tl.constexpr, MINIMUM: tl.constexpr):
-    """Factors of scales, and of minimums if there are any, over UNIT.
+def factors_of(scales, dtype: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr):
+    """Factors of scales, and of minimums if there are any: whole numbers over UNIT, or FP8 (FACTORS is 2).
 
     scales: int16 [N, rows of scales] -> [N, groups] each
     """
-    low, high = halves(scales, dtype)
+    if FACTORS == 2:
+        low, high = _fp8_halves(scales, dtype)
+    else:
+        low, high = halves(scales, dtype)
     if MINIMUM:
         factors = low
         minimum_factors = high
@@ -227,6 +241,20 @@ def factors_of(scales, dtype: tl.constexpr, MINIMUM: tl.constexpr):
         factors = tl.join(low, high).reshape([low.shape[0], low.shape[1] * 2])
         minimum_factors = factors
     return factors, minimum_factors
+
+
+@triton.jit
+def _fp8_halves(words, dtype: tl.constexpr):
+    """The positive FP8 (e4m3) in the low and in the high bytes: their bits, moved up, are bfloat16 times 2^-120."""
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        low, high = tl.inline_asm_elementwise(
+            _FP8_HALVES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        bits = words.to(tl.int32)
+        low = ((bits & 0x7F) << 20).to(tl.float32, bitcast=True) * 2.0**120
+        high = ((bits >> 8 & 0x7F) << 20).to(tl.float32, bitcast=True) * 2.0**120
+    return low.to(dtype), high.to(dtype)
 
 
 @triton.jit

@@ -33,10 +33,11 @@ class CodedMatrix:
     width: int  # columns
     words: Tensor  # int16 [rows, words], contiguous
     high: Tensor | None  # int16 [rows, words]: the high bits of codes of 5 or 6
-    # Factors over UNIT: int16 [rows of scales, rows], a byte each, biased. Pairs: int32 [groups, rows], times UNIT.
+    # Factors over UNIT: int16 [rows of scales, rows], a byte each, biased; or FP8, as they are. Pairs: int32 [groups,
+    # rows], times UNIT.
     scales: Tensor
     minimums: Tensor | None  # int32 [groups, rows]: pairs
-    steps: Tensor | None  # float32 [tiles * (1 or 2), rows]: of scales, times UNIT^2, and of minimums, times UNIT
+    steps: Tensor | None  # float32 [tiles * (1 or 2), rows]: of scales and of minimums, times what others are over
 
     @property
     def num_rows(self) -> int:
@@ -61,7 +62,7 @@ class CodedMatrix:
         layout = self.layout
         return {
             "BITS": layout.bits, "OFFSET": layout.offset, "TABLE": self.table, "GROUPS": layout.groups,
-            "FACTORS": int(layout.has_factors), "MINIMUM": int(layout.has_minimum),
+            "FACTORS": int(layout.has_factors) + int(layout.float_factors), "MINIMUM": int(layout.has_minimum),
         }  # fmt: skip
 
     def first(self, num_rows: int) -> CodedMatrix:
@@ -127,7 +128,7 @@ def _weights_kernel(
     where = (tile * SCALES + tl.arange(0, SCALES)).to(tl.int64)[:, None] * scale_stride + row[None, :]
     found_scales = tl.load(scales + where, inside[None, :], 0)
     if FACTORS:
-        factors, minimum_factors = factors_of(found_scales.T, tl.float32, MINIMUM)
+        factors, minimum_factors = factors_of(found_scales.T, tl.float32, FACTORS, MINIMUM)
         at = steps + (tile * (1 + MINIMUM)).to(tl.int64) * scale_stride + row
         made = values * spread(factors * tl.load(at, inside, 0.0)[:, None], K)
         if MINIMUM:

@@ -68,10 +68,17 @@ def _words(low_high: Tensor) -> Tensor:
 def _put_factors(matrix: CodedMatrix, rows: slice, codes: DeviceCodes) -> None:
     layout = matrix.layout
     assert matrix.steps is not None
-    assert codes.factor is not None
-    low = (codes.factor.to(torch.int16) + BIAS).to(torch.uint8)
     unit = float(UNIT.value)
-    steps = [codes.step * (unit * unit * layout.table_unit)]
+    if layout.float_factors:
+        found = fp8_factors(codes.step)
+        assert found is not None, "the scales are not FP8 times one number"
+        low, one = found
+        low = torch.nn.functional.pad(low, (0, -low.shape[1] % layout.groups))
+        steps = [one.expand(low.shape[0], low.shape[1] // layout.groups) * (unit * layout.table_unit)]
+    else:
+        assert codes.factor is not None
+        low = (codes.factor.to(torch.int16) + BIAS).to(torch.uint8)
+        steps = [codes.step * (unit * unit * layout.table_unit)]
     if layout.has_minimum:
         assert codes.minimum_step is not None
         assert codes.minimum_factor is not None
@@ -81,6 +88,21 @@ def _put_factors(matrix: CodedMatrix, rows: slice, codes: DeviceCodes) -> None:
         both = low.view(low.shape[0], -1, 2)
     matrix.scales[:, rows] = both.contiguous().view(torch.int16).squeeze(-1).T
     matrix.steps[:, rows] = torch.stack(steps, dim=-1).flatten(1).T
+
+
+def fp8_factors(scales: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Scales as FP8 (e4m3) times one number: uint8, and that number; None: they are not, to float32's last bits.
+
+    The largest one may have any mantissa; each is tried.
+    """
+    top = scales.max()
+    for eighths in range(8, 16):
+        size = eighths / 8 * 2.0 ** (8 if eighths < 15 else 7)  # 480 would be no number
+        one = torch.where(top > 0, top / size, 1.0)
+        factors = (scales / one).to(torch.float8_e4m3fn)
+        if bool(((factors.float() * one - scales).abs() <= scales * 2.0**-20).all()):
+            return factors.view(torch.uint8), one
+    return None
 
 
 def _by_group(step: Tensor, factor: Tensor | None, layout: CodeLayout, width: int) -> Tensor:

@@ -1,0 +1,140 @@
+"""The instructions that make codes into values, which Triton's interpreter does not run: done here one by one."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.runners.cuda.kernels.quant import code_values
+from slipstream.runners.cuda.kernels.quant.code_layout import BIAS
+
+TABLE = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+MASK = 0xFFFFFFFF
+
+
+def run(text: str, inputs: dict[int, int], num_outputs: int) -> list[int]:
+    """``inputs``: 32 bits by the number of an operand. The outputs, which come first."""
+    registers = {f"${at}": value for at, value in inputs.items()}
+
+    def value(name: str) -> int:
+        return registers[name] if name in registers else int(name, 0)
+
+    for line in filter(None, (line.strip() for line in text.strip("{} \n").split(";"))):
+        if line.startswith(".reg"):
+            continue
+        operation, rest = line.split(None, 1)
+        target, *sources = re.split(r",\s*", rest)
+        a, *others = (value(source) for source in sources)
+        if operation == "mov.b32":
+            made = a
+        elif operation == "and.b32":
+            made = a & others[0]
+        elif operation == "shl.b32":
+            made = a << others[0] & MASK
+        elif operation == "shr.u32":
+            made = a >> others[0]
+        elif operation == "lop3.b32":
+            assert others[2] == 0xEA
+            made = a & others[0] | others[1]
+        elif operation == "prmt.b32":
+            made = permuted(a, others[0], others[1])
+        else:
+            assert operation == "fma.rn.bf16x2"
+            made = bits(*(x * y + z for x, y, z in zip(halves(a), halves(others[0]), halves(others[1]), strict=True)))
+        registers[target] = made
+    return [registers[f"${at}"] for at in range(num_outputs)]
+
+
+def permuted(a: int, b: int, selectors: int) -> int:
+    found = (a | b << 32).to_bytes(8, "little")
+    chosen = [selectors >> 4 * at & 15 for at in range(4)]
+    assert all(each < 8 for each in chosen), "that would spread a sign"
+    return int.from_bytes(bytes(found[each] for each in chosen), "little")
+
+
+def halves(register: int) -> list[float]:
+    """As two bfloat16."""
+    return torch.tensor([register & 0xFFFF, register >> 16], dtype=torch.int32).to(torch.int16).view(BF16).tolist()
+
+
+def bits(low: float, high: float) -> int:
+    pair = torch.tensor([low, high], dtype=torch.float64).to(BF16)
+    assert pair.tolist() == [low, high], "rounded"
+    a, b = (int(each) & 0xFFFF for each in pair.view(torch.int16))
+    return a | b << 16
+
+
+BF16 = torch.bfloat16
+RNG = np.random.default_rng(0)
+
+
+def random_register() -> int:
+    return int(RNG.integers(0, 1 << 32))
+
+
+def codes(register: int) -> list[list[int]]:
+    """Of each of the four places in a word, those of both words."""
+    return [[register >> 16 * half + 4 * at & 15 for half in (0, 1)] for at in range(4)]
+
+
+def test_four_bits() -> None:
+    for offset in (0, 4, 8):
+        word = random_register()
+        found = run(code_values._FOUR_BITS.value, {4: word, 5: bits(-offset / 64, -offset / 64)}, 4)
+        assert [halves(each) for each in found] == [[(code - offset) / 64 for code in pair] for pair in codes(word)]
+    word = random_register()
+    raw = [halves(each) for each in run(code_values._FOUR_RAW_BITS.value, {4: word}, 4)]
+    units = (2.0**-133, 2.0**-129, 2.0**-133, 2.0**-129)
+    assert raw == [[code * unit for code in pair] for pair, unit in zip(codes(word), units, strict=True)]
+
+
+@pytest.mark.parametrize("more_bits", [1, 2])
+def test_planes(more_bits: int) -> None:
+    plane = random_register()
+    num_fields = 4 // more_bits
+    text = (code_values._FOUR_FIELDS if more_bits == 1 else code_values._TWO_FIELDS).value
+    fields = run(text, {num_fields: plane}, num_fields)
+    for at, field in enumerate(fields):
+        word = random_register()
+        shift = 4 * more_bits * at
+        wanted = [
+            [
+                code + ((plane >> 16 * half + shift + more_bits * place & (1 << more_bits) - 1) << 4)
+                for half, code in enumerate(pair)
+            ]
+            for place, pair in enumerate(codes(word))
+        ]
+        asm = code_values._FIVE_BITS if more_bits == 1 else code_values._SIX_BITS
+        found = run(asm.value, {4: word, 5: field, 6: bits(-0.25, -0.25)}, 4)
+        assert [halves(each) for each in found] == [[(code - 16) / 64 for code in pair] for pair in wanted]
+        if more_bits == 1:
+            raw = run(code_values._FIVE_RAW_BITS.value, {4: word, 5: field}, 4)
+            assert [halves(each) for each in raw] == [[code * 2.0**-133 for code in pair] for pair in wanted]
+
+
+def test_table() -> None:
+    entries = bytes(value + BIAS for value in TABLE)
+    quarters = [int.from_bytes(entries[at : at + 4], "little") for at in range(0, 16, 4)]
+    for _ in range(8):
+        word = random_register()
+        operands = {4: word, 5: quarters[0], 7: quarters[1], 9: quarters[2], 11: quarters[3]}
+        found = run(code_values._TABLE.value, operands, 4)
+        assert [halves(each) for each in found] == [[TABLE[code] / 64 for code in pair] for pair in codes(word)]
+
+
+def test_fp8_factors() -> None:
+    values = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
+    for low, high in RNG.integers(0, 127, (16, 2)).tolist():
+        other = int(RNG.integers(0, 127))
+        word = low | high << 8 | other << 16 | low << 24
+        found = run(code_values._FP8_HALVES.value, {2: word}, 2)
+        assert [halves(each) for each in found] == [[values[low], values[other]], [values[high], values[low]]]
+
+
+def test_raw_factors_make_up_for_raw_codes() -> None:
+    """A code times its factor, both as they are, is 2^-39 of the product, and RAW_UNIT leads to that of values."""
+    for code_unit, factor_unit in ((2.0**-133, 2.0**100), (2.0**-129, 2.0**96)):
+        assert code_unit * factor_unit / 64 * float(code_values.RAW_UNIT.value) == 1 / 64**2
