@@ -17,7 +17,7 @@ from slipstream.errors import CorruptFile, LoadError, UnknownModel
 from slipstream.load import dequantize, open_model
 from slipstream.load.head import head_shapes
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
-from slipstream.load.random_model import RANDOM_SHAPES
+from slipstream.load.random.model import RANDOM_SHAPES
 from slipstream.load.shapes import ExpertLayout, model_shapes
 from slipstream.sampling import SamplingParams
 
