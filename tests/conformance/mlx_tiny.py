@@ -13,9 +13,9 @@ from mlx_lm.utils import load_config, quantize_model
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load import open_model
 from slipstream.runners.mlx.backend import MlxBackend
-from slipstream.runners.mlx.heads import load_head
+from slipstream.runners.mlx.loaders.heads import load_head
+from slipstream.runners.mlx.loaders.models import load_lazily
 from slipstream.runners.mlx.loading import MlxRunner
-from slipstream.runners.mlx.models import load_lazily
 from slipstream.runners.mlx.target import OpenTarget
 
 GROUP = 32

@@ -54,7 +54,7 @@ def test_types_that_mlx_can_pack_stay_packed(tmp_path: Path) -> None:
     from mlx.utils import tree_flatten
 
     from slipstream.load import open_model
-    from slipstream.runners.mlx.models import load_lazily
+    from slipstream.runners.mlx.loaders.models import load_lazily
 
     path = tiny_gguf.write(MODELS["moe"](), tmp_path / "x.gguf", Options(mixed)).path
     model = dict(tree_flatten(load_lazily(open_model(str(path)), "float32").parameters()))

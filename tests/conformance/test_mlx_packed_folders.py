@@ -21,8 +21,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_tiny import open_mlx
 
+from slipstream.runners.mlx.loaders.models import load_lazily
 from slipstream.runners.mlx.loading import model_shape
-from slipstream.runners.mlx.models import load_lazily
 
 TOKENS = torch.randint(0, tiny.VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 REPACKED = ["qwen-gptq", "intel-autoround", "autoround-as-awq", "quanttrio-awq", "cyankiwi-stacked", "int8", "mxfp4"]

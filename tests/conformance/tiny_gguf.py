@@ -104,10 +104,7 @@ def qwen3_next() -> PreTrainedModel:
 
 
 def head_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    made = tiny.head_tensors(model)
-    if model.config.model_type == "qwen3_next":  # whose norms are like Qwen3.5's
-        made |= {name: weight - 1 for name, weight in made.items() if name in HEAD and "norm" in name}
-    return made
+    return tiny.head_tensors(model)
 
 
 def write(model: PreTrainedModel, path: Path, options: Options | None = None) -> Twin:

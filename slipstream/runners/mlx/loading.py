@@ -16,13 +16,13 @@ from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
 from slipstream.runners.mlx.block_store import BlockStore
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
-from slipstream.runners.mlx.folder_weights import folder_bytes
-from slipstream.runners.mlx.gguf_weights import parameter_bytes
 from slipstream.runners.mlx.grid import Grids
-from slipstream.runners.mlx.heads import load_head
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
+from slipstream.runners.mlx.loaders.folder_weights import folder_bytes
+from slipstream.runners.mlx.loaders.gguf_weights import parameter_bytes
+from slipstream.runners.mlx.loaders.heads import load_head
+from slipstream.runners.mlx.loaders.models import load_lazily, load_shapes, repacks, target_names, unpacked_dtype
 from slipstream.runners.mlx.memory import ModelShape, StreamCost, keep_grid, slot_positions, stream_cost
-from slipstream.runners.mlx.models import load_lazily, load_shapes, repacks, target_names, unpacked_dtype
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
 from slipstream.runners.mlx.target import OpaqueTarget, OpenTarget, TargetModel, make_caches, tape_recurrences

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from slipstream.load import OpenedModel
-from slipstream.runners.mlx.models import load_lazily
+from slipstream.runners.mlx.loaders.models import load_lazily
 
 
 class MlxLmPeer:

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from slipstream.llm import LLM
 from slipstream.load import OpenedModel, dequantize, open_model
-from slipstream.runners.mlx.models import load_lazily
+from slipstream.runners.mlx.loaders.models import load_lazily
 from slipstream.sampling import SamplingParams
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "reference.json").read_text())[0]

@@ -16,8 +16,8 @@ from mlx_tiny import open_mlx, packed
 from safetensors.torch import load_file, save_file
 
 from slipstream.load import open_model
-from slipstream.runners.mlx.heads import load_head
-from slipstream.runners.mlx.models import load_lazily
+from slipstream.runners.mlx.loaders.heads import load_head
+from slipstream.runners.mlx.loaders.models import load_lazily
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.target import OpenTarget
 

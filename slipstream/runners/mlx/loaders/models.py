@@ -24,8 +24,8 @@ from mlx_lm.utils import infer_quant_config, load_config, load_model
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
 from slipstream.load.spec import HeadSpec, ModelSpec
-from slipstream.runners.mlx.folder_weights import folder_parameters, is_packed
-from slipstream.runners.mlx.gguf_weights import parameters
+from slipstream.runners.mlx.loaders.folder_weights import folder_parameters, is_packed
+from slipstream.runners.mlx.loaders.gguf_weights import parameters
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 FIRST_EXPERT = re.compile(

@@ -16,9 +16,9 @@ from slipstream.errors import HeadError, LoadError
 from slipstream.load import Checkpoint
 from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.spec import Architecture, HeadSpec
-from slipstream.runners.mlx.folder_weights import folder_parameters, is_packed
-from slipstream.runners.mlx.gguf_weights import parameters
-from slipstream.runners.mlx.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
+from slipstream.runners.mlx.loaders.folder_weights import folder_parameters, is_packed
+from slipstream.runners.mlx.loaders.gguf_weights import parameters
+from slipstream.runners.mlx.loaders.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
 from slipstream.runners.mlx.mtp import MtpHead
 
 PLUS_ONE: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")

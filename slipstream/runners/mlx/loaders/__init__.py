@@ -1,0 +1,1 @@
+"""From files to MLX: models and heads as mlx-lm's modules take them."""
