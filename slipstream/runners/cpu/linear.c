@@ -20,34 +20,29 @@
 
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
-/* The tile of up to four rows, and of more; the same for CODES6, whose codes words have room to multiply by factors. There
- * bytes pay for two rows at most. */
+/* The tile of up to four rows, and of more; for CODES6 in how many sums a block is added up there (FOLDS). */
 #ifdef HAS_WORD_DOT
 #define TILE_FEW tile_dot
 #define TILE_MANY tile_wide
-#define TILE_FOLDED tile_wide
 #elif defined(HAS_DOT)
 #define TILE_FEW tile_dot
 #define TILE_MANY tile_dot
-#define TILE_FOLDED tile_word
 #elif defined(HAS_WORDS)
 #define TILE_FEW tile_word
 #define TILE_MANY tile_word
-#define TILE_FOLDED tile_word
 #else
 #define TILE_FEW tile_float
 #define TILE_MANY tile_float
-#define TILE_FOLDED tile_float
 #endif
 #if defined(HAS_DOT) || !defined(HAS_WORDS)
-#define FEW_HALVES 2
+#define FEW_SUMS 2
 #else
-#define FEW_HALVES 1 /* folded */
+#define FEW_SUMS 1
 #endif
-#ifdef HAS_WORDS
-#define FOLDED_HALVES 1
+#if defined(HAS_WORD_DOT) || (defined(HAS_WORDS) && !defined(HAS_DOT))
+#define MANY_SUMS 1
 #else
-#define FOLDED_HALVES 2
+#define MANY_SUMS 2
 #endif
 INLINE int quantizes_x(int format) {
 #ifdef HAS_WORDS
@@ -61,24 +56,24 @@ INLINE int quantizes_x(int format) {
 #define TILE(F, TILE_OF, KIND, HALVES_, MT)                                                                           \
   static void tile_##F##_##MT(const linear_job *j, int panel, int row) { TILE_OF(j, KIND, HALVES_, MT, panel, row); }
 #define TILES_TO_4(F, T, K, H) TILE(F, T, K, H, 1) TILE(F, T, K, H, 2) TILE(F, T, K, H, 3) TILE(F, T, K, H, 4)
-#define FOLDED(MT) TILE(CODES6, TILE_FOLDED, CODES6, FOLDED_HALVES, MT)
-#define FOLDED_TO_4 TILE(CODES6, TILE_FEW, CODES6, FEW_HALVES, 1) TILE(CODES6, TILE_FEW, CODES6, FEW_HALVES, 2) FOLDED(3) FOLDED(4)
+#define CODES6_TILE(MT) TILE(CODES6, TILE_MANY, CODES6, MANY_SUMS, MT)
+#define CODES6_TO_4 TILES_TO_4(CODES6, TILE_FEW, CODES6, FEW_SUMS)
 #if MAX_MT == 8
 #define TILES(F, T, MANY, K, H)                                                                                       \
   TILES_TO_4(F, T, K, H) TILE(F, MANY, K, H, 5) TILE(F, MANY, K, H, 6) TILE(F, MANY, K, H, 7) TILE(F, MANY, K, H, 8)
-#define FOLDED_TILES FOLDED_TO_4 FOLDED(5) FOLDED(6) FOLDED(7) FOLDED(8)
+#define CODES6_TILES CODES6_TO_4 CODES6_TILE(5) CODES6_TILE(6) CODES6_TILE(7) CODES6_TILE(8)
 #define NAMES(F)                                                                                                      \
   { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4, tile_##F##_5, tile_##F##_6, tile_##F##_7, tile_##F##_8 }
 #else
 #define TILES(F, T, MANY, K, H) TILES_TO_4(F, T, K, H)
-#define FOLDED_TILES FOLDED_TO_4
+#define CODES6_TILES CODES6_TO_4
 #define NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4 }
 #endif
 #define WHOLE_TILES(KIND) TILES(KIND, TILE_FEW, TILE_MANY, KIND, 1)
 #define HALF_TILES(KIND) TILES(KIND##_HALVES, TILE_FEW, TILE_MANY, KIND, 2)
 WHOLE_TILES(CODES4) WHOLE_TILES(TABLE4) WHOLE_TILES(CODES5) WHOLE_TILES(CODES8)
 HALF_TILES(CODES4) HALF_TILES(TABLE4) HALF_TILES(CODES8)
-FOLDED_TILES
+CODES6_TILES
 TILES(BF16, tile_float, tile_float, BF16, 1) TILES(F32, tile_float, tile_float, F32, 1)
 
 /* By kind of codes, and with HALVES. No type has groups of 16 with 5 bits, or of 32 with 6. */
@@ -136,7 +131,6 @@ static void sum_row(const float *x, int blocks, float *out) {
 /* Whether a group of so many rows is multiplied as words. */
 static int takes_words(const linear_job *j, int group) {
 #ifdef HAS_DOT
-  if (FOLDS(kind_of(j->w->format))) return group > 2;
 #ifdef HAS_WORD_DOT
   return group == MAX_MT ? !uses_amx(j) : group > 4;
 #endif
@@ -220,8 +214,7 @@ static void place(linear_job *j, uint8_t *memory) {
 static int can_share(const linear_job *j, const linear_job *before) {
   return j->x == before->x && j->ldx == before->ldx && j->m == before->m && j->w->cols == before->w->cols &&
          j->w->order == before->w->order && quantizes_x(j->w->format) && quantizes_x(before->w->format) &&
-         (j->w->format & HALVES) == (before->w->format & HALVES) && /* the matrix unit takes one of them alone */
-         FOLDS(kind_of(j->w->format)) == FOLDS(kind_of(before->w->format));
+         (j->w->format & HALVES) == (before->w->format & HALVES); /* the matrix unit takes one of them alone */
 }
 
 /* ---- jobs ---- */

@@ -6,7 +6,7 @@
 
 #include "tile_integer.h"
 
-#if defined(HAS_WORDS) && !defined(HAS_WORD_DOT)
+#if defined(HAS_WORDS) && !defined(HAS_DOT)
 
 /* The sums fit into the registers only if products are added in the order written, which integers do not need, and if words
  * of x are loaded again for each group. So the compiler is kept from knowing that a pointer is the same as before, and from
