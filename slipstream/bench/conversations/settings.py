@@ -46,7 +46,8 @@ class TurnsSettings:
     def longest(self) -> int:
         """Tokens of the longest conversation, marks around messages included."""
         turn = self.added[1] + self.new + 16
-        return self.prompt + max(SUFFIX + self.new, self.turns * turn if "turns" in self.scenarios else turn)
+        num_turns = max(1, self.turns if "turns" in self.scenarios else 0, 3 if RESTART in self.scenarios else 0)
+        return self.prompt + max(SUFFIX + self.new, num_turns * turn)
 
 
 def request(prompt: ChatPrompt, num_new: int, *, cached: bool) -> StreamRequest:
