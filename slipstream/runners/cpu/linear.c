@@ -13,7 +13,6 @@
 #include "tile_amx.h"
 #include "tile_dot.h"
 #include "tile_float.h"
-#include "tile_wide.h"
 #include "tile_word.h"
 
 #define ROWS_PER_ITEM 64 /* rows of x that meet one panel while it is in the nearest cache */
@@ -23,7 +22,7 @@ typedef void (*tile_fn)(const linear_job *, int panel, int row);
 /* The tile of up to four rows, and of more; for CODES6 in how many sums a block is added up there (FOLDS). */
 #ifdef HAS_WORD_DOT
 #define TILE_FEW tile_dot
-#define TILE_MANY tile_wide
+#define TILE_MANY tile_word
 #elif defined(HAS_DOT)
 #define TILE_FEW tile_dot
 #define TILE_MANY tile_dot

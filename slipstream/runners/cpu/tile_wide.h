@@ -1,4 +1,4 @@
-/* A tile of many rows on machines that multiply both bytes and words (AVX-512 VNNI): see tile_integer.h for the sums.
+/* A block of a tile of many rows on machines that multiply both bytes and words (AVX-512 VNNI): see tile_integer.h for the sums.
  *
  * The sums are the same integers as in tile_dot.h, so the bits are the same. With words a row has one integer sum instead of
  * two, so the registers hold those of eight rows, and weights are unpacked half as often.
@@ -17,7 +17,7 @@ INLINE vi load_word(const int kind, const uint8_t *p, const int s, vi table) {
   return pair[s % 2];
 }
 
-INLINE void wide_block(const int kind, const int halves, const int mt, int format, vi table, const uint8_t *p,
+INLINE void word_block(const int kind, const int halves, const int mt, int format, vi table, const uint8_t *p,
                        const scales_t *s, const int16_t *words, const x_block *x, int blocks, int fetch, sums_t acc) {
   const vi low = vi_set(0x00FF00FF);
   _Pragma("GCC unroll 2") for (int half = 0; half < halves; half++) {
@@ -42,22 +42,6 @@ INLINE void wide_block(const int kind, const int halves, const int mt, int forma
     }
     add_dots(0, mt, s, half, sum, x, blocks, acc);
   }
-}
-
-INLINE void tile_wide(const linear_job *j, const int kind, const int halves, const int mt, int panel, int row) {
-  const int blocks = num_blocks(j->w->cols), format = j->w->format;
-  const x_block *x = j->x_blocks + (int64_t)row * blocks;
-  const vi table = load_table(kind, j->w);
-  place_t at = first_block(j->w, panel);
-  scales_t scales;
-  sums_t acc;
-  clear(mt, acc);
-  for (int b = 0; b < blocks; next_block(format, ++b, &at)) {
-    const int16_t *words = (const int16_t *)parts_of(j->parts, blocks, row, b);
-    load_scales(format, &at, &scales);
-    wide_block(kind, halves, mt, format, table, at.units, &scales, words, x + b, blocks, j->fetch, acc);
-  }
-  finish_tile(j, mt, panel, row, acc);
 }
 
 #endif

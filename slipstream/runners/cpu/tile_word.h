@@ -1,10 +1,12 @@
-/* A tile of a block format on machines that multiply 16-bit words in pairs (AVX2, AVX-512 without VNNI): see tile_integer.h
- * for the sums. x in 15 bits is a word; the weights' u are widened to words in registers.
+/* A tile of a block format on machines that multiply 16-bit words in pairs: see tile_integer.h for the sums. x in 15 bits is
+ * a word; the weights' u are widened to words in registers. Those that multiply bytes too (tile_wide.h) have registers to
+ * spare; the others (AVX2, AVX-512 without VNNI) do not.
  */
 #ifndef SS_TILE_WORD_H
 #define SS_TILE_WORD_H
 
 #include "tile_integer.h"
+#include "tile_wide.h"
 
 #if defined(HAS_WORDS) && !defined(HAS_DOT)
 
@@ -50,6 +52,10 @@ INLINE void word_block(const int kind, const int halves, const int mt, int forma
     add_dots(0, mt, s, half, sum, x, blocks, acc);
   }
 }
+
+#endif
+
+#if defined(HAS_WORD_DOT) || (defined(HAS_WORDS) && !defined(HAS_DOT))
 
 INLINE void tile_word(const linear_job *j, const int kind, const int halves, const int mt, int panel, int row) {
   const int blocks = num_blocks(j->w->cols), format = j->w->format;

@@ -7,7 +7,7 @@ Knows tensors only: no requests, no scheduling.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -91,9 +91,19 @@ class ReorderedLinear:
         return ReorderedLinear(self.linear.for_drafts(num_rows), self.order, self.inverse)
 
 
+@runtime_checkable
+class WritingLinear(Protocol):
+    """A Linear that needs no result of its own."""
+
+    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+        """The product into ``out``, which may be some columns of a wider result, as ``add`` then is."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LinearStack:
-    """Products below each other, of parts that do not share an order."""
+    """One matrix whose parts, stacked along the output, differ in their types or in the order of their columns: a
+    product each."""
 
     parts: tuple[Linear, ...]
 
@@ -106,8 +116,17 @@ class LinearStack:
         return sum(part.num_bytes for part in self.parts)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        y = torch.cat([part(x) for part in self.parts], dim=-1)
-        return y if add is None else y + add
+        out = x.new_empty(x.shape[0], self.num_out)
+        start = 0
+        for part in self.parts:
+            columns = slice(start, start + part.num_out)
+            more = None if add is None else add[:, columns]
+            if isinstance(part, WritingLinear):
+                part.write(x, out[:, columns], more)
+            else:
+                out[:, columns] = part(x) if more is None else part(x) + more
+            start = columns.stop
+        return out
 
     def rows(self, ids: Tensor) -> Tensor:
         raise NotImplementedError("an embedding is one matrix")

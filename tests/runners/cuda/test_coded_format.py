@@ -21,12 +21,13 @@ from slipstream.load.quantized.types import codes_of, container_of
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.cuda.kernels.matmul.linear_coded import LIBRARY_TOKENS
 from slipstream.runners.cuda.kernels.quant.device_codes import DeviceCodes, device_codes
-from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, StackedLinear, stored_as
+from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, stored_as
 from slipstream.runners.cuda.model.linear import CudaLinear
 from slipstream.runners.cuda.model.ops import CudaOps
 from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.warmup import one_of_each
 from slipstream.runners.torch.models.layers import DecoderLayer, DenseMlp, Sequential
+from slipstream.runners.torch.ops import LinearStack
 
 NO_PART: Any = None
 # Where a block's half-precision numbers are.
@@ -113,7 +114,7 @@ def test_parts_of_different_types_are_a_stack_of_products(num_tokens: int, devic
     whole = torch.cat([weights_of(part) for part in parts])
     bias = torch.randn(len(whole), device=device)
     made = stored_format(device).linear(parts, bias)
-    assert isinstance(made, StackedLinear)
+    assert isinstance(made, LinearStack)
     assert [type(part) for part in made.parts] == [CodedLinear, CodedLinear, CudaLinear, CodedLinear]
     assert made.parts[0].num_out == 104
     x, add = torch.randn(num_tokens, 512, device=device), torch.randn(num_tokens, len(whole), device=device)

@@ -17,7 +17,6 @@ from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
 from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
 from slipstream.runners.cuda.kernels.quant.pack import put
 from slipstream.runners.cuda.model.linear import ExpertStack, shared_bytes
-from slipstream.runners.torch.ops import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class CodedLinear:
         return out
 
     def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-        """The same into ``out``, which may be some columns of a wider result, as ``add`` then is."""
+        """See WritingLinear."""
         config = self._tile_config(x.shape[0])
         if config is not None:
             coded_linear(x, self.matrix, config, self.scratch, out, add, self.bias)
@@ -66,40 +65,6 @@ class CodedLinear:
     def for_drafts(self, num_rows: int) -> CodedLinear:
         assert self.bias is None
         return replace(self, matrix=self.matrix.first(num_rows))
-
-
-@dataclass(frozen=True, slots=True)
-class StackedLinear:
-    """One matrix whose parts, stacked along the output, are stored in different types: a product each."""
-
-    parts: tuple[Linear, ...]
-
-    @property
-    def num_out(self) -> int:
-        return sum(part.num_out for part in self.parts)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts)
-
-    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        out = x.new_empty(x.shape[0], self.num_out)
-        start = 0
-        for part in self.parts:
-            columns = slice(start, start + part.num_out)
-            more = None if add is None else add[:, columns]
-            if isinstance(part, CodedLinear):
-                part.write(x, out[:, columns], more)
-            else:
-                out[:, columns] = part(x) if more is None else part(x) + more
-            start = columns.stop
-        return out
-
-    def rows(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError("an embedding has one type")
-
-    def for_drafts(self, num_rows: int) -> Linear:
-        raise NotImplementedError("an output matrix has one type")
 
 
 @dataclass(frozen=True, slots=True)

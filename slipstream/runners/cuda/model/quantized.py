@@ -38,10 +38,10 @@ from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout, in_pai
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.pack import fp8_factors
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
-from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, StackedLinear, packed_matrix
+from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, packed_matrix
 from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product, shared_bytes
 from slipstream.runners.torch.experts import Experts
-from slipstream.runners.torch.ops import Linear, Ops, RmsNorm
+from slipstream.runners.torch.ops import Linear, LinearStack, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
 
 UNQUANTIZED = ("gate", "shared_expert_gate")  # routers: quantized, they would choose other experts
@@ -166,7 +166,7 @@ class CudaStoredFormat(CudaFormat):
                 matrix = packed_matrix(layout, slabs, shape, self.ops.device)
                 made.append(CodedLinear(matrix, own, self._quantized_scratch, self.ops.dtype))
             start += shape[0]
-        return made[0] if len(made) == 1 else StackedLinear(tuple(made))
+        return made[0] if len(made) == 1 else LinearStack(tuple(made))
 
     def _without_codes(self, parts: Parts, bias: Tensor | None) -> Linear:
         matrix = self._quantized_matrix(parts)
