@@ -41,6 +41,7 @@ ROOMS = {
     "bench": VOCABULARY
     | {"engine", "speculate", "runners", "load", "grammar", "assemble", "llm", "server", "commands"},
     "cli": VOCABULARY | {"commands", "bench", "server"},
+    "ray": VOCABULARY | {"cli", "commands", "server"},
 }
 # Inside runners: "" are the modules that all of them share. PyTorch's backend and loader put cpu and cuda together.
 RUNNERS = {

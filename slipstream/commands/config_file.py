@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -52,10 +52,10 @@ class ConfigFile:
             if key in below and isinstance(value, dict):
                 self._check(below[key], value, (*path, key))
             elif isinstance(value, dict):
-                raise ConfigError(f"{self._where(path, key, section=True)} is no command{_meant(key, below)}")
+                raise ConfigError(f"{self._where(path, key, section=True)} is no command{meant(key, below)}")
             elif key.replace("_", "-") not in known:
                 of = f" of {' '.join(path)}" if path else ""
-                raise ConfigError(f"{self._where(path, key)} is no setting{of}{_meant(key.replace('_', '-'), known)}")
+                raise ConfigError(f"{self._where(path, key)} is no setting{of}{meant(key.replace('_', '-'), known)}")
 
     def _where(self, path: Path, key: str, *, section: bool = False) -> str:
         """The file, the line if it is found, and the key."""
@@ -86,6 +86,7 @@ def open_config(chosen: str | None) -> ConfigFile | None:
         raise ConfigError(f"{path.name} is not TOML: {error}") from error
 
 
-def _meant(word: str, known: Any) -> str:
+def meant(word: str, known: Iterable[str]) -> str:
+    """For the end of a message: the known word that is most like it."""
     close = difflib.get_close_matches(word, list(known), 1)
     return f"; is {close[0]} meant?" if close else ""

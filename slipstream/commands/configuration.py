@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.commands.config_file import ConfigFile, open_config
+from slipstream.commands.config_file import ConfigFile, meant, open_config
 from slipstream.commands.parsers import Path, arguments, commands, is_list, is_switch, names
 from slipstream.errors import ConfigError
 
@@ -45,6 +45,25 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     for name, setting in settings.items():
         setattr(given, name, setting.value)
     return given
+
+
+def from_values(parser: argparse.ArgumentParser, path: Path, values: Mapping[str, Any]) -> argparse.Namespace:
+    """For programs that have settings by name: values as in slipstream.toml, or texts as in the environment.
+
+    Settings that are not among them come from environment, file and defaults.
+    """
+    defaults = _take_defaults(parser)[path]
+    by_name = {name: action for action in settable(dict(commands(parser))[path]) for name in names(action)}
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        action = by_name.get(key.replace("_", "-"))
+        if action is None:
+            raise ConfigError(f"{key} is no setting of {' '.join(path)}{meant(key.replace('_', '-'), by_name)}")
+        converted = (_from_text if isinstance(value, str) else _from_toml)(action, value, key)
+        if converted is not None:
+            given[action.dest] = converted
+    settings = _settings(parser, path, given, os.environ, defaults)
+    return argparse.Namespace(**{name: setting.value for name, setting in settings.items()})
 
 
 def variable(action: argparse.Action) -> str:

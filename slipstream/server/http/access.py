@@ -26,6 +26,7 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
         began, status, is_complete = time.monotonic(), None, False
         scope["path"] = path = canonical(scope["path"], self._paths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +57,9 @@ REPORTS: dict[str, Callable[[Service], Any]] = {
 }
 
 
+Exposition = Callable[[Mapping[str, str]], Awaitable[bytes]]  # /metrics by its query parameters
+
+
 @dataclass(frozen=True, slots=True)
 class PostRoute:
     """A path that takes a JSON body: for the router and for the OpenAPI document."""
@@ -100,9 +103,10 @@ def document(posts: list[PostRoute]) -> dict[str, Any]:
     )
 
 
-def make_app(service: Service, page: Path = PAGE) -> AccessMiddleware:
+def make_app(service: Service, page: Path = PAGE, exposition: Exposition | None = None) -> AccessMiddleware:
+    """``exposition``: what /metrics has instead of the service's own metrics."""
     posts = post_routes(service)
-    views = Views(service, page, document(posts))
+    views = Views(service, page, document(posts), exposition)
     routes = [
         *(Route(each.path, endpoint=each.endpoint, methods=["POST"]) for each in posts),
         Route("/v1/models", views.models),
@@ -129,8 +133,9 @@ def make_app(service: Service, page: Path = PAGE) -> AccessMiddleware:
 class Views:
     """The GET paths."""
 
-    def __init__(self, service: Service, page: Path, schema: dict[str, Any]) -> None:
+    def __init__(self, service: Service, page: Path, schema: dict[str, Any], exposition: Exposition | None) -> None:
         self._service, self._page, self._schema = service, page, schema
+        self._exposition = exposition
 
     async def index(self, request: Request) -> Response:
         return FileResponse(self._page / "index.html")
@@ -154,7 +159,11 @@ class Views:
         return JSONResponse(self._service.monitor.report())
 
     async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        if self._exposition is None:
+            found = generate_latest(self._service.metrics.registry)
+        else:
+            found = await self._exposition(request.query_params)
+        return Response(found, media_type=CONTENT_TYPE_LATEST)
 
     def report(self, work: Callable[[Service], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def view(request: Request) -> Response:

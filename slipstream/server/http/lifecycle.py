@@ -52,8 +52,13 @@ def bind(config: ServerConfig) -> socket.socket:
 
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
+    return f"http://{shown_host(host)}:{port}/"
+
+
+def shown_host(host: str) -> str:
+    """As a browser on this machine spells it."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    return f"[{host}]" if ":" in host else host
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

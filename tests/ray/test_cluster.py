@@ -1,0 +1,172 @@
+"""Two replicas of the default model on Ray Serve, through its HAProxy: what clients see when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from ray_cluster import WAIT, Answer, RayCluster, ask, ask_until_whole, question
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy on Linux only"),
+    pytest.mark.timeout(1200),
+]
+
+NUM_CLIENTS = 32
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with RayCluster("replicas=2") as found:
+        found.wait_for_replicas(2)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def texts(cluster: RayCluster) -> list[str]:
+    """Each client's answer when it is alone."""
+
+    async def alone() -> list[Answer]:
+        return [await ask(cluster.url, question(index)) for index in range(NUM_CLIENTS)]
+
+    answers = asyncio.run(alone())
+    assert all(answer.whole for answer in answers), answers
+    assert len({answer.replica for answer in answers}) == 2
+    return [answer.text for answer in answers]
+
+
+def converse(url: str, index: int, turns: int, **headers: str) -> list[tuple[str, int, int]]:
+    """A conversation's turns: replica, tokens of the prompt, those of them that were cached."""
+    messages: list[dict[str, str]] = [{"role": "user", "content": f"Name a city of the country number {index}."}]
+    seen = []
+    for _ in range(turns):
+        body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT).raise_for_status()
+        usage = response.json()["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        seen.append((response.headers["x-slipstream-replica"], usage["prompt_tokens"], cached))
+        answer = response.json()["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And another one?"}]
+    return seen
+
+
+def test_conversations_stay_with_their_replica(cluster: RayCluster) -> None:
+    found = [converse(cluster.url, index, 5) for index in range(20)]
+    assert len({replica for turns in found for replica, _, _ in turns}) == 2
+    for turns in found:
+        assert len({replica for replica, _, _ in turns}) == 1, turns
+        for (_, before, _), (_, _, cached) in pairwise(turns):
+            assert cached >= before - 32  # all of the last prompt but what did not fill a block
+
+
+def test_a_session_header_comes_first(cluster: RayCluster) -> None:
+    """Different conversations of one session; and one conversation in different sessions."""
+    same = {converse(cluster.url, index, 1, **{"x-session-id": "s"})[0][0] for index in range(12)}
+    assert len(same) == 1
+    spread = {converse(cluster.url, 1, 1, **{"x-session-id": f"s{index}"})[0][0] for index in range(12)}
+    assert len(spread) == 2
+
+
+def test_metrics_by_replica_and_in_sum(cluster: RayCluster) -> None:
+    def tokens(query: str) -> list[float]:
+        lines = httpx.get(f"{cluster.url}/metrics{query}", timeout=WAIT).text.splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total")]
+
+    each, [total] = tokens(""), tokens("?sum")
+    assert len(each) == 2
+    assert sum(each) == total > 0
+
+
+async def crowd(cluster: RayCluster, num_leaving: int) -> tuple[list[Any], list[asyncio.Task[Any]]]:
+    leaving = [
+        asyncio.create_task(ask(cluster.url, question(index), leave_after=3 + index % 5))
+        for index in range(num_leaving)
+    ]
+    staying = [
+        asyncio.create_task(ask_until_whole(cluster.url, question(index))) for index in range(num_leaving, NUM_CLIENTS)
+    ]
+    return leaving, staying
+
+
+def test_a_killed_replica_under_load(cluster: RayCluster, texts: list[str]) -> None:
+    """32 clients stream, a third leave, a replica is killed. The others have their exact text, some after an error."""
+    before = cluster.wait_for_replicas(2)
+
+    async def scene() -> tuple[list[Answer], list[tuple[Answer, list[str]]]]:
+        leaving, staying = await crowd(cluster, NUM_CLIENTS // 3)
+        left = await asyncio.gather(*leaving)
+        os.kill(cluster.replica_pids()[0], signal.SIGKILL)
+        return left, await asyncio.wait_for(asyncio.gather(*staying), WAIT)
+
+    left, stayed = asyncio.run(scene())
+    assert all(answer.left or answer.error for answer in left)
+    assert [answer.text for answer, _ in stayed] == texts[NUM_CLIENTS // 3 :]
+    errors = [error for _, own in stayed for error in own]
+    assert errors, "nobody was on the replica that was killed"
+    cluster.wait_for_replaced(before, 1)
+    assert cluster.running() == 0
+
+
+def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str]) -> None:
+    """2 -> 1 -> 2: a replica that Ray removes finishes its answers first."""
+
+    async def scene() -> list[tuple[Answer, list[str]]]:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        async def client(index: int) -> list[tuple[Answer, list[str]]]:
+            found = []
+            while not ended.is_set():
+                found.append(await ask_until_whole(cluster.url, question(index)))
+            return found
+
+        clients = [asyncio.create_task(client(index)) for index in range(12)]
+        for count in (1, 2):
+            await loop.run_in_executor(None, cluster.scale, count)
+            await loop.run_in_executor(None, cluster.wait_for_replicas, count)
+        ended.set()
+        return [each for task in clients for each in await asyncio.wait_for(task, WAIT)]
+
+    found = asyncio.run(scene())
+    assert len(found) >= 24
+    assert [errors for _, errors in found if errors] == []
+    assert {answer.text for answer, _ in found} == set(texts[:12])
+
+
+def test_an_engine_that_dies_is_replaced(cluster: RayCluster, texts: list[str]) -> None:
+    """Its process lives on, but Ray asks for the engine's health. Its clients are told, and served by the other one."""
+    before = cluster.wait_for_replicas(2)
+
+    async def scene() -> list[tuple[Answer, list[str]]]:
+        clients = [asyncio.create_task(ask_until_whole(cluster.url, question(index))) for index in range(12)]
+        await asyncio.sleep(0.5)
+        cluster.fault.touch()
+        return await asyncio.wait_for(asyncio.gather(*clients), WAIT)
+
+    found = asyncio.run(scene())
+    assert not cluster.fault.exists()
+    assert [answer.text for answer, _ in found] == texts[:12]
+    errors = [error for _, errors in found for error in errors]
+    assert any("engine" in error for error in errors), errors
+    cluster.wait_for_replaced(before, 1)
+
+
+def test_it_drains(cluster: RayCluster, texts: list[str]) -> None:
+    """The last test: clients that are being answered get their whole text, and the process ends with code 0."""
+
+    async def scene() -> tuple[list[Answer], int]:
+        clients = [asyncio.create_task(ask(cluster.url, question(index))) for index in range(6)]
+        while await asyncio.to_thread(cluster.running) < len(clients):
+            await asyncio.sleep(0.02)
+        code = await asyncio.get_running_loop().run_in_executor(None, cluster.end)
+        return [await task for task in clients], code
+
+    answers, code = asyncio.run(scene())
+    assert code == 0
+    assert [answer.text for answer in answers] == texts[:6]
