@@ -173,7 +173,9 @@ def question(index: int, max_tokens: int = 64) -> dict[str, Any]:
     }
 
 
-async def ask(url: str, body: dict[str, Any], leave_after: int | None = None, **headers: str) -> Answer:
+async def ask(
+    url: str, body: dict[str, Any], leave_after: int | None = None, headers: dict[str, str] | None = None
+) -> Answer:
     """``leave_after``: chunks, then the client is gone. Every other end of the stream than its own is an error."""
     answer = Answer()
     try:
@@ -208,10 +210,12 @@ def _take(answer: Answer, line: str) -> bool:
     return answer.whole or bool(answer.error)
 
 
-async def ask_until_whole(url: str, body: dict[str, Any]) -> tuple[Answer, list[str]]:
+async def ask_until_whole(
+    url: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> tuple[Answer, list[str]]:
     """As a client that tries again after an error, with what it was told before."""
     errors: list[str] = []
-    while not (answer := await ask(url, body)).whole:
+    while not (answer := await ask(url, body, headers=headers)).whole:
         errors.append(answer.error)
         assert len(errors) < 100, errors
         await asyncio.sleep(0.5)

@@ -114,6 +114,7 @@ def test_a_killed_replica_under_load(cluster: RayCluster, texts: list[str]) -> N
     assert cluster.running() == 0
 
 
+@pytest.mark.exhaustive
 def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str]) -> None:
     """2 -> 1 -> 2: a replica that Ray removes finishes its answers first."""
 
@@ -139,6 +140,7 @@ def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str
     assert {answer.text for answer, _ in found} == set(texts[:12])
 
 
+@pytest.mark.exhaustive
 def test_an_engine_that_dies_is_replaced(cluster: RayCluster, texts: list[str]) -> None:
     """Its process lives on, but Ray asks for the engine's health. Its clients are told, and served by the other one."""
     before = cluster.wait_for_replicas(2)
