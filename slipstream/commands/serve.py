@@ -50,6 +50,7 @@ class Loading:
     """
 
     options: ModelOptions
+    say: Callable[[str], None] = show  # gets a line for each fact of the loaded model
     bar: LoadingBar = field(default_factory=LoadingBar)
     model_line: str = ""
     chat_fault: str = ""  # why its chat template cannot be used
@@ -93,15 +94,15 @@ class Loading:
 
     def _announce(self, loaded: LoadedModel, address: str) -> None:
         engine = loaded.engine
-        show(f"model   {self.model_line}")
+        self.say(f"model   {self.model_line}")
         if self.chat_fault:
-            show(f"chat    a plain question fails: {self.chat_fault}")
-        show(f"device  {engine.info.note}")
+            self.say(f"chat    a plain question fails: {self.chat_fault}")
+        self.say(f"device  {engine.info.note}")
         streams = f"{engine.config.max_streams} streams of up to {engine.info.max_model_len} tokens"
-        show(f"memory  {self.memory_line}; {streams}")
-        show(f"drafts  {_policy(loaded)}")
-        show(f"sampling {engine.config.sampling_defaults}")
-        show(f"page    {address}")
+        self.say(f"memory  {self.memory_line}; {streams}")
+        self.say(f"drafts  {_policy(loaded)}")
+        self.say(f"sampling {engine.config.sampling_defaults}")
+        self.say(f"page    {address}")
 
 
 def _format(model: OpenedModel) -> str:

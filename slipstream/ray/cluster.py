@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 def start(settings: Settings, load: Load | None = None) -> None:
     """Returns when the replicas are ready. Raises RuntimeError, with Ray's words, if they cannot be started."""
     local = {"_node_ip_address": LOOPBACK} if is_loopback(settings.server.host) else {}
-    ray.init(include_dashboard=False, **local)
+    ray.init("local", include_dashboard=False, **local)
     serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
     deploy(settings, load)
 

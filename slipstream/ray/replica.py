@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from typing import Any
 
 from prometheus_client.exposition import generate_latest
@@ -47,21 +48,20 @@ class Replica:
         context = serve.get_replica_context()
         self._id = context.replica_tag
         self._replicas = serve.get_deployment_handle(context.deployment, context.app_name)
-        write_to_console()
-        set_up_logging(server.log_level, server.log_format)
+        with redirect_stderr(sys.__stderr__):  # Ray's own goes to a file, and for long stays in memory
+            set_up_logging(server.log_level, server.log_format)
         sys.setswitchinterval(SWITCH_SECONDS)
         allow_open_files(2 * server.max_connections)
         if num_cores is not None:
             keep_to_cores(context.rank.local_rank, num_cores)
         self._loop = asyncio.get_running_loop()
         self._service = Service(server, model.engine_config)
-        self._loading = load or Loading(model)
+        self._loading = load or Loading(model, say=log.info)
         self._failure: Exception | None = None
         self._sampling: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> ReplicaApp:
         """Loads the model first: Ray asks for the application before it calls the replica started."""
-        write_to_console()
         try:
             await self._service.load(self._loading, self._engine_died, self._ready)
         except Exception as error:
@@ -134,11 +134,6 @@ class ReplicaApp:
             await send(message)
 
         await self._app(scope, receive, named)
-
-
-def write_to_console() -> None:
-    """Until Ray's call into the replica ends; otherwise Ray keeps what is written for a file, long in memory."""
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 def keep_to_cores(rank: int, count: int) -> None:

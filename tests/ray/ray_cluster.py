@@ -32,10 +32,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def own_ports() -> dict[str, str]:
-    """Ray's HAProxy has fixed ports: others for each cluster."""
+def own_places(folder: str) -> dict[str, str]:
+    """Ray's HAProxy has fixed ports, and a folder names the cluster that others join: others for each cluster.
+
+    ``folder``: with a short path, since sockets lie in it.
+    """
     names = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT")
-    return {f"RAY_SERVE_{name}": str(free_port()) for name in names}
+    return {"RAY_TMPDIR": folder, **{f"RAY_SERVE_{name}": str(free_port()) for name in names}}
 
 
 class RayCluster:
@@ -44,7 +47,8 @@ class RayCluster:
     def __init__(self, *settings: str, command: list[str] | None = None, ready: str = "^ready$") -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.fault = Path(tempfile.mkdtemp()) / "fault"
+        self._folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+        self.fault = Path(self._folder.name) / "fault"
         launch = command or [sys.executable, str(DRIVER), str(self.fault), *MODEL]
         self.process = subprocess.Popen(
             [*launch, f"port={self.port}", *settings],
@@ -52,7 +56,7 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **own_ports(), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **own_places(self._folder.name), "PYTHONUNBUFFERED": "1"},
         )
         self.output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -118,6 +122,7 @@ class RayCluster:
         self._reader.join(WAIT)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self._folder.cleanup()
         return code
 
     def __enter__(self) -> RayCluster:
@@ -164,11 +169,12 @@ class Answer:
     error: str = ""
 
 
-def question(index: int, max_tokens: int = 64) -> dict[str, Any]:
+def question(index: int, max_tokens: int = 160) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": f"Tell me a story about the number {index}."}],
         "max_tokens": max_tokens,
         "temperature": 0,
+        "ignore_eos": True,
         "stream": True,
     }
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import httpx
 import pytest
-from ray_cluster import WAIT, Answer, RayCluster, ask, ask_until_whole, question
+from fake_server import until
+from ray_cluster import MODEL, WAIT, Answer, RayCluster, ask, ask_until_whole, question
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy on Linux only"),
     pytest.mark.timeout(1200),
 ]
 
-NUM_CLIENTS = 32
+NUM_CLIENTS, NUM_QUESTIONS = 32, 8
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,10 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def texts(cluster: RayCluster) -> list[str]:
-    """Each client's answer when it is alone."""
+    """The answers that clients get alone."""
 
     async def alone() -> list[Answer]:
-        return [await ask(cluster.url, question(index)) for index in range(NUM_CLIENTS)]
+        return [await ask(cluster.url, question(index)) for index in range(NUM_QUESTIONS)]
 
     answers = asyncio.run(alone())
     assert all(answer.whole for answer in answers), answers
@@ -84,32 +86,39 @@ def test_metrics_by_replica_and_in_sum(cluster: RayCluster) -> None:
     assert sum(each) == total > 0
 
 
-async def crowd(cluster: RayCluster, num_leaving: int) -> tuple[list[Any], list[asyncio.Task[Any]]]:
-    leaving = [
-        asyncio.create_task(ask(cluster.url, question(index), leave_after=3 + index % 5))
-        for index in range(num_leaving)
-    ]
-    staying = [
-        asyncio.create_task(ask_until_whole(cluster.url, question(index))) for index in range(num_leaving, NUM_CLIENTS)
-    ]
-    return leaving, staying
+def aborted(cluster: RayCluster) -> float:
+    text = httpx.get(f"{cluster.url}/metrics?sum", timeout=WAIT).text
+    found = re.search(r'^vllm:request_success_total{.*finished_reason="abort".*} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_a_client_that_leaves_is_cancelled_in_the_engine(cluster: RayCluster) -> None:
+    before = aborted(cluster)
+    answer = asyncio.run(ask(cluster.url, question(0, max_tokens=900), leave_after=3))
+    assert answer.left
+    until(lambda: aborted(cluster) == before + 1)
 
 
 def test_a_killed_replica_under_load(cluster: RayCluster, texts: list[str]) -> None:
     """32 clients stream, a third leave, a replica is killed. The others have their exact text, some after an error."""
     before = cluster.wait_for_replicas(2)
+    asked = [question(index % NUM_QUESTIONS) for index in range(NUM_CLIENTS)]
 
     async def scene() -> tuple[list[Answer], list[tuple[Answer, list[str]]]]:
-        leaving, staying = await crowd(cluster, NUM_CLIENTS // 3)
-        left = await asyncio.gather(*leaving)
+        leaving = [asyncio.create_task(ask(cluster.url, body, leave_after=3)) for body in asked[: NUM_CLIENTS // 3]]
+        staying = [asyncio.create_task(ask_until_whole(cluster.url, body)) for body in asked[NUM_CLIENTS // 3 :]]
+        while await asyncio.to_thread(cluster.running) < 12:  # more than one replica has streams
+            await asyncio.sleep(0.01)
         os.kill(cluster.replica_pids()[0], signal.SIGKILL)
-        return left, await asyncio.wait_for(asyncio.gather(*staying), WAIT)
+        return await asyncio.gather(*leaving), await asyncio.wait_for(asyncio.gather(*staying), WAIT)
 
     left, stayed = asyncio.run(scene())
     assert all(answer.left or answer.error for answer in left)
-    assert [answer.text for answer, _ in stayed] == texts[NUM_CLIENTS // 3 :]
+    expected = [texts[index % NUM_QUESTIONS] for index in range(NUM_CLIENTS)]
+    assert [answer.text for answer, _ in stayed] == expected[NUM_CLIENTS // 3 :]
     errors = [error for _, own in stayed for error in own]
     assert errors, "nobody was on the replica that was killed"
+    print(Counter(errors))
     cluster.wait_for_replaced(before, 1)
     assert cluster.running() == 0
 
@@ -127,7 +136,7 @@ def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str
                 found.append(await ask_until_whole(cluster.url, question(index)))
             return found
 
-        clients = [asyncio.create_task(client(index)) for index in range(12)]
+        clients = [asyncio.create_task(client(index)) for index in range(NUM_QUESTIONS)]
         for count in (1, 2):
             await loop.run_in_executor(None, cluster.scale, count)
             await loop.run_in_executor(None, cluster.wait_for_replicas, count)
@@ -135,9 +144,9 @@ def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str
         return [each for task in clients for each in await asyncio.wait_for(task, WAIT)]
 
     found = asyncio.run(scene())
-    assert len(found) >= 24
+    assert len(found) >= 2 * NUM_QUESTIONS
     assert [errors for _, errors in found if errors] == []
-    assert {answer.text for answer, _ in found} == set(texts[:12])
+    assert {answer.text for answer, _ in found} == set(texts)
 
 
 @pytest.mark.exhaustive
@@ -146,14 +155,15 @@ def test_an_engine_that_dies_is_replaced(cluster: RayCluster, texts: list[str]) 
     before = cluster.wait_for_replicas(2)
 
     async def scene() -> list[tuple[Answer, list[str]]]:
-        clients = [asyncio.create_task(ask_until_whole(cluster.url, question(index))) for index in range(12)]
-        await asyncio.sleep(0.5)
+        clients = [asyncio.create_task(ask_until_whole(cluster.url, question(index))) for index in range(NUM_QUESTIONS)]
+        while await asyncio.to_thread(cluster.running) < NUM_QUESTIONS:
+            await asyncio.sleep(0.01)
         cluster.fault.touch()
         return await asyncio.wait_for(asyncio.gather(*clients), WAIT)
 
     found = asyncio.run(scene())
     assert not cluster.fault.exists()
-    assert [answer.text for answer, _ in found] == texts[:12]
+    assert [answer.text for answer, _ in found] == texts
     errors = [error for _, errors in found for error in errors]
     assert any("engine" in error for error in errors), errors
     cluster.wait_for_replaced(before, 1)
@@ -172,3 +182,22 @@ def test_it_drains(cluster: RayCluster, texts: list[str]) -> None:
     answers, code = asyncio.run(scene())
     assert code == 0
     assert [answer.text for answer in answers] == texts[:6]
+
+
+@pytest.mark.exhaustive
+def test_the_command_drains_after_a_signal(texts: list[str]) -> None:
+    """`python -m slipstream.ray`, as operators of one machine run it."""
+    command = [sys.executable, "-m", "slipstream.ray", *MODEL]
+    with RayCluster("replicas=2", command=command, ready="^page") as cluster:
+
+        async def scene() -> list[Answer]:
+            clients = [asyncio.create_task(ask(cluster.url, question(index))) for index in range(6)]
+            while await asyncio.to_thread(cluster.running) < len(clients):
+                await asyncio.sleep(0.02)
+            cluster.process.send_signal(signal.SIGTERM)
+            return [await task for task in clients]
+
+        answers = asyncio.run(scene())
+        assert [answer.text for answer in answers] == texts[:6]
+        assert cluster.end() == 0
+        assert any("drafts" in line for line in cluster.output), "a replica says at its start whether it drafts"

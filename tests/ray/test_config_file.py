@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from ray_cluster import WAIT, Answer, ask_until_whole, free_port, own_ports, question
+from ray_cluster import WAIT, Answer, ask_until_whole, free_port, own_places, question
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy on Linux only"),
@@ -29,12 +30,12 @@ KEY = "a key of the tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
-def environment() -> dict[str, str]:
+def environment(folder: str) -> dict[str, str]:
     """As `set -a; . deploy/ray/environment` makes it."""
     lines = (FILES / "environment").read_text().splitlines()
     flags = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     own = {"SLIPSTREAM_API_KEY": KEY, "RAY_AUTH_MODE": "token", "PATH": f"{BIN}:{os.environ['PATH']}"}
-    return {**os.environ, **flags, **own_ports(), **own}
+    return {**os.environ, **flags, **own_places(folder), **own}
 
 
 @contextmanager
@@ -79,7 +80,8 @@ async def until(what: Any, limit: float = WAIT) -> None:
 
 def test_the_files_run_scale_and_lose_nothing(tmp_path: Path) -> None:
     """1 -> 2 -> 1 replicas by the number of requests; every answer is whole and right, nobody sees an error."""
-    env, dashboard, port = environment(), free_port(), free_port()
+    folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+    env, dashboard, port = environment(folder.name), free_port(), free_port()
     url, file = f"http://127.0.0.1:{port}", tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump(config(port)))
 
@@ -113,5 +115,6 @@ def test_the_files_run_scale_and_lose_nothing(tmp_path: Path) -> None:
 
     with ray_start(env, dashboard):
         found = asyncio.run(scene())
+    folder.cleanup()
     assert len(found) > 8
     assert [errors for _, errors in found if errors] == []

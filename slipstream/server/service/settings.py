@@ -63,7 +63,8 @@ class ServerConfig:
             if not (key.isascii() and key.isprintable() and key):
                 raise ConfigError("the API key must be printable ASCII and not empty")
         if not self.api_keys and not is_loopback(self.host):
-            raise ConfigError(f"{self.host} can be reached from other machines: that needs an API key (--api-key)")
+            how = "--api-key, or SLIPSTREAM_API_KEY"
+            raise ConfigError(f"{self.host} can be reached from other machines: that needs an API key ({how})")
 
 
 def is_loopback(host: str) -> bool:
