@@ -98,7 +98,7 @@ class Mounts:
             lines += [make, f"mount --bind {shlex.quote(source)} {at}"]
             lines += [f"mount -o remount,bind,ro {at}"] if target in self.given else []
         if self.read_only:
-            lines += [f"mount -t tmpfs tmpfs {inside}/tmp", f"mount -o remount,bind,ro {inside}"]
+            lines += [f"mount -t tmpfs -o nosuid,nodev,noexec tmpfs {inside}/tmp", f"mount -o remount,bind,ro {inside}"]
         return " && ".join(lines)
 
 

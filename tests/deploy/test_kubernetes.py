@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from slipstream.server.service.settings import ServerConfig
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes"
 IMAGE = parse_dockerfile((ROOT / "Dockerfile").read_text())
-VARIANTS = {"cpu": FOLDER, "gpu": FOLDER / "gpu"}
+VARIANTS = ("cpu", "gpu")
+KUBECTL = shutil.which("kubectl")
 NAMES_OF_ITS_SERVICE = [f"slipstream-api{rest}" for rest in ("", ".prod", ".prod.svc", ".prod.svc.cluster.local")]
 
 
@@ -53,7 +55,7 @@ def apply(document: Any, op: str, path: str, value: Any) -> None:
 
 @pytest.fixture(params=VARIANTS)
 def resources(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    return {each["kind"]: each for each in kustomized(VARIANTS[request.param])}
+    return {each["kind"]: each for each in kustomized(FOLDER / request.param)}
 
 
 def pod_of(resources: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def variables(container: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.fixture
-def config(resources: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerConfig]:
+def config(resources: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> ServerConfig:
     """What our command line makes of the image's and the pod's settings."""
     container = container_of(resources)
     target = container["image"].rpartition(":")[2]
@@ -87,11 +89,21 @@ def config(resources: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     args = parse(build_parser(), [*image.entrypoint[1:], *container["args"]])
     unknown = {name for name in given if name.startswith("SLIPSTREAM_")} - known_variables()
     assert not unknown, f"no flag has {unknown}"
-    yield server_config(args)
+    return server_config(args)
 
 
 def known_variables() -> set[str]:
     return set(re.findall(r"\bSLIPSTREAM_\w+", (ROOT / "docs" / "configuration.md").read_text()))
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kubectl_makes_the_same_of_it(variant: str) -> None:
+    assert KUBECTL is not None
+    made = subprocess.run([KUBECTL, "kustomize", str(FOLDER / variant)], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    theirs = {each["kind"]: each for each in yaml.safe_load_all(made.stdout)}
+    assert theirs == {each["kind"]: each for each in kustomized(FOLDER / variant)}
 
 
 def test_the_schemas_of_kubernetes(resources: dict[str, dict[str, Any]]) -> None:
