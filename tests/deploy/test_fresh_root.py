@@ -1,4 +1,7 @@
-"""The Dockerfile's CPU target, built and run in a fresh Debian root: the default model is fetched, loaded and asked."""
+"""The Dockerfile's CPU target, built and run in a fresh Debian root; and our unit there, run by systemd itself.
+
+In both the default model is fetched, loaded and asked, and SIGTERM drains.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 import pytest
+import systemd_root
 from dockerfile import parse
 from fake_server import until
 from fresh_root import Builder, Image, debian_mirror, folders, why_not
+from systemd_root import Systemd
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "the-key-of-the-test"
@@ -78,11 +83,7 @@ class Container:
 
     def is_ready(self) -> bool:
         assert self._process.poll() is None, "".join(self.output)
-        try:
-            url = f"http://127.0.0.1:{self._environment['SLIPSTREAM_PORT']}/ready"
-            return httpx.get(url, timeout=WAIT).status_code == 200
-        except httpx.ConnectError:
-            return False
+        return is_ready(self._environment)
 
     def healthcheck(self) -> int:
         command = self._image.command(self._image.settings.healthcheck, self._environment, self._volumes)
@@ -107,8 +108,10 @@ class Container:
         self.wait()
 
 
-@contextmanager
-def built() -> Iterator[Image]:
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    if reason := why_not():
+        pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="slipstream-root-"))
     folder.chmod(0o755)  # the image's user must come through
     try:
@@ -132,17 +135,24 @@ def own_address() -> dict[str, str]:
     return {"SLIPSTREAM_HOST": "127.0.0.1", "SLIPSTREAM_PORT": str(port)}
 
 
+def url(address: dict[str, str]) -> str:
+    return f"http://127.0.0.1:{address['SLIPSTREAM_PORT']}"
+
+
+def is_ready(address: dict[str, str]) -> bool:
+    try:
+        return httpx.get(f"{url(address)}/ready", timeout=WAIT).status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
-def test_the_image_serves() -> None:
-    """One test, since the image takes minutes to build."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with built() as image:
-        volume = new_volume(image)
-        does_not_start_without_a_key(image, volume)
-        answers_and_drains(image, volume)
-        keeps_model_and_kernels(image, volume)
+def test_the_image_serves(image: Image) -> None:
+    volume = new_volume(image)
+    does_not_start_without_a_key(image, volume)
+    answers_and_drains(image, volume)
+    keeps_model_and_kernels(image, volume)
 
 
 def does_not_start_without_a_key(image: Image, volume: Path) -> None:
@@ -155,20 +165,25 @@ def answers_and_drains(image: Image, volume: Path) -> None:
     address = own_address()
     with (
         Container(image, volume, SLIPSTREAM_API_KEY=KEY, **address) as container,
-        httpx.Client(base_url=f"http://127.0.0.1:{address['SLIPSTREAM_PORT']}", timeout=WAIT) as client,
+        httpx.Client(base_url=url(address), timeout=WAIT) as client,
     ):
         until(container.is_ready, WAIT)
         is_the_first_process_and_not_root(image, container)
-        assert client.get("/v1/status").status_code == 401
-        client.headers["authorization"] = f"Bearer {KEY}"
-        assert re.search(r"\w+ kernels on \d+ thread", client.get("/v1/status").json()["device"]["note"])
-        question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-        answer = client.post("/v1/chat/completions", json=question).json()
-        assert "Paris" in answer["choices"][0]["message"]["content"]
+        answers(client)
         assert container.healthcheck() == 0
-        assert count_while_stopping(container, client) == 40
+        assert count_while_stopping(client, container.stop) == 40
         assert container.wait() == 0, "".join(container.output)
         assert container.healthcheck() == 1
+
+
+def answers(client: httpx.Client) -> None:
+    """With the key only, by kernels that were compiled here."""
+    assert client.get("/v1/status").status_code == 401
+    client.headers["authorization"] = f"Bearer {KEY}"
+    assert re.search(r"\w+ kernels on \d+ thread", client.get("/v1/status").json()["device"]["note"])
+    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=question).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
 
 
 def is_the_first_process_and_not_root(image: Image, container: Container) -> None:
@@ -178,13 +193,13 @@ def is_the_first_process_and_not_root(image: Image, container: Container) -> Non
     assert re.search(rf"^Uid:\t{uid}\t.*^Gid:\t{gid}\t.*^NSpid:\t.*\t1$", status, re.MULTILINE | re.DOTALL)
 
 
-def count_while_stopping(container: Container, client: httpx.Client) -> int:
-    """Tokens of a stream during which the container is told to stop."""
+def count_while_stopping(client: httpx.Client, stop: Callable[[], object]) -> int:
+    """Tokens of a stream during which the server is told to stop."""
     body = {"prompt": "Once", "max_tokens": 40, "ignore_eos": True, "stream": True}
     with client.stream("POST", "/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as response:
         lines = response.iter_lines()
         events = [next(lines)]
-        container.stop()
+        stop()
         events += [line for line in lines if line.startswith("data: ")]
     assert events[-1] == "data: [DONE]"
     [usage] = [found for event in events[:-1] if (found := json.loads(event[6:]).get("usage"))]
@@ -205,3 +220,30 @@ def keeps_model_and_kernels(image: Image, volume: Path) -> None:
 
 def files(volume: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in volume.rglob("*") if path.suffix in (".so", ".gguf")}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_systemd_runs_the_unit(image: Image) -> None:
+    """With its restrictions: as a user of its own, under a filter of system calls, with one folder to write to."""
+    if reason := systemd_root.why_not():
+        pytest.skip(reason)
+    address = own_address()
+    service = Systemd(image, ROOT / "deploy" / "systemd", SLIPSTREAM_API_KEY=KEY, **address)
+    with service, httpx.Client(base_url=url(address), timeout=WAIT) as client:
+        until(service.is_up, WAIT)
+        until(lambda: has_not_failed(service) and is_ready(address), WAIT)
+        answers(client)
+        cache = service.run("find", "/var/cache/private/slipstream", "-name", "*.gguf", "-or", "-name", "*.so")
+        assert len(cache.stdout.split()) == 2, "model and kernels"
+        service.run("systemctl", "kill", "--signal=KILL", "slipstream")
+        until(lambda: service.property("NRestarts") == "1" and is_ready(address), WAIT)
+        stop = partial(service.run, "systemctl", "stop", "--no-block", "slipstream")
+        assert count_while_stopping(client, stop) == 40
+        until(lambda: service.property("ActiveState") == "inactive", WAIT)
+        assert (service.property("Result"), service.property("ExecMainStatus")) == ("success", "0")
+
+
+def has_not_failed(service: Systemd) -> bool:
+    assert service.property("NRestarts") == "0", service.run("journalctl", "--unit=slipstream").stdout
+    return True
