@@ -180,6 +180,16 @@ def test_memory_the_build_and_the_process(served: tuple[FakeServer, list[dict[st
     assert info.labels == {**LABELS, "block_size": "4", "num_gpu_blocks": "64"}
 
 
+def test_what_llm_d_reads(served: tuple[FakeServer, list[dict[str, int]]]) -> None:
+    """And the Gateway API inference extension: one gauge each; two labels that are whole numbers."""
+    families = Samples(served[0].get("/metrics").text).families
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info"):
+        assert families[f"vllm:{name}"].type == "gauge"
+        assert len(families[f"vllm:{name}"].samples) == 1
+    [cache] = families["vllm:cache_config_info"].samples
+    assert int(cache.labels["block_size"]) > 0 < int(cache.labels["num_gpu_blocks"])
+
+
 def test_a_server_that_is_loading_has_no_model_to_count_for() -> None:
     text = generate_latest(Metrics(StatusMonitor(4)).registry).decode()
     samples = Samples(text)
