@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ class Router:
         self._process.terminate()
         self._process.wait(WAIT)
         self.log.close()
+
+
+@contextmanager
+def routing(kind: str, folder: Path, ports: list[int]) -> Iterator[Router]:
+    router = Router(kind, folder, ports)
+    try:
+        yield router
+    finally:
+        router.close()
 
 
 class Routed:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from real_server import WAIT
-from routers import KINDS, Routed, Router, chat, free_ports, until
+from routers import KINDS, Routed, Router, chat, free_ports, routing, until
 
 
 class Stream(threading.Thread):
@@ -87,11 +87,8 @@ def ready(routed: Routed, name: str) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_server_at_all(kind: str, tmp_path: Path) -> None:
-    router = Router(kind, tmp_path, free_ports(2))
-    try:
+    with routing(kind, tmp_path, free_ports(2)) as router:
         answers = [_ask(router) for _ in range(4)]
-    finally:
-        router.close()
     for answer in answers:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "no_server"

@@ -55,25 +55,31 @@ def stamp_tokenizer() -> StampTokenizer:
 class _Row:
     num_known: int
     cursor: int = 0
+    is_new: bool = True  # it has not sampled yet
 
 
 class PacedRunner:
-    """Reads prompts at once. A step in which rows sample ends a fixed time after the last one, as a GPU's would."""
+    """A step in which rows sample takes a fixed time, as a GPU's would; but one in which a row samples its first token
+    takes none, so that the time to it is all the server's and the proxy's."""
 
     def __init__(self, info: RunnerInfo, pace: float) -> None:
         self.info = info
         self.host_memory = None
         self._seconds = 1.0 / pace
-        self._ended = 0.0  # when the last step with samples was to end
+        self._ended = 0.0  # when the last step was to end
         self._rows: dict[int, _Row] = {}
         self._result = StepResult(0, ())
+        self._waits = False
 
     def submit(self, plan: StepPlan) -> None:
         for slot in plan.leaves:
             del self._rows[slot]
         for join in plan.joins:
             self._rows[join.slot] = _Row(len(join.tokens))
+        starting = {step.slot for step in plan.rows if self._rows[step.slot].is_new}
         self._result = StepResult(plan.step, tuple(map(self._run, plan.rows)))
+        sampling = {row.slot for row in self._result.rows if row.tokens}
+        self._waits = bool(sampling) and not sampling & starting
 
     def _run(self, step: RowStep) -> RowResult:
         row = self._rows[step.slot]
@@ -81,12 +87,13 @@ class PacedRunner:
         row.cursor += num_fed
         samples = row.cursor == row.num_known
         row.num_known += samples
+        row.is_new &= not samples
         return RowResult(step.slot, num_fed, (STAMP,) if samples else (), ())
 
     def collect(self) -> StepResult:
-        if any(row.tokens for row in self._result.rows):
-            self._ended = max(self._ended + self._seconds, time.monotonic())
-            time.sleep(max(0.0, self._ended - time.monotonic()))
+        now = time.monotonic()
+        self._ended = max(now, self._ended + self._seconds) if self._waits else now
+        time.sleep(self._ended - now)
         return self._result
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
