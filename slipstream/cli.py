@@ -200,6 +200,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         host=args.host,
         port=args.port,
         api_keys=tuple(args.api_key),
+        metrics_without_key=args.metrics_without_key,
         allowed_hosts=tuple(args.allowed_host),
         cors_origins=tuple(args.cors_origin),
         names=tuple(args.served_name),

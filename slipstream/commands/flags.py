@@ -319,8 +319,14 @@ def access_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY",
         shown="none",
-        help="required on every path but /health; better in SLIPSTREAM_API_KEY, which no list of processes shows; may "
-        "be repeated, then each is a client of its own",
+        help="required on every path but /health and /ready; better in SLIPSTREAM_API_KEY, which no list of processes "
+        "shows; may be repeated, then each is a client of its own",
+    )
+    flag(
+        group,
+        "--metrics-without-key",
+        action="store_true",
+        help="/metrics needs no key, for scrapers that cannot send one",
     )
     flag(
         group,

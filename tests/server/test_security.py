@@ -16,7 +16,7 @@ from slipstream.errors import ConfigError
 from slipstream.server.service.settings import ServerConfig
 
 KEY = "a-secret-key"
-PATHS = ["/", "/page/index.html", "/v1/models", "/v1/status", "/metrics", "/ready", "/openapi.json", "/nowhere"]
+PATHS = ["/", "/page/index.html", "/v1/models", "/v1/status", "/metrics", "/openapi.json", "/nowhere"]
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +49,18 @@ def test_a_key_that_cannot_be_sent(key: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_key_guards_every_path_but_health(client: httpx.Client, path: str) -> None:
+def test_the_key_guards_every_path_but_those_of_probers(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 401
     assert client.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
     for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
         assert client.get(path, headers=headers).status_code in (200, 404)
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == client.get("/ready").status_code == 200
+
+
+def test_metrics_may_be_open() -> None:
+    with FakeServer(config=ServerConfig(port=0, api_keys=(KEY,), metrics_without_key=True)) as server:
+        assert server.get("/metrics").status_code == 200
+        assert {server.get(path).status_code for path in PATHS if path != "/metrics"} == {401}
 
 
 def test_posts_are_guarded_before_their_body_is_read(client: httpx.Client) -> None:

@@ -28,7 +28,7 @@ from slipstream.server.service.caller import caller
 from slipstream.server.service.settings import ServerConfig
 
 COOKIE = "slipstream_key"
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/ready")  # a prober or a load balancer has no key; they say one word
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -48,6 +48,7 @@ class SecurityMiddleware:
     def __init__(self, app: Any, config: ServerConfig) -> None:
         self._app = app
         self._keys = [key.encode() for key in config.api_keys]
+        self._open_paths = {*OPEN_PATHS, *(["/metrics"] if config.metrics_without_key else [])}
         self._origins = tuple(origin.lower() for origin in config.cors_origins)
         own = {"localhost", socket.gethostname().lower(), config.host.lower()}
         self._hosts = own | {name.lower() for name in config.allowed_hosts}
@@ -87,7 +88,7 @@ class SecurityMiddleware:
 
     def _check_key(self, scope: Scope) -> Headers:
         """Checks the API key. Headers to add: a page opened with the key gets a cookie for its later requests."""
-        if not self._keys or scope["path"] in OPEN_PATHS:
+        if not self._keys or scope["path"] in self._open_paths:
             return []
         key = self._key_of(_sent_keys(scope))
         if key is None:

@@ -18,6 +18,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     api_keys: tuple[str, ...] = ()  # any of them opens every path; several tell clients apart
+    metrics_without_key: bool = False
     allowed_hosts: tuple[str, ...] = ()  # host names clients may use, besides localhost and IP addresses
     cors_origins: tuple[str, ...] = ()  # whose pages may read our answers; "*": all
     names: tuple[str, ...] = ()  # the names clients may use, besides the model's own; empty: any
