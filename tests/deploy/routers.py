@@ -26,7 +26,6 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 PACED = [sys.executable, "-m", "slipstream.bench.hops.paced_model"]
 KINDS = ("nginx", "haproxy")
 PACKAGES = {"nginx": "nginx-light", "haproxy": "haproxy"}
-KEY = "a-key"
 
 
 def free_ports(count: int) -> list[int]:
@@ -64,8 +63,7 @@ class Router:
             "haproxy": ["-f", str(folder / "haproxy.cfg")],
         }
         self.log = (folder / "log").open("w+")
-        environment = {**os.environ, "SLIPSTREAM_API_KEY": KEY}
-        self._process = subprocess.Popen([program, *start[kind]], env=environment, stderr=self.log, stdout=self.log)
+        self._process = subprocess.Popen([program, *start[kind]], stderr=self.log, stdout=self.log)
         until(self._listens)
 
     def _with_addresses(self, text: str) -> str:
