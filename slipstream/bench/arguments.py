@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from slipstream.commands.arguments import depths, draft_settings, numbers, rates, span
-from slipstream.commands.flags import command_parser, flag
+from slipstream.commands.arguments import depths, draft_settings, numbers, rates, span, targets
+from slipstream.commands.flags import Commands, command_parser, flag
 from slipstream.commands.options import ModelOptions, ReportOptions
 
 Kinds = Callable[[str, str], argparse.ArgumentParser]
@@ -29,6 +29,7 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add), _peer(add)]
     for each in reporting:
         _report_flags(each, plots=each in simulating[:3])
+    _hops(kinds)  # without the flags of a model: it has none
     return [*reporting, _pause(add), _http(add)]
 
 
@@ -131,6 +132,26 @@ def _http(add: Kinds) -> argparse.ArgumentParser:
     _counts(group, "--streams", [1, 16], "streams at once")
     _count(group, "--tokens", 128, "new tokens of each stream")
     _count(group, "--repeats", 5, "turns of both ways")
+    return parser
+
+
+def _hops(commands: Commands) -> argparse.ArgumentParser:
+    summary = "what proxies and routers add to each chunk of a stream"
+    parser = command_parser(commands, "bench hops", summary, "--target NAME=URL,... [flags]")
+    group = _measurement(parser)
+    flag(
+        group,
+        "--target",
+        type=targets,
+        required=True,
+        metavar="NAME=URL,...",
+        shown="none, at least one is needed",
+        help="addresses of paced servers and of what stands before them; A+B: streams are spread over both",
+    )
+    _counts(group, "--streams", [16, 64], "streams at once")
+    _count(group, "--tokens", 200, "chunks of each stream")
+    _count(group, "--repeats", 3, "turns of all targets; medians are reported")
+    flag(group, "--api-key", metavar="KEY", shown="none", help="sent to all of them")
     return parser
 
 
@@ -249,6 +270,8 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
     to = ReportOptions(tuple(args.argv), *(getattr(args, name, None) for name in ("out", "save", "plot")))
     if args.what == "turns":
         return _run_turns(options, args, to)
+    if args.what == "hops":
+        return _run_hops(args)
     return _run(replace(options, prefix_cache="off"), args, to)  # the same prompts come again, to be read again
 
 
@@ -259,6 +282,12 @@ def _run_turns(options: ModelOptions, args: argparse.Namespace, to: ReportOption
     sizes = (args.prompt, args.turns, args.added, args.new, args.streams, args.sessions, args.requests)
     more = (args.shrink, args.repeats, args.peer, args.seed)
     return bench_turns(options, TurnsSettings(args.scenarios or SCENARIOS, *sizes, *more), to)
+
+
+def _run_hops(args: argparse.Namespace) -> int:
+    from slipstream.bench.kinds.hops import HopsSettings, hops
+
+    return hops(HopsSettings(args.target, args.streams, args.tokens, args.repeats, args.api_key))
 
 
 def _run(options: ModelOptions, args: argparse.Namespace, to: ReportOptions) -> int:

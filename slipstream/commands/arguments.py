@@ -67,3 +67,12 @@ def span(text: str) -> tuple[int, int]:
     if not 1 <= minimum <= maximum:
         raise argparse.ArgumentTypeError(f"a range from at least 1 up, not {text!r}")
     return minimum, maximum
+
+
+def targets(text: str) -> dict[str, tuple[str, ...]]:
+    """Addresses by name: one=http://host:1+http://host:2,two=http://host:3"""
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {name: tuple(urls.split("+")) for name, _, urls in pairs}
+    if len(found) < len(pairs) or not all(url.startswith("http://") for urls in found.values() for url in urls):
+        raise argparse.ArgumentTypeError(f"name=http://host:port with commas between, not {text!r}")
+    return found

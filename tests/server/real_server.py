@@ -19,10 +19,10 @@ WAIT = 300.0
 
 
 class RealServer:
-    """``loaded=False``: do not wait until the model is loaded."""
+    """``loaded=False``: do not wait until the model is loaded. ``command``: another program with the same flags."""
 
     def __init__(self, *arguments: str, port: int = 0, command: list[str] | None = None, loaded: bool = True) -> None:
-        launch = [*(command or COMMAND), "serve", "--port", str(port), *arguments]
+        launch = [*(command or [*COMMAND, "serve"]), "--port", str(port), *arguments]
         self.process = subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -66,7 +66,7 @@ class Reader:
 
 @pytest.fixture
 def faulty() -> Iterator[RealServer]:
-    with RealServer(*SMALL, command=FAULTY) as server:
+    with RealServer(*SMALL, command=[*FAULTY, "serve"]) as server:
         yield server
 
 

@@ -1,0 +1,1 @@
+"""What a hop costs: a server whose answers say when they were written, and a client that reads them."""

@@ -1,0 +1,99 @@
+"""deploy/nginx and deploy/haproxy: a server that is killed, one that drains and comes back, and none at all."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from real_server import WAIT
+from routers import KINDS, Routed, Router, chat, free_ports, routing, until
+
+
+class Stream(threading.Thread):
+    """Reads a stream to its end: its events' texts, and the error that ended it, if one did."""
+
+    def __init__(self, routed: Routed, headers: dict[str, str], num_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.stamps = 0
+        self.done = False
+        self.error: httpx.HTTPError | None = None
+        self._url, self._headers = f"{routed.router.url}/v1/chat/completions", headers
+        self._body = {"messages": chat("Hi"), "stream": True, "max_tokens": num_tokens}
+        self.start()
+        until(lambda: self.stamps > 0)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, headers=self._headers, timeout=WAIT) as answer:
+                for line in answer.iter_lines():
+                    self.stamps += line.count("<")
+                    self.done |= line == "data: [DONE]"
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def ended(self) -> None:
+        self.join(WAIT)
+        assert not self.is_alive()
+
+
+def test_a_killed_server(fresh: Routed) -> None:
+    """Its streams end, others go on; its conversations move over."""
+    on_one, on_two = fresh.session_on("one"), fresh.session_on("two")
+    cut, other = Stream(fresh, on_one, 30_000), Stream(fresh, on_two, 150)
+    fresh.servers["one"].signal(signal.SIGKILL)
+    cut.ended()
+    assert not cut.done
+    assert [fresh.ask(on_one) for _ in range(4)] == ["two"] * 4
+    assert [fresh.ask(on_two) for _ in range(4)] == ["two"] * 4
+    other.ended()
+    assert (other.stamps, other.done, other.error) == (150, True, None)
+
+
+def test_a_server_killed_before_it_answered(fresh: Routed) -> None:
+    """Nothing has reached the client, so the other server is asked."""
+    on_one = fresh.session_on("one")
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(fresh.ask, on_one, max_tokens=100)
+        until(lambda: fresh.running("one") == 1)
+        fresh.servers["one"].signal(signal.SIGKILL)
+        assert answer.result(WAIT) == "two"
+
+
+def test_a_server_that_drains_and_comes_back(fresh: Routed) -> None:
+    on_one = fresh.session_on("one")
+    last = Stream(fresh, on_one, 200)
+    fresh.servers["one"].signal(signal.SIGTERM)
+    until(lambda: not ready(fresh, "one"))
+    assert [fresh.ask(on_one) for _ in range(8)] == ["two"] * 8  # no error in between
+    last.ended()
+    assert (last.stamps, last.done, last.error) == (200, True, None)
+    assert fresh.servers["one"].wait() == 0
+    fresh.start("one")
+    until(lambda: fresh.ask(on_one) == "one")
+    assert fresh.ask(on_one) == "one"
+
+
+def ready(routed: Routed, name: str) -> bool:
+    try:
+        return httpx.get(f"{routed.servers[name].url}/ready", timeout=WAIT).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_server_at_all(kind: str, tmp_path: Path) -> None:
+    with routing(kind, tmp_path, free_ports(2)) as router:
+        answers = [_ask(router) for _ in range(4)]
+    for answer in answers:
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "no_server"
+        assert answer.headers["retry-after"] == "5"
+
+
+def _ask(router: Router) -> Any:
+    return httpx.post(f"{router.url}/v1/chat/completions", json={"messages": chat("Hi")}, timeout=WAIT)
