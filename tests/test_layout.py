@@ -39,7 +39,7 @@ ROOMS = {
     "server": VOCABULARY | {"engine", "load", "grammar"},
     "commands": VOCABULARY | {"engine", "runners", "load", "grammar", "assemble", "llm", "server"},
     "bench": VOCABULARY
-    | {"engine", "speculate", "runners", "load", "grammar", "assemble", "llm", "server", "commands"},
+    | {"engine", "speculate", "runners", "load", "grammar", "assemble", "llm", "server", "commands", "ray"},
     "cli": VOCABULARY | {"commands", "bench", "server"},
     "ray": VOCABULARY | {"cli", "commands", "server"},
 }
