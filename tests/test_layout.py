@@ -41,7 +41,7 @@ ROOMS = {
     "bench": VOCABULARY
     | {"engine", "speculate", "runners", "load", "grammar", "assemble", "llm", "server", "commands", "ray"},
     "cli": VOCABULARY | {"commands", "bench", "server"},
-    "ray": VOCABULARY | {"cli", "commands", "server"},
+    "ray": VOCABULARY | {"cli", "commands", "engine", "server"},
 }
 # Inside runners: "" are the modules that all of them share. PyTorch's backend and loader put cpu and cuda together.
 RUNNERS = {

@@ -16,11 +16,13 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.serve import Loading
 from slipstream.host import allow_open_files
 from slipstream.ray.metrics import by_replica, summed
+from slipstream.ray.status import merged_status
 from slipstream.server.http.app import make_app
 from slipstream.server.http.lifecycle import SWITCH_SECONDS
 from slipstream.server.http.logs import set_up_logging
@@ -31,7 +33,7 @@ from slipstream.server.service.settings import ServerConfig
 from slipstream.server.service.status import SAMPLE_SECONDS
 
 REPLICA_HEADER = b"x-slipstream-replica"
-METRICS_SECONDS = 5.0  # for the other replicas to answer
+ANSWER_SECONDS = 5.0  # for the other replicas to answer
 log = logging.getLogger("slipstream.ray")
 
 
@@ -67,7 +69,7 @@ class Replica:
         except Exception as error:
             raise as_load_error(error) from error
         self._sampling = asyncio.create_task(self._sample())
-        return ReplicaApp(make_app(self._service, exposition=self._all_metrics), self._id)
+        return ReplicaApp(make_app(self._service, reports=AllReplicas(self, self._replicas)), self._id)
 
     def check_health(self) -> None:
         """Ray replaces a replica that raises here."""
@@ -79,9 +81,12 @@ class Replica:
         streams = self._service.engine_config.max_streams
         return {"running": seen.num_running, "waiting": seen.num_waiting, "streams": streams}
 
-    def metrics(self) -> tuple[str, str]:
-        """The replica's id and its metrics, for any of them to report all."""
+    def own_metrics(self) -> tuple[str, str]:
+        """With the replica's name: for any of them to report all."""
         return self._id, generate_latest(self._service.metrics.registry).decode()
+
+    def own_status(self) -> tuple[str, dict[str, Any]]:
+        return self._id, self._service.monitor.report()
 
     async def __del__(self) -> None:
         """After Ray has waited for the requests."""
@@ -89,13 +94,6 @@ class Replica:
             self._sampling.cancel()
             await self._service.drain()
         await self._service.close()
-
-    async def _all_metrics(self, query: Mapping[str, str]) -> bytes:
-        call = self._replicas.broadcast("metrics")
-        found = await call.results_async(timeout_s=METRICS_SECONDS, return_exceptions=True)
-        texts: dict[str, str] = dict(each for each in found if isinstance(each, tuple))  # some may have left just now
-        texts |= [self.metrics()]
-        return summed(texts) if "sum" in query else by_replica(texts)
 
     def _ready(self, loaded: LoadedModel) -> None:
         if isinstance(self._loading, Loading):
@@ -114,6 +112,25 @@ class Replica:
         while True:
             self._service.monitor.sample()
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+class AllReplicas:
+    """What /metrics and /v1/status say, asked of all replicas."""
+
+    def __init__(self, own: Replica, replicas: DeploymentHandle) -> None:
+        self._own, self._replicas = own, replicas
+
+    async def metrics(self, query: Mapping[str, str]) -> bytes:
+        texts = dict([*await self._ask("own_metrics"), self._own.own_metrics()])
+        return summed(texts) if "sum" in query else by_replica(texts)
+
+    async def status(self) -> dict[str, Any]:
+        return merged_status(dict([*await self._ask("own_status"), self._own.own_status()]))
+
+    async def _ask(self, method: str) -> list[tuple[str, Any]]:
+        call = self._replicas.broadcast(method)
+        found = await call.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+        return [each for each in found if isinstance(each, tuple)]  # some may have left just now
 
 
 class ReplicaApp:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
@@ -57,7 +57,24 @@ REPORTS: dict[str, Callable[[Service], Any]] = {
 }
 
 
-Exposition = Callable[[Mapping[str, str]], Awaitable[bytes]]  # /metrics by its query parameters
+class Reports(Protocol):
+    """What /metrics and /v1/status say."""
+
+    async def metrics(self, query: Mapping[str, str]) -> bytes: ...
+    async def status(self) -> dict[str, Any]: ...
+
+
+class OwnReports:
+    """Of this server alone."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def metrics(self, query: Mapping[str, str]) -> bytes:
+        return generate_latest(self._service.metrics.registry)
+
+    async def status(self) -> dict[str, Any]:
+        return self._service.monitor.report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +120,9 @@ def document(posts: list[PostRoute]) -> dict[str, Any]:
     )
 
 
-def make_app(service: Service, page: Path = PAGE, exposition: Exposition | None = None) -> AccessMiddleware:
-    """``exposition``: what /metrics has instead of the service's own metrics."""
+def make_app(service: Service, page: Path = PAGE, reports: Reports | None = None) -> AccessMiddleware:
     posts = post_routes(service)
-    views = Views(service, page, document(posts), exposition)
+    views = Views(service, page, document(posts), reports or OwnReports(service))
     routes = [
         *(Route(each.path, endpoint=each.endpoint, methods=["POST"]) for each in posts),
         Route("/v1/models", views.models),
@@ -133,9 +149,8 @@ def make_app(service: Service, page: Path = PAGE, exposition: Exposition | None 
 class Views:
     """The GET paths."""
 
-    def __init__(self, service: Service, page: Path, schema: dict[str, Any], exposition: Exposition | None) -> None:
-        self._service, self._page, self._schema = service, page, schema
-        self._exposition = exposition
+    def __init__(self, service: Service, page: Path, schema: dict[str, Any], reports: Reports) -> None:
+        self._service, self._page, self._schema, self._reports = service, page, schema, reports
 
     async def index(self, request: Request) -> Response:
         return FileResponse(self._page / "index.html")
@@ -156,13 +171,10 @@ class Views:
         return JSONResponse({"status": state}, 200 if self._service.monitor.takes_work else 503)
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse(self._service.monitor.report())
+        return JSONResponse(await self._reports.status())
 
     async def metrics(self, request: Request) -> Response:
-        if self._exposition is None:
-            found = generate_latest(self._service.metrics.registry)
-        else:
-            found = await self._exposition(request.query_params)
+        found = await self._reports.metrics(request.query_params)
         return Response(found, media_type=CONTENT_TYPE_LATEST)
 
     def report(self, work: Callable[[Service], Any]) -> Callable[[Request], Awaitable[Response]]:
