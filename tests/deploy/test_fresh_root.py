@@ -104,7 +104,7 @@ class Container:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.poll() is None:
-            self._process.kill()  # which ends what it started, too
+            os.kill(self.first, signal.SIGKILL)  # the first of them all: the others end with it
         self.wait()
 
 
