@@ -66,16 +66,32 @@ def test_a_server_killed_before_it_answered(fresh: Routed) -> None:
 
 def test_a_server_that_drains_and_comes_back(fresh: Routed) -> None:
     on_one = fresh.session_on("one")
-    last = Stream(fresh, on_one, 200)
+    last = Stream(fresh, on_one, 500)
     fresh.servers["one"].signal(signal.SIGTERM)
     until(lambda: not ready(fresh, "one"))
     assert [fresh.ask(on_one) for _ in range(8)] == ["two"] * 8  # no error in between
+    until(lambda: not asks_first(fresh, on_one))
     last.ended()
-    assert (last.stamps, last.done, last.error) == (200, True, None)
+    assert (last.stamps, last.done, last.error) == (500, True, None)
     assert fresh.servers["one"].wait() == 0
     fresh.start("one")
     until(lambda: fresh.ask(on_one) == "one")
     assert fresh.ask(on_one) == "one"
+
+
+def asks_first(routed: Routed, headers: dict[str, str]) -> bool:
+    """Whether the router still asks the draining server, to be refused, before it asks the other one."""
+    before = num_refused(routed)
+    assert routed.ask(headers) == "two"
+    return num_refused(routed) != before
+
+
+def num_refused(routed: Routed) -> str:
+    try:
+        metrics = httpx.get(f"{routed.servers['one'].url}/metrics", timeout=WAIT).text
+    except httpx.TransportError:  # it has ended meanwhile
+        return ""
+    return next((line for line in metrics.splitlines() if 'completions",status="503"' in line), "")
 
 
 def ready(routed: Routed, name: str) -> bool:
