@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clients.routers import router
 from clients.setting import FOLDER, ROOT, TOKENIZER, ClientFailure, Setting, book, llamacpp_server
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
 
@@ -162,4 +163,6 @@ CLIENTS = {
     "evalscope": Client(evalscope, ("evalscope[perf]",)),
     "aiperf": Client(aiperf, ("aiperf",)),
     "guidellm": Client(guidellm, ("torch==2.13.0", "guidellm")),
+    "vllm-router": Client(router("vllm-router", "--policy", "consistent_hash"), ("vllm-router",)),
+    "sglang-router": Client(router("sglang-router", "launch"), ("sglang-router",)),
 }

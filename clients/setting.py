@@ -65,6 +65,20 @@ class Setting:
             raise ClientFailure(f"exit code {done.returncode}: {done.stdout[-2000:]}")
         return done.stdout
 
+    @contextmanager
+    def running(self, program: str, *arguments: str) -> Iterator[None]:
+        """A program of the environment that runs meanwhile."""
+        command = [str(self.bin / program), *arguments]
+        with (self.work / "output.txt").open("w") as log:
+            process = subprocess.Popen(
+                command, env=self._environment(), cwd=self.work, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                yield
+            finally:
+                process.terminate()
+                process.wait()
+
     def _environment(self) -> dict[str, str]:
         ours = {
             "HF_HOME": str(self.hub),
@@ -129,11 +143,17 @@ def hub_cache() -> Path:
 @contextmanager
 def server(*arguments: str) -> Iterator[str]:
     """`slipstream serve` on the default model and a free port; its address."""
+    with server_process(*arguments) as (url, _):
+        yield url
+
+
+@contextmanager
+def server_process(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "slipstream.cli", "serve", "--port", "0", *arguments]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
         try:
-            yield _wait_until_loaded(process, log.fileno())
+            yield _wait_until_loaded(process, log.fileno()), process
         finally:
             process.terminate()
             process.wait()

@@ -19,6 +19,7 @@ def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=KINDS)
 def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Routed]:
-    found = Routed(request.param, tmp_path)
+    """For tests that end servers."""
+    found = Routed(request.param, tmp_path, "--drain", "600")
     yield found
     found.close()

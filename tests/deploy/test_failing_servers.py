@@ -22,6 +22,7 @@ class Stream(threading.Thread):
         self.stamps = 0
         self.done = False
         self.error: httpx.HTTPError | None = None
+        self._leaves = False
         self._url, self._headers = f"{routed.router.url}/v1/chat/completions", headers
         self._body = {"messages": chat("Hi"), "stream": True, "max_tokens": num_tokens}
         self.start()
@@ -33,8 +34,14 @@ class Stream(threading.Thread):
                 for line in answer.iter_lines():
                     self.stamps += line.count("<")
                     self.done |= line == "data: [DONE]"
+                    if self._leaves:
+                        return
         except httpx.HTTPError as error:
             self.error = error
+
+    def leave(self) -> None:
+        self._leaves = True
+        self.ended()
 
     def ended(self) -> None:
         self.join(WAIT)
@@ -65,17 +72,32 @@ def test_a_server_killed_before_it_answered(fresh: Routed) -> None:
 
 
 def test_a_server_that_drains_and_comes_back(fresh: Routed) -> None:
+    """Its streams end as they should; new requests are answered by the other, which is soon asked first."""
     on_one = fresh.session_on("one")
-    last = Stream(fresh, on_one, 200)
+    short, long = Stream(fresh, on_one, 150), Stream(fresh, on_one, 30_000)
     fresh.servers["one"].signal(signal.SIGTERM)
     until(lambda: not ready(fresh, "one"))
     assert [fresh.ask(on_one) for _ in range(8)] == ["two"] * 8  # no error in between
-    last.ended()
-    assert (last.stamps, last.done, last.error) == (200, True, None)
+    until(lambda: not asks_first(fresh, on_one))
+    short.ended()
+    assert (short.stamps, short.done, short.error) == (150, True, None)
+    long.leave()
     assert fresh.servers["one"].wait() == 0
     fresh.start("one")
     until(lambda: fresh.ask(on_one) == "one")
     assert fresh.ask(on_one) == "one"
+
+
+def asks_first(routed: Routed, headers: dict[str, str]) -> bool:
+    """Whether the router still asks the draining server, to be refused, before it asks the other one."""
+    before = num_refused(routed)
+    assert routed.ask(headers) == "two"
+    return num_refused(routed) != before
+
+
+def num_refused(routed: Routed) -> str:
+    metrics = httpx.get(f"{routed.servers['one'].url}/metrics", timeout=WAIT).text
+    return next((line for line in metrics.splitlines() if 'completions",status="503"' in line), "")
 
 
 def ready(routed: Routed, name: str) -> bool:

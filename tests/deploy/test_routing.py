@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ def test_the_order_of_the_keys(routed: Routed) -> None:
     assert routed.ask(path="/v1/responses", input=two) == "two"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs more than one loopback address: Linux")
 def test_requests_without_a_key_spread(routed: Routed) -> None:
     """HAProxy takes turns; nginx goes by the client's address."""
     seen = []

@@ -47,7 +47,7 @@ def stream_all(urls: Sequence[str], count: int, num_tokens: int, api_key: str | 
     for connection, request in zip(connections, requests):
         sent.append(time.monotonic_ns())
         connection.sendall(request)
-    return [_times(*each) for each in zip(sent, _read_all(connections))]
+    return [read_times(*each) for each in zip(sent, _read_all(connections))]
 
 
 def _connect(url: str) -> socket.socket:
@@ -120,7 +120,7 @@ class _Body:
         self.parser.feed_data(data)
 
 
-def _times(sent: int, pieces: Iterable[Piece]) -> StreamTimes:
+def read_times(sent: int, pieces: Iterable[Piece]) -> StreamTimes:
     body = _Body()
     written: list[int] = []
     arrived: list[int] = []
