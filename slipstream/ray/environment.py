@@ -1,7 +1,7 @@
 """The environment variables that Ray Serve reads when it is imported.
 
-By default Ray's HAProxy carries the traffic instead of its Python proxy, which delays each chunk of 64 streams by more
-than a second, and replicas run without a second event loop. Variables that are set already stay as they are.
+By default Ray's HAProxy carries the traffic instead of its Python proxy, which delays chunks (docs/scale-out.md has how
+long), and replicas run without a second event loop. Variables that are set already stay as they are.
 """
 
 from __future__ import annotations
