@@ -33,6 +33,16 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def max_open_files() -> int | None:
+    """That this process, and those it starts, may be allowed. None: any number, or the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
 def available_threads() -> int:
     """Cores this process may use: its affinity, and a container's quota where there is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from slipstream.host import max_open_files
+
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 MIN_DRAIN = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 BUFFER = "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE"
@@ -22,13 +24,22 @@ FLAGS = {
     MIN_DRAIN: "5",  # seconds for HAProxy to forget a replica; Ray's own 30 make every shutdown that slow
 }
 RAYS_OWN_DRAIN = 30.0
+CONNECTIONS, RAYS_OWN_CONNECTIONS = "RAY_SERVE_HAPROXY_MAXCONN", 4096
+FILES_EACH, OTHER_FILES = 2.5, 200  # that HAProxy opens: it does not start where the system allows fewer
 
 
 def missing_flags(environment: Mapping[str, str]) -> dict[str, str]:
     """Those of the flags that nobody has set. None of them where Ray brings no HAProxy, or where it is switched off."""
     if sys.platform != "linux" or environment.get(HAPROXY, "1") != "1":
         return {}
-    return {name: value for name, value in FLAGS.items() if name not in environment}
+    flags = FLAGS | few_connections(max_open_files())
+    return {name: value for name, value in flags.items() if name not in environment}
+
+
+def few_connections(max_files: int | None) -> dict[str, str]:
+    """Fewer than Ray's own number, where the system allows a process only so many open files."""
+    most = RAYS_OWN_CONNECTIONS if max_files is None else int((max_files - OTHER_FILES) / FILES_EACH)
+    return {} if most >= RAYS_OWN_CONNECTIONS else {CONNECTIONS: str(max(1, most))}
 
 
 def set_flags() -> None:

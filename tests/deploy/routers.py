@@ -20,20 +20,13 @@ from typing import Any
 
 import httpx
 import pytest
+from free_ports import free_port
 from real_server import WAIT, RealServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PACED = [sys.executable, "-m", "slipstream.bench.hops.paced_model"]
 KINDS = ("nginx", "haproxy")
 PACKAGES = {"nginx": "nginx-light", "haproxy": "haproxy"}
-
-
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
 
 
 def until(what: Callable[[], bool], seconds: float = WAIT) -> None:
@@ -44,17 +37,23 @@ def until(what: Callable[[], bool], seconds: float = WAIT) -> None:
 
 
 def paced_server(name: str, port: int, *arguments: str) -> RealServer:
+    """``port``: 0: any."""
     return RealServer("--name", name, *arguments, port=port, command=PACED)
+
+
+def need(kind: str) -> str:
+    program = shutil.which(kind, path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip(f"needs {kind} on the PATH: Debian's package {PACKAGES[kind]}")
+    return program
 
 
 class Router:
     """A router on a port of its own, in front of two ports."""
 
     def __init__(self, kind: str, folder: Path, ports: list[int]) -> None:
-        program = shutil.which(kind, path=f"{os.environ['PATH']}:/usr/sbin")
-        if program is None:
-            pytest.skip(f"needs {kind} on the PATH: Debian's package {PACKAGES[kind]}")
-        [self.port] = free_ports(1)
+        program = need(kind)
+        self.port = free_port()
         self._addresses = {8080: self.port, 8001: ports[0], 8002: ports[1]}
         for path in (DEPLOY / kind).iterdir():
             (folder / path.name).write_text(self._with_addresses(path.read_text()))
@@ -98,18 +97,20 @@ class Routed:
 
     def __init__(self, kind: str, folder: Path, *arguments: str, headers: dict[str, str] | None = None) -> None:
         self.kind = kind
-        self._ports = dict(zip(("one", "two"), free_ports(2)))
+        need(kind)
+        self._ports = {"one": 0, "two": 0}  # any, and then always the same
         self._arguments = arguments
         self.servers: dict[str, RealServer] = {}
-        self.router = Router(kind, folder, list(self._ports.values()))  # first: it may not be installed
         for name in self._ports:
             self.start(name)
+        self.router = Router(kind, folder, list(self._ports.values()))
         # A router that met a closed port leaves it alone for a while.
         sessions = [{**(headers or {}), "x-session-id": f"start {i}"} for i in range(16)]
         until(lambda: {self.ask(session) for session in sessions} == {"one", "two"})
 
     def start(self, name: str) -> None:
         self.servers[name] = paced_server(name, self._ports[name], *self._arguments)
+        self._ports[name] = self.servers[name].port
 
     def close(self) -> None:
         self.router.close()

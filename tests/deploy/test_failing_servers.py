@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from free_ports import free_port
 from real_server import WAIT
-from routers import KINDS, Routed, Router, chat, free_ports, routing, until
+from routers import KINDS, Routed, Router, chat, routing, until
 
 
 class Stream(threading.Thread):
@@ -65,7 +66,7 @@ def test_a_server_killed_before_it_answered(fresh: Routed) -> None:
     """Nothing has reached the client, so the other server is asked."""
     on_one = fresh.session_on("one")
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(fresh.ask, on_one, max_tokens=100)
+        answer = threads.submit(fresh.ask, on_one, max_tokens=400)
         until(lambda: fresh.running("one") == 1)
         fresh.servers["one"].signal(signal.SIGKILL)
         assert answer.result(WAIT) == "two"
@@ -109,7 +110,7 @@ def ready(routed: Routed, name: str) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_server_at_all(kind: str, tmp_path: Path) -> None:
-    with routing(kind, tmp_path, free_ports(2)) as router:
+    with routing(kind, tmp_path, [free_port(), free_port()]) as router:
         answers = [_ask(router) for _ in range(4)]
     for answer in answers:
         assert answer.status_code == 503

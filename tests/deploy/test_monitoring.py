@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import httpx
 import pytest
 import yaml
 from fake_server import FakeServer, until
+from free_ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from queries import (
     ALERTS,
@@ -55,7 +55,7 @@ def server() -> Iterator[FakeServer]:
 def ask(server: FakeServer) -> None:
     """What fills every metric: an answer with drafts, one without, an error."""
     headers = {"authorization": f"Bearer {KEY}"}
-    for more in ({}, {"speculative": {"enabled": False}}, {"temperature": "hot"}):
+    for more in ({"seed": 1}, {"speculative": {"enabled": False}}, {"temperature": "hot"}):
         httpx.post(f"{server.url}/v1/chat/completions", json=CHAT | more, headers=headers, timeout=WAIT)
 
 
@@ -196,9 +196,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(folder: Path, config: Path) -> Iterator[Prometheus]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     command = [need("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}"]
     with (folder / "log").open("w") as log:

@@ -102,9 +102,9 @@ def test_who_leaves_is_aborted(routed: Routed) -> None:
     before = routed.requests("one")["abort"]
     with stream(routed, routed.session_on("one"), max_tokens=LONG) as answer:
         next(line for line in answer.iter_lines() if "<" in line)
-        assert routed.running("one") == 1
+        until(lambda: routed.running("one") == 1)
     until(lambda: routed.requests("one")["abort"] == before + 1)
-    assert routed.running("one") == 0
+    until(lambda: routed.running("one") == 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

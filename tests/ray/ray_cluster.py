@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,16 +19,11 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from free_ports import free_port
 
 DRIVER = Path(__file__).parent / "cluster_driver.py"
 WAIT = 300.0
 MODEL = ("max_context=1024", "max_streams=8", "cpus_per_replica=1", "draft=2")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def own_places(folder: str) -> dict[str, str]:
@@ -61,7 +55,12 @@ class RayCluster:
         self.output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.wait_for(ready)
+        try:
+            self.wait_for(ready)
+        except AssertionError:
+            self.process.kill()
+            self.end()
+            raise
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from ray_cluster import WAIT, Answer, ask_until_whole, free_port, own_places, question
+from free_ports import free_port
+from ray_cluster import WAIT, Answer, ask_until_whole, own_places, question
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy on Linux only"),

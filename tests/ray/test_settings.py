@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.errors import ConfigError
 from slipstream.ray import environment
-from slipstream.ray.environment import FLAGS, HAPROXY, missing_flags, starts_a_cluster
+from slipstream.ray.environment import CONNECTIONS, FLAGS, HAPROXY, few_connections, missing_flags, starts_a_cluster
 from slipstream.ray.settings import settings_from
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in FLAGS:
+    for name in (*FLAGS, CONNECTIONS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -71,11 +71,18 @@ def test_one_replica_has_no_router() -> None:
 
 def test_flags_are_set_unless_somebody_did(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment.sys, "platform", "linux")
+    monkeypatch.setattr(environment, "max_open_files", lambda: None)
     assert missing_flags({}) == FLAGS
     assert HAPROXY not in missing_flags({HAPROXY: "1"})
     assert missing_flags({HAPROXY: "0"}) == {}
     monkeypatch.setattr(environment.sys, "platform", "darwin")
     assert missing_flags({}) == {}
+
+
+def test_haproxy_starts_where_few_files_may_be_open() -> None:
+    """It opens five for every two connections, and some more."""
+    assert few_connections(None) == few_connections(20_000) == {}
+    assert 1000 < int(few_connections(4096)[CONNECTIONS]) <= (4096 - 36) / 2.5
 
 
 def test_only_a_serve_run_that_starts_a_cluster_is_run_again() -> None:
