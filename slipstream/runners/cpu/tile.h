@@ -60,7 +60,10 @@ INLINE int fetching_pays(void) {
 #endif
 }
 
-/* Where a panel is being read. */
+/* A weight's format, of whose low bits the compiler knows what they are. */
+INLINE int known_format(const weight_t *w, const int kind) { return (w->format & ~7) | kind; }
+
+/* Where a panel is being read. It stays in registers as long as no function is given its address. */
 typedef struct {
   const uint8_t *header; /* the steps of the span */
   const uint8_t *factors, *units; /* of the block */
@@ -78,12 +81,11 @@ INLINE place_t first_block(const weight_t *w, int panel) {
 /* b: the index of the block that follows. */
 INLINE void next_block(int format, int b, place_t *at) {
   const uint8_t *end = at->factors + block_bytes(format);
-  const int begins = (b & (span_blocks(format) - 1)) == 0; /* a span */
-  *at = begins ? place_at(format, end, end + header_bytes(format)) : place_at(format, at->header, end);
+  if ((b & (span_blocks(format) - 1)) == 0) at->header = end, end += header_bytes(format); /* a span begins */
+  at->factors = end, at->units = end + all_factors_bytes(format);
 }
 
-/* The scales of a block, for each half and each vector of rows. Not inlined: formats differ in this alone,
- * and tiles are compiled for kinds of codes. */
+/* The scales of a block, for each half and each vector of rows. */
 typedef struct {
   vf scale[2][NUM_GROUPS];
   vi factor[2][NUM_GROUPS]; /* where words are multiplied by it: in both words of a lane */
@@ -91,25 +93,42 @@ typedef struct {
 
 #ifdef HAS_WORDS
 #define FOLDS(kind) ((kind) == CODES6) /* tile_integer.h */
-INLINE void load_folded(int format, const place_t *at, scales_t *out) {
-  const int8_t *factors = (const int8_t *)at->factors;
-  for (int g = 0; g < NUM_GROUPS; g++) {
-    out->scale[0][g] = load_step(format, at->header, 0, g * VL);
-    for (int half = 0; half < 2; half++) out->factor[half][g] = vw_load_i8(factors + half * PANEL + g * VL);
+INLINE void load_folded(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
+  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+    out->scale[0][g] = load_step(format, header, 0, g * VL);
+    for (int half = 0; half < 2; half++)
+      out->factor[half][g] = vw_load_i8((const int8_t *)factors + half * PANEL + g * VL);
   }
 }
 #else
 #define FOLDS(kind) 0
-INLINE void load_folded(int format, const place_t *at, scales_t *out) { (void)format, (void)at, (void)out; }
+INLINE void load_folded(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
+  (void)format, (void)header, (void)factors, (void)out;
+}
 #endif
 
-static __attribute__((noinline)) void load_scales(int format, const place_t *at, scales_t *out) {
+INLINE void load_scales_of(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
   if (FOLDS(kind_of(format))) {
-    load_folded(format, at, out);
+    load_folded(format, header, factors, out);
     return;
   }
   for (int half = 0; half < num_halves(format); half++)
-    for (int g = 0; g < NUM_GROUPS; g++) out->scale[half][g] = load_scale(format, at->header, at->factors, half, g * VL);
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+      out->scale[half][g] = load_scale(format, header, factors, half, g * VL);
+}
+
+/* Not inlined: formats differ in this alone, and tiles are compiled for kinds of codes. */
+static __attribute__((noinline)) void load_any_scales(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
+  load_scales_of(format, header, factors, out);
+}
+
+/* Inlined for the forms of most files: a factor and a step for 32 columns, or a step alone. */
+INLINE void load_scales(const int kind, int format, place_t at, scales_t *out) {
+  const int form = format & (HALVES | HAS_FACTOR | WIDE_STEPS | HALF_STEPS);
+  const int common = HAS_FACTOR | (kind == CODES6 ? HALVES : 0);
+  if (form == common) load_scales_of(kind | common, at.header, at.factors, out);
+  else if (form == 0) load_scales_of(kind, at.header, at.factors, out);
+  else load_any_scales(format, at.header, at.factors, out);
 }
 
 /* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need.
