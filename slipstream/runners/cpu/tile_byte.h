@@ -100,7 +100,7 @@ INLINE void tile_byte(const linear_job *j, const int kind, const int halves, int
   clear(1, acc);
   for (int b = 0; b < blocks; next_block(format, ++b, &at)) {
     const int8_t *parts = parts_of(j->parts, blocks, row, b);
-    load_scales(kind, format, at, &scales);
+    load_scales(kind, 1, format, at, &scales);
     byte_block(kind, halves, format, at.units, &scales, parts, x + b, j->fetch, acc);
   }
   finish_tile(j, 1, panel, row, acc);

@@ -57,7 +57,7 @@ INLINE void tile_dot(const linear_job *j, const int kind, const int halves, cons
   clear(mt, acc);
   for (int b = 0; b < blocks; next_block(format, ++b, &at)) {
     const int8_t *parts = parts_of(j->parts, blocks, row, b);
-    load_scales(kind, format, at, &scales);
+    load_scales(kind, mt, format, at, &scales);
     dot_block(kind, halves, mt, 0, half, format, table, at.units, &scales, parts, x + b, blocks, j->fetch, acc);
     if (half < mt) dot_block(kind, halves, mt, half, mt, format, table, at.units, &scales, parts, x + b, blocks, 0, acc);
   }

@@ -103,7 +103,7 @@ INLINE void tile_word(const linear_job *j, const int kind, const int halves, con
   clear(mt, acc);
   for (int b = 0; b < blocks; next_block(format, ++b, &at)) {
     const int16_t *words = (const int16_t *)parts_of(j->parts, blocks, row, b);
-    load_scales(kind, format, at, &scales);
+    load_scales(kind, mt, format, at, &scales);
     word_block(kind, halves, mt, format, table, at.units, &scales, words, x + b, blocks, j->fetch, acc);
   }
   finish_tile(j, mt, panel, row, acc);
