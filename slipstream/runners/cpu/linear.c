@@ -1,8 +1,8 @@
 /* out = x w^T (+ bias) (+ add), x in float32, w packed (weight.h).
  *
  * Every output element is computed in one order, whatever the number of rows, the tile and the thread: the order is
- * written in tile_float.h and tile_integer.h. A tile keeps MT rows of x and three vectors of output rows in registers, so a
- * weight is unpacked once for MT rows: verifying a few drafted tokens costs little more than decoding one. (Unpacking a
+ * written in tile_float.h and tile_integer.h. A tile keeps a few rows of x and three vectors of output rows in registers, so a
+ * weight is unpacked once for them: verifying a few drafted tokens costs little more than decoding one. (Unpacking a
  * block to memory once for many rows, with x transposed, was measured for prefill and gained nothing.)
  */
 #include "linear.h"
@@ -11,11 +11,17 @@
 
 #include "pool.h"
 #include "tile_amx.h"
+#include "tile_byte.h"
 #include "tile_dot.h"
 #include "tile_float.h"
 #include "tile_word.h"
 
-#define ROWS_PER_ITEM 64 /* rows of x that meet one panel while it is in the nearest cache */
+/* Rows of x that meet one panel while it is in the nearest cache: whole tiles. */
+#if MAX_MT == 6
+#define ROWS_PER_ITEM 72
+#else
+#define ROWS_PER_ITEM 64
+#endif
 
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
@@ -27,18 +33,22 @@ typedef void (*tile_fn)(const linear_job *, int panel, int row);
 #define TILE_FEW tile_dot
 #define TILE_MANY tile_dot
 #elif defined(HAS_WORDS)
-#define TILE_FEW tile_word
+#define TILE_FEW tile_few
 #define TILE_MANY tile_word
+INLINE void tile_few(const linear_job *j, const int kind, const int halves, const int mt, int panel, int row) {
+  if (mt == 1 && takes_bytes(kind)) tile_byte(j, kind, halves, panel, row);
+  else tile_word(j, kind, halves, mt, panel, row);
+}
 #else
 #define TILE_FEW tile_float
 #define TILE_MANY tile_float
 #endif
-#if defined(HAS_DOT) || !defined(HAS_WORDS)
+#if defined(HAS_DOT) || !defined(HAS_WORDS) || WORD_MT < MAX_MT
 #define FEW_SUMS 2
 #else
 #define FEW_SUMS 1
 #endif
-#if defined(HAS_WORD_DOT) || (defined(HAS_WORDS) && !defined(HAS_DOT))
+#if WORD_MT == MAX_MT && (defined(HAS_WORD_DOT) || (defined(HAS_WORDS) && !defined(HAS_DOT)))
 #define MANY_SUMS 1
 #else
 #define MANY_SUMS 2
@@ -55,32 +65,40 @@ INLINE int quantizes_x(int format) {
 #define TILE(F, TILE_OF, KIND, HALVES_, MT)                                                                           \
   static void tile_##F##_##MT(const linear_job *j, int panel, int row) { TILE_OF(j, KIND, HALVES_, MT, panel, row); }
 #define TILES_TO_4(F, T, K, H) TILE(F, T, K, H, 1) TILE(F, T, K, H, 2) TILE(F, T, K, H, 3) TILE(F, T, K, H, 4)
-#define CODES6_TILE(MT) TILE(CODES6, TILE_MANY, CODES6, MANY_SUMS, MT)
-#define CODES6_TO_4 TILES_TO_4(CODES6, TILE_FEW, CODES6, FEW_SUMS)
 #if MAX_MT == 8
-#define TILES(F, T, MANY, K, H)                                                                                       \
-  TILES_TO_4(F, T, K, H) TILE(F, MANY, K, H, 5) TILE(F, MANY, K, H, 6) TILE(F, MANY, K, H, 7) TILE(F, MANY, K, H, 8)
-#define CODES6_TILES CODES6_TO_4 CODES6_TILE(5) CODES6_TILE(6) CODES6_TILE(7) CODES6_TILE(8)
+#define TILES(F, T, MANY, K, H, HM)                                                                                   \
+  TILES_TO_4(F, T, K, H) TILE(F, MANY, K, HM, 5) TILE(F, MANY, K, HM, 6) TILE(F, MANY, K, HM, 7) TILE(F, MANY, K, HM, 8)
 #define NAMES(F)                                                                                                      \
   { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4, tile_##F##_5, tile_##F##_6, tile_##F##_7, tile_##F##_8 }
+#elif MAX_MT == 6
+#define TILES(F, T, MANY, K, H, HM) TILES_TO_4(F, T, K, H) TILE(F, MANY, K, HM, 5) TILE(F, MANY, K, HM, 6)
+#define NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4, tile_##F##_5, tile_##F##_6 }
 #else
-#define TILES(F, T, MANY, K, H) TILES_TO_4(F, T, K, H)
-#define CODES6_TILES CODES6_TO_4
+#define TILES(F, T, MANY, K, H, HM) TILES_TO_4(F, T, K, H)
 #define NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4 }
 #endif
-#define WHOLE_TILES(KIND) TILES(KIND, TILE_FEW, TILE_MANY, KIND, 1)
-#define HALF_TILES(KIND) TILES(KIND##_HALVES, TILE_FEW, TILE_MANY, KIND, 2)
+#if FLOAT_MT == 4
+#define FLOAT_TILES(KIND) TILES_TO_4(KIND, tile_float, KIND, 1)
+#define FLOAT_NAMES(F) { tile_##F##_1, tile_##F##_2, tile_##F##_3, tile_##F##_4 }
+#else
+#define FLOAT_TILES(KIND) TILES(KIND, tile_float, tile_float, KIND, 1, 1)
+#define FLOAT_NAMES(F) NAMES(F)
+#endif
+#define WHOLE_TILES(KIND) TILES(KIND, TILE_FEW, TILE_MANY, KIND, 1, 1)
+#define HALF_TILES(KIND) TILES(KIND##_HALVES, TILE_FEW, TILE_MANY, KIND, 2, 2)
 WHOLE_TILES(CODES4) WHOLE_TILES(TABLE4) WHOLE_TILES(CODES5) WHOLE_TILES(CODES8)
 HALF_TILES(CODES4) HALF_TILES(TABLE4) HALF_TILES(CODES8)
-CODES6_TILES
-TILES(BF16, tile_float, tile_float, BF16, 1) TILES(F32, tile_float, tile_float, F32, 1)
+TILES(CODES6, TILE_FEW, TILE_MANY, CODES6, FEW_SUMS, MANY_SUMS)
+FLOAT_TILES(BF16) FLOAT_TILES(F32)
 
 /* By kind of codes, and with HALVES. No type has groups of 16 with 5 bits, or of 32 with 6. */
 static const tile_fn tiles[2 * 8][MAX_MT] = {
     [CODES4] = NAMES(CODES4), [TABLE4] = NAMES(TABLE4), [CODES5] = NAMES(CODES5), [CODES8] = NAMES(CODES8),
-    [BF16] = NAMES(BF16), [F32] = NAMES(F32),
+    [BF16] = FLOAT_NAMES(BF16), [F32] = FLOAT_NAMES(F32),
     [HALVES | CODES4] = NAMES(CODES4_HALVES), [HALVES | TABLE4] = NAMES(TABLE4_HALVES),
     [HALVES | CODES6] = NAMES(CODES6), [HALVES | CODES8] = NAMES(CODES8_HALVES)};
+/* Rows of a full tile. */
+INLINE int tile_rows(const linear_job *j) { return has_scales(j->w->format) ? MAX_MT : FLOAT_MT; }
 INLINE const tile_fn *tiles_of(const linear_job *j) { return tiles[j->w->format & (7 | HALVES)]; }
 
 #ifdef HAS_AMX
@@ -89,11 +107,11 @@ AMX(CODES4) AMX(TABLE4) AMX(CODES5) AMX(CODES8)
 static const tile_fn amx_tiles[] = {[CODES4] = amx_CODES4, [TABLE4] = amx_TABLE4, [CODES5] = amx_CODES5, [CODES8] = amx_CODES8};
 INLINE int uses_amx(const linear_job *j) { return j->parts && !(j->w->format & HALVES) && amx_allowed(); }
 INLINE tile_fn full_tile(const linear_job *j) {
-  return uses_amx(j) ? amx_tiles[kind_of(j->w->format)] : tiles_of(j)[MAX_MT - 1];
+  return uses_amx(j) ? amx_tiles[kind_of(j->w->format)] : tiles_of(j)[tile_rows(j) - 1];
 }
 #else
 INLINE int uses_amx(const linear_job *j) { return (void)j, 0; }
-INLINE tile_fn full_tile(const linear_job *j) { return tiles_of(j)[MAX_MT - 1]; }
+INLINE tile_fn full_tile(const linear_job *j) { return tiles_of(j)[tile_rows(j) - 1]; }
 INLINE void amx_begin(void) {}
 INLINE void amx_end(void) {}
 #endif
@@ -104,11 +122,11 @@ static void linear_chunk(const linear_job *j, int chunk) {
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
   int end = panel + j->panels_per_chunk < j->panels ? panel + j->panels_per_chunk : j->panels;
-  const int matrix_unit = last - first >= MAX_MT && full != fns[MAX_MT - 1];
+  const int rows = tile_rows(j), matrix_unit = last - first >= rows && full != fns[rows - 1];
   if (matrix_unit) amx_begin();
   for (; panel < end; panel++)
-    for (int row = first; row < last; row += MAX_MT)
-      (last - row < MAX_MT ? fns[last - row - 1] : full)(j, panel, row);
+    for (int row = first; row < last; row += rows)
+      (last - row < rows ? fns[last - row - 1] : full)(j, panel, row);
   if (matrix_unit) amx_end();
 }
 
@@ -135,6 +153,9 @@ static int takes_words(const linear_job *j, int group) {
 #endif
   return 0;
 #endif
+#ifdef HAS_BYTES
+  return group > 1 || !takes_bytes(kind_of(j->w->format));
+#endif
   return (void)j, (void)group, 1;
 }
 
@@ -148,6 +169,8 @@ static void store_parts(const linear_job *j, int i, int8_t *parts, const int32_t
 #ifdef HAS_DOT
   int8_t *high = parts + (i - first) * BLOCK;
   split_bytes(v, high, high + group * BLOCK);
+#elif defined(HAS_BYTES)
+  store_row_bytes(v, parts);
 #endif
 }
 
@@ -162,6 +185,7 @@ static void quantize_row(const linear_job *j, int i, int blocks, const float *x)
 static void quantize_row(const linear_job *j, int i, int blocks, const float *x) {
   (void)j, (void)i, (void)blocks, (void)x;
 }
+static int takes_words(const linear_job *j, int group) { return (void)j, (void)group, 0; }
 #endif
 
 static const float *copy_row(const linear_job *j, int i, int blocks) {
@@ -192,10 +216,11 @@ static void prepare_chunk(const linear_job *j, int chunk) {
 static int needs_copy(const linear_job *j) { return j->w->cols % BLOCK != 0 || j->w->order; }
 static int needs_sums(const linear_job *j) { return (j->w->format & HAS_MINIMUM) && !quantizes_x(j->w->format); }
 
+static uint64_t whole_groups(int rows) { return (uint64_t)(rows + MAX_MT - 1) / MAX_MT * MAX_MT; }
+
 /* Memory for it, of which place() hands out the parts. */
 static uint64_t prepared_bytes(const linear_job *j) {
-  const uint64_t whole = (uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT; /* rows, in whole groups */
-  const uint64_t n = whole * (uint64_t)num_blocks(j->w->cols);
+  const uint64_t n = whole_groups(j->m) * (uint64_t)num_blocks(j->w->cols);
   uint64_t bytes = quantizes_x(j->w->format) ? n * (PARTS_BYTES + sizeof(x_block)) : 0;
   if (needs_copy(j)) bytes += n * BLOCK * 4;
   if (needs_sums(j)) bytes += n * NUM_SUMS * 4;
@@ -203,7 +228,7 @@ static uint64_t prepared_bytes(const linear_job *j) {
 }
 
 static void place(linear_job *j, uint8_t *memory) {
-  const uint64_t n = ((uint64_t)(j->m + MAX_MT - 1) / MAX_MT * MAX_MT) * (uint64_t)num_blocks(j->w->cols);
+  const uint64_t n = whole_groups(j->m) * (uint64_t)num_blocks(j->w->cols);
   if (needs_copy(j)) j->copy = (float *)memory, memory += n * BLOCK * 4;
   if (needs_sums(j)) j->sums = (float *)memory;
   if (quantizes_x(j->w->format)) j->parts = (int8_t *)memory, j->x_blocks = (x_block *)(memory + n * PARTS_BYTES);
@@ -213,7 +238,8 @@ static void place(linear_job *j, uint8_t *memory) {
 static int can_share(const linear_job *j, const linear_job *before) {
   return j->x == before->x && j->ldx == before->ldx && j->m == before->m && j->w->cols == before->w->cols &&
          j->w->order == before->w->order && quantizes_x(j->w->format) && quantizes_x(before->w->format) &&
-         (j->w->format & HALVES) == (before->w->format & HALVES); /* the matrix unit takes one of them alone */
+         (j->w->format & HALVES) == (before->w->format & HALVES) && /* the matrix unit takes one of them alone */
+         takes_words(j, 1) == takes_words(before, 1);
 }
 
 /* ---- jobs ---- */

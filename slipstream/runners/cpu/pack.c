@@ -35,11 +35,13 @@ INLINE void store_unit(uint8_t *units, int i, int r, uint32_t unit) { memcpy(uni
 
 /* 32 columns of row r of a panel. */
 INLINE void store_units(const int kind, uint8_t *units, int r, const uint8_t *u) {
-  uint32_t fifth = 0, upper[2] = {0, 0};
+  uint32_t fifth = 0, words[8];
   for (int i = 0; i < 4; i++) {
     uint64_t eight;
     memcpy(&eight, u + 8 * i, 8);
     const uint32_t even = even_bytes(eight), odd = even_bytes(eight >> 8);
+    words[2 * i] = even, words[2 * i + 1] = odd;
+    if (kind == CODES6) continue;
     if (kind == CODES8) {
       store_unit(units, 2 * i, r, even);
       store_unit(units, 2 * i + 1, r, odd);
@@ -47,11 +49,11 @@ INLINE void store_units(const int kind, uint8_t *units, int r, const uint8_t *u)
     }
     store_unit(units, nibble_unit(kind, i), r, (even & 0x0F0F0F0F) | (odd & 0x0F0F0F0F) << 4);
     if (kind == CODES5) fifth |= (even >> 4 & 0x01010101) << 2 * i | (odd >> 4 & 0x01010101) << (2 * i + 1);
-    if (kind == CODES6) upper[i / 2] |= ((even >> 4 & 0x03030303) | (odd >> 4 & 0x03030303) << 2) << 4 * (i % 2);
   }
-  if (kind == CODES5) store_unit(units, upper_unit(kind, 0), r, fifth);
+  if (kind == CODES5) store_unit(units, 0, r, fifth);
   if (kind == CODES6)
-    for (int i = 0; i < 2; i++) store_unit(units, upper_unit(kind, 2 * i), r, upper[i]);
+    for (int i = 0; i < 6; i++)
+      store_unit(units, i, r, words[i / 3 * 4 + i % 3] | (words[i / 3 * 4 + 3] >> 2 * (i % 3) & 0x03030303) << 6);
 }
 
 INLINE void store_span_of(const int kind, const weight_t *w, int row, int span, const codes_t *c) {

@@ -22,7 +22,7 @@
 #endif
 #define VL 16
 #define SCALE_F16 1
-#define MAX_MT 8 /* rows of x that one tile keeps in registers */
+#define MAX_MT 8
 typedef __m512 vf;
 typedef __m512i vi;
 INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
@@ -75,7 +75,11 @@ INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 #define HAS_WORD_DOT 1
 INLINE vi vw_add_dot(vi acc, vi w, vi x) { return _mm512_dpwssd_epi32(acc, w, x); }
 #else
-INLINE vi vw_add_dot(vi acc, vi w, vi x) { return vi_add(acc, _mm512_madd_epi16(w, x)); }
+INLINE vi vw_dot(vi w, vi x) { return _mm512_madd_epi16(w, x); }
+INLINE vi vw_add_dot(vi acc, vi w, vi x) { return vi_add(acc, vw_dot(w, x)); }
+/* Sums of two products of bytes, w unsigned and x signed, as two words in each lane; they must fit. */
+INLINE vi vb_dot(vi w, vi x) { return _mm512_maddubs_epi16(w, x); }
+INLINE vi vw_add(vi a, vi b) { return _mm512_add_epi16(a, b); }
 #endif
 /* Each lane as two 16-bit words. */
 #define HAS_WORDS 1
@@ -83,8 +87,8 @@ INLINE vi vw_shr(vi a, int n) { return _mm512_srli_epi16(a, (unsigned)n); }
 INLINE vi vw_sub(vi a, vi b) { return _mm512_sub_epi16(a, b); }
 INLINE vi vw_mul(vi a, vi b) { return _mm512_mullo_epi16(a, b); }
 INLINE vi vw_load_i8(const int8_t *p) { /* a byte in both words of a lane */
-  const vi a = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
-  return vi_or(vi_and(a, vi_set(0xFFFF)), vi_shl(a, 16));
+  const vi twice = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+  return _mm512_shuffle_epi8(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)), twice);
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(SS_PORTABLE)
@@ -92,12 +96,15 @@ INLINE vi vw_load_i8(const int8_t *p) { /* a byte in both words of a lane */
 #ifdef __AVXVNNI__
 #define SS_ISA "avx2-vnni"
 #define HAS_DOT 1
+#define MAX_MT 4
 #else
 #define SS_ISA "avx2"
+#define MAX_MT 6
+#define FLOAT_MT 4
+#define WORD_MT 3
 #endif
 #define VL 8
 #define SCALE_F16 1
-#define MAX_MT 4
 typedef __m256 vf;
 typedef __m256i vi;
 INLINE vf v_load(const float *p) { return _mm256_loadu_ps(p); }
@@ -141,13 +148,16 @@ INLINE vi vi_lookup(vi table, vi at) { return _mm256_shuffle_epi8(table, at); }
 INLINE vi vi_dot(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 #endif
 #define HAS_WORDS 1
-INLINE vi vw_add_dot(vi acc, vi w, vi x) { return vi_add(acc, _mm256_madd_epi16(w, x)); }
+INLINE vi vw_dot(vi w, vi x) { return _mm256_madd_epi16(w, x); }
+INLINE vi vw_add_dot(vi acc, vi w, vi x) { return vi_add(acc, vw_dot(w, x)); }
+INLINE vi vb_dot(vi w, vi x) { return _mm256_maddubs_epi16(w, x); }
+INLINE vi vw_add(vi a, vi b) { return _mm256_add_epi16(a, b); }
 INLINE vi vw_shr(vi a, int n) { return _mm256_srli_epi16(a, n); }
 INLINE vi vw_sub(vi a, vi b) { return _mm256_sub_epi16(a, b); }
 INLINE vi vw_mul(vi a, vi b) { return _mm256_mullo_epi16(a, b); }
 INLINE vi vw_load_i8(const int8_t *p) {
-  const vi a = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
-  return vi_or(vi_and(a, vi_set(0xFFFF)), vi_shl(a, 16));
+  const vi twice = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+  return _mm256_shuffle_epi8(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)), twice);
 }
 
 #else
@@ -211,6 +221,13 @@ INLINE vi vi_lookup(vi table, vi at) {
   for (int i = 0; i < 16; i++) byte[i] = entry[byte[i] & 15];
   return vi_load(byte);
 }
+#endif
+
+/* A tile has up to MAX_MT rows of x, FLOAT_MT if it multiplies floats, and the registers hold the sums of WORD_MT of them where
+ * words are multiplied. */
+#ifndef FLOAT_MT
+#define FLOAT_MT MAX_MT
+#define WORD_MT MAX_MT
 #endif
 
 /* Byte j of each lane, unsigned, less the offset. */

@@ -2,6 +2,10 @@
 #ifndef SS_TILE_H
 #define SS_TILE_H
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
 #include "weight.h"
 
 #define FETCH_BYTES 4096
@@ -50,17 +54,31 @@ INLINE void store_vector(const linear_job *j, vf value, int64_t row, int col, in
 }
 
 /* Weights come from memory once a step, in order. Prefetchers of Intel's processors stop at every page: fetching ahead by
- * instructions made one row 1.4 times as fast there. AMD's do better when left alone: 0.85 to 0.9 (docs/LOG.md). */
-INLINE int fetching_pays(void) {
+ * instructions made one row 1.4 times as fast there, on AMD's Zen 5 1.1 to 1.6 times. Zen 4 does better when left alone:
+ * 0.85 to 0.9 (docs/LOG.md). */
+#define ZEN5_FAMILY 26
 #if defined(__x86_64__) || defined(__i386__)
+INLINE int find_fetching_pays(void) {
+  unsigned a = 0, b, c, d;
   __builtin_cpu_init();
-  return !__builtin_cpu_is("amd");
-#else
-  return 1;
-#endif
+  __get_cpuid(1, &a, &b, &c, &d);
+  return !__builtin_cpu_is("amd") || (a >> 8 & 15) + (a >> 20 & 255) >= ZEN5_FAMILY;
 }
 
-/* Where a panel is being read. */
+/* Asked once: a virtual machine answers slowly. */
+INLINE int fetching_pays(void) {
+  static int pays = -1;
+  if (pays < 0) pays = find_fetching_pays();
+  return pays;
+}
+#else
+INLINE int fetching_pays(void) { return 1; }
+#endif
+
+/* A weight's format, of whose low bits the compiler knows what they are. */
+INLINE int known_format(const weight_t *w, const int kind) { return (w->format & ~7) | kind; }
+
+/* Where a panel is being read. It stays in registers as long as no function is given its address. */
 typedef struct {
   const uint8_t *header; /* the steps of the span */
   const uint8_t *factors, *units; /* of the block */
@@ -78,12 +96,11 @@ INLINE place_t first_block(const weight_t *w, int panel) {
 /* b: the index of the block that follows. */
 INLINE void next_block(int format, int b, place_t *at) {
   const uint8_t *end = at->factors + block_bytes(format);
-  const int begins = (b & (span_blocks(format) - 1)) == 0; /* a span */
-  *at = begins ? place_at(format, end, end + header_bytes(format)) : place_at(format, at->header, end);
+  if ((b & (span_blocks(format) - 1)) == 0) at->header = end, end += header_bytes(format); /* a span begins */
+  at->factors = end, at->units = end + all_factors_bytes(format);
 }
 
-/* The scales of a block, for each half and each vector of rows. Not inlined: formats differ in this alone,
- * and tiles are compiled for kinds of codes. */
+/* The scales of a block, for each half and each vector of rows. */
 typedef struct {
   vf scale[2][NUM_GROUPS];
   vi factor[2][NUM_GROUPS]; /* where words are multiplied by it: in both words of a lane */
@@ -91,25 +108,45 @@ typedef struct {
 
 #ifdef HAS_WORDS
 #define FOLDS(kind) ((kind) == CODES6) /* tile_integer.h */
-INLINE void load_folded(int format, const place_t *at, scales_t *out) {
-  const int8_t *factors = (const int8_t *)at->factors;
-  for (int g = 0; g < NUM_GROUPS; g++) {
-    out->scale[0][g] = load_step(format, at->header, 0, g * VL);
-    for (int half = 0; half < 2; half++) out->factor[half][g] = vw_load_i8(factors + half * PANEL + g * VL);
+INLINE void load_folded(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
+  _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+    out->scale[0][g] = load_step(format, header, 0, g * VL);
+    for (int half = 0; half < 2; half++)
+      out->factor[half][g] = vw_load_i8((const int8_t *)factors + half * PANEL + g * VL);
   }
 }
 #else
 #define FOLDS(kind) 0
-INLINE void load_folded(int format, const place_t *at, scales_t *out) { (void)format, (void)at, (void)out; }
+INLINE void load_folded(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
+  (void)format, (void)header, (void)factors, (void)out;
+}
 #endif
 
-static __attribute__((noinline)) void load_scales(int format, const place_t *at, scales_t *out) {
+INLINE void load_scales_of(int format, const uint8_t *header, const uint8_t *factors, scales_t *out) {
   if (FOLDS(kind_of(format))) {
-    load_folded(format, at, out);
+    load_folded(format, header, factors, out);
     return;
   }
   for (int half = 0; half < num_halves(format); half++)
-    for (int g = 0; g < NUM_GROUPS; g++) out->scale[half][g] = load_scale(format, at->header, at->factors, half, g * VL);
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++)
+      out->scale[half][g] = load_scale(format, header, factors, half, g * VL);
+}
+
+/* Not inlined: formats differ in this alone, and tiles are compiled for kinds of codes. */
+static __attribute__((noinline)) void load_any_scales(int format, const uint8_t *header, const uint8_t *factors,
+                                                      scales_t *out) {
+  load_scales_of(format, header, factors, out);
+}
+
+/* Inlined for the forms of most files: a factor and a step for 32 columns, or a step alone. Not where the factors of CODES6
+ * would take registers from the sums of several rows: 3 to 7 % slower. */
+INLINE void load_scales(const int kind, const int mt, int format, place_t at, scales_t *out) {
+  const int form = format & (HALVES | HAS_FACTOR | WIDE_STEPS | HALF_STEPS);
+  const int common = HAS_FACTOR | (kind == CODES6 ? HALVES : 0);
+  if (FOLDS(kind) && mt > 1) load_any_scales(format, at.header, at.factors, out);
+  else if (form == common) load_scales_of(kind | common, at.header, at.factors, out);
+  else if (form == 0) load_scales_of(kind, at.header, at.factors, out);
+  else load_any_scales(format, at.header, at.factors, out);
 }
 
 /* One quarter of the block FETCH_BYTES ahead: all of it at once would occupy the buffers that the block's own loads need.

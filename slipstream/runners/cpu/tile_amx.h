@@ -73,7 +73,7 @@ INLINE void multiply_block(const int8_t *parts, words_t words, dots_t dots) {
 INLINE void finish_block(int format, const place_t *at, const x_block *x, int blocks, dots_t dots,
                          sums_t acc) {
   scales_t scales;
-  load_scales(format, at, &scales);
+  load_any_scales(format, at->header, at->factors, &scales);
   _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
     _Pragma("GCC unroll 8") for (int m = 0; m < MAX_MT; m++) {
       const x_block *own = x + (int64_t)m * blocks;

@@ -52,7 +52,7 @@ INLINE void block_f32(const int mt, const uint8_t *p, const float *x, int64_t ld
 INLINE void float_block(const int kind, const int halves, const int mt, int format, vi table, const place_t *at,
                         const float *x, int64_t ldx, const float *sums, int64_t lds, sums_t acc) {
   scales_t scales;
-  load_scales(format, at, &scales);
+  load_any_scales(format, at->header, at->factors, &scales);
   const vi offset = vi_set(offset_of(format));
   const int pairs = BLOCK / 8 / halves;
   for (int half = 0; half < halves; half++) {

@@ -42,6 +42,36 @@ INLINE void store_words(const int32_t *v, int16_t *to) {
     for (int i = 0; i < 8; i++) to[k + i] = (int16_t)v[k + order[i]];
 }
 
+/* Bytes of v[0..31] in the order of the words. */
+INLINE void store_bytes(const int32_t *v, int8_t *to) {
+#if VL == 16
+  const __m256i order = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10,
+                                         12, 14, 9, 11, 13, 15);
+  __m128i a = _mm512_cvtepi32_epi8(vi_load(v)), b = _mm512_cvtepi32_epi8(vi_load(v + 16));
+  _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(_mm256_set_m128i(b, a), order));
+#elif VL == 8
+  const __m256i order = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10,
+                                         12, 14, 9, 11, 13, 15);
+  const vi a = _mm256_packs_epi32(vi_load(v), vi_load(v + 8)), b = _mm256_packs_epi32(vi_load(v + 16), vi_load(v + 24));
+  const vi fours = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  vi_store(to, _mm256_shuffle_epi8(fours, order));
+#else
+  for (int k = 0; k < BLOCK; k++) to[(k / 8) * 8 + (k % 2) * 4 + (k % 8) / 2] = (int8_t)v[k];
+#endif
+}
+
+/* The high and the low bytes of v[0..31]. */
+INLINE void split_bytes(const int32_t *v, int8_t *high_at, int8_t *low_at) {
+  int32_t high[BLOCK], low[BLOCK];
+  for (int i = 0; i < BLOCK; i += VL) {
+    vi h = vi_sra(vi_add(vi_load(v + i), vi_set(64)), 7);
+    vi_store(high + i, h);
+    vi_store(low + i, vi_sub(vi_load(v + i), vi_shl(h, 7)));
+  }
+  store_bytes(high, high_at);
+  store_bytes(low, low_at);
+}
+
 /* One block of x: v[0..31], and what the tiles need of it. */
 INLINE void quantize_block(const float *x, int32_t *v, x_block *block) {
   vf largest = v_set(0.0f);
@@ -71,9 +101,19 @@ INLINE void add_dots(const int from, const int to, const scales_t *s, int half, 
       acc[m][g] = add_dot(s->scale[half][g], t[m - from][g], x + (int64_t)m * blocks, acc[m][g]);
 }
 
+/* A half's sums times their factors, added to those of the half before: FOLDS(kind), where factors multiply sums. */
+INLINE void add_folded(const int from, const int to, const scales_t *s, const int half, vi t[][NUM_GROUPS],
+                       vi folded_sum[][NUM_GROUPS]) {
+  _Pragma("GCC unroll 4") for (int m = 0; m < to - from; m++)
+    _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) {
+      const vi share = vi_mul(t[m][g], vi_sra(s->factor[half][g], 16));
+      folded_sum[m][g] = half ? vi_add(folded_sum[m][g], share) : share;
+    }
+}
+
 /* The minima's share, when all blocks have been added: then the sums are in registers for all of it. */
-INLINE void add_minima_of(const linear_job *j, const int mt, int panel, int row, sums_t acc) {
-  const int blocks = num_blocks(j->w->cols), format = j->w->format, halves = num_halves(format);
+INLINE void add_minima_of(const linear_job *j, int format, const int mt, int panel, int row, sums_t acc) {
+  const int blocks = num_blocks(j->w->cols), halves = num_halves(format);
   const x_block *x = j->x_blocks + (int64_t)row * blocks;
   place_t at = first_block(j->w, panel);
   sums_t sum;
@@ -94,15 +134,26 @@ INLINE void add_minima_of(const linear_job *j, const int mt, int panel, int row,
     _Pragma("GCC unroll 3") for (int g = 0; g < NUM_GROUPS; g++) acc[m][g] = sum[m][g];
 }
 
+/* For K-quants the compiler knows the flags. */
+#define K_MINIMA (HAS_FACTOR | HAS_MINIMUM | HAS_MINIMUM_FACTOR | 3 << SPAN_SHIFT)
+INLINE void add_minima_in(const linear_job *j, const int mt, int panel, int row, sums_t acc) {
+  const int format = j->w->format;
+  if ((format & ~7) == K_MINIMA) add_minima_of(j, K_MINIMA | kind_of(format), mt, panel, row, acc);
+  else add_minima_of(j, format, mt, panel, row, acc);
+}
+
 /* Not inlined: once for all kinds of codes. */
 static __attribute__((noinline)) void add_minima(const linear_job *j, int mt, int panel, int row, sums_t acc) {
-#define CASE(MT) case MT: add_minima_of(j, MT, panel, row, acc); break
+#define CASE(MT) case MT: add_minima_in(j, MT, panel, row, acc); break
   switch (mt) {
     CASE(1); CASE(2); CASE(3);
-#if MAX_MT == 8
-    CASE(4); CASE(5); CASE(6); CASE(7);
+#if MAX_MT > 4
+    CASE(4); CASE(5);
 #endif
-    default: add_minima_of(j, MAX_MT, panel, row, acc);
+#if MAX_MT > 6
+    CASE(6); CASE(7);
+#endif
+    default: add_minima_in(j, MAX_MT, panel, row, acc);
   }
 #undef CASE
 }

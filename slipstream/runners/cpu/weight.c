@@ -10,6 +10,27 @@ static float lane(vf v, int r) {
   return lanes[r];
 }
 
+static uint32_t unit_at(const uint8_t *units, int i, int r) {
+  uint32_t unit;
+  memcpy(&unit, units + (i * PANEL + r) * UNIT_BYTES, 4);
+  return unit;
+}
+
+/* The code of column k. */
+static int read_code(int kind, const uint8_t *units, int r, int k) {
+  const int byte = k % 8 / 2, word = k / 8 * 2 + k % 2, shift = 8 * byte;
+  if (kind == CODES8) return (int)(unit_at(units, word, r) >> shift & 255);
+  if (kind == CODES6) {
+    const int first = word / 4 * 3;
+    if (word % 4 < 3) return (int)(unit_at(units, first + word % 4, r) >> shift & 63);
+    int u = 0;
+    for (int i = 0; i < 3; i++) u |= (int)(unit_at(units, first + i, r) >> (shift + 6) & 3) << 2 * i;
+    return u;
+  }
+  const int u = (int)(unit_at(units, nibble_unit(kind, k / 8), r) >> 4 * (k % 8) & 15);
+  return kind == CODES5 ? u | (int)(unit_at(units, 0, r) >> (shift + word) & 1) << 4 : u;
+}
+
 static void read_group(const weight_t *w, const uint8_t *header, const uint8_t *factors, int row, int half, float *out) {
   const int format = w->format, kind = kind_of(format), columns = BLOCK / num_halves(format);
   const int r = row % PANEL, first = r - r % VL;
@@ -17,19 +38,7 @@ static void read_group(const weight_t *w, const uint8_t *header, const uint8_t *
   const float scale = lane(load_scale(format, header, factors, half, first), r % VL);
   const float low = format & HAS_MINIMUM ? lane(load_minimum(format, header, factors, half, first), r % VL) : 0.0f;
   for (int k = half * columns; k < (half + 1) * columns; k++) {
-    uint32_t unit, upper;
-    int i = k / 8, u, byte = k % 8 / 2, word = 2 * i + k % 2;
-    if (kind == CODES8) u = units[(word * PANEL + r) * UNIT_BYTES + byte];
-    else {
-      memcpy(&unit, units + (nibble_unit(kind, i) * PANEL + r) * UNIT_BYTES, 4);
-      u = (int)(unit >> 4 * (k % 8) & 15);
-    }
-    if (kind == TABLE4) u = w->table[u];
-    if (kind == CODES5 || kind == CODES6) {
-      memcpy(&upper, units + (upper_unit(kind, i) * PANEL + r) * UNIT_BYTES, 4);
-      upper >>= 8 * byte;
-      u |= (int)(kind == CODES5 ? upper >> word & 1 : upper >> 2 * (word % 4) & 3) << 4;
-    }
+    const int u = kind == TABLE4 ? w->table[read_code(kind, units, r, k)] : read_code(kind, units, r, k);
     out[k] = (float)(u - offset_of(format)) * scale;
     if (format & HAS_MINIMUM) out[k] += low;
   }

@@ -13,7 +13,8 @@
  *     CODES4    4 units of 8 nibbles, the first column lowest
  *     TABLE4    the same; u is the table's entry, kept with 128 added
  *     CODES5    a unit of fifth bits: bit s of byte j is that of word s; then as CODES4
- *     CODES6    twice: a unit of upper pairs of bits, of four words, and two units of nibbles; groups of 16, factors, no minima
+ *     CODES6    twice 3 units for four words: three in the low 6 bits, a third of the last in the upper 2 bits of each, its
+ *               lowest first; groups of 16, factors, no minima
  *     CODES8    8 units of 4 bytes: the words
  *     BF16      16 units of two bfloat16, the even column low
  *     F32       32 units of one float
@@ -64,9 +65,8 @@ INLINE int num_halves(int format) { return format & HALVES ? 2 : 1; }
 INLINE int num_units(int codes) {
   return codes <= TABLE4 ? 4 : codes == CODES5 ? 5 : codes == CODES6 ? 6 : codes == CODES8 ? 8 : codes == BF16 ? 16 : 32;
 }
-/* Where the nibbles of columns 8 i to 8 i + 7 are, and their upper bits: never behind what is read next. */
-INLINE int nibble_unit(const int kind, int i) { return kind == CODES5 ? 1 + i : kind == CODES6 ? 1 + i + i / 2 : i; }
-INLINE int upper_unit(const int kind, int i) { return kind == CODES6 ? 3 * (i / 2) : 0; }
+/* Where the nibbles of columns 8 i to 8 i + 7 are. Their fifth bits are in the first unit: never behind what is read next. */
+INLINE int nibble_unit(const int kind, int i) { return kind == CODES5 ? 1 + i : i; }
 INLINE int payload_bytes(int codes) { return num_units(codes) * PANEL * UNIT_BYTES; }
 
 INLINE int step_bytes(int format) { return format & WIDE_STEPS ? 4 : (int)sizeof(scale_t); }
@@ -91,10 +91,28 @@ INLINE uint8_t *span_of(const weight_t *w, int row, int s) {
 
 /* ---- what a vector of rows needs of a block ---- */
 
+/* load_pair() of CODES6. */
+INLINE void load_pair6(const uint8_t *p, int i, vi w[2]) {
+  const vi mask = vi_set(0x3F3F3F3F);
+  p += 3 * (i / 2) * PANEL * UNIT_BYTES;
+  const vi a = vi_load(p), b = vi_load(p + PANEL * UNIT_BYTES);
+  if (i % 2 == 0) {
+    w[0] = vi_and(a, mask), w[1] = vi_and(b, mask);
+    return;
+  }
+  const vi c = vi_load(p + 2 * PANEL * UNIT_BYTES);
+  const vi low = vi_and(vi_shr(a, 6), vi_set(0x03030303)), middle = vi_and(vi_shr(b, 4), vi_set(0x0C0C0C0C));
+  w[0] = vi_and(c, mask), w[1] = vi_or(vi_or(low, middle), vi_and(vi_shr(c, 2), vi_set(0x30303030)));
+}
+
 /* Words 2 i and 2 i + 1 of the units at p: four unsigned codes in each lane. table: of TABLE4. */
 INLINE void load_pair(const int codes, const uint8_t *p, int i, vi table, vi w[2]) {
   if (codes == CODES8) {
     w[0] = vi_load(p + 2 * i * PANEL * UNIT_BYTES), w[1] = vi_load(p + (2 * i + 1) * PANEL * UNIT_BYTES);
+    return;
+  }
+  if (codes == CODES6) {
+    load_pair6(p, i, w);
     return;
   }
   const vi mask = vi_set(0x0F0F0F0F);
@@ -102,14 +120,9 @@ INLINE void load_pair(const int codes, const uint8_t *p, int i, vi table, vi w[2
   w[0] = vi_and(a, mask), w[1] = vi_and(vi_shr(a, 4), mask);
   if (codes == TABLE4) w[0] = vi_lookup(table, w[0]), w[1] = vi_lookup(table, w[1]);
   if (codes == CODES5) {
-    const vi bit = vi_set(0x10101010), h = vi_load(p + upper_unit(codes, i) * PANEL * UNIT_BYTES);
+    const vi bit = vi_set(0x10101010), h = vi_load(p);
     w[0] = vi_or(w[0], vi_and(i < 2 ? vi_shl(h, 4 - 2 * i) : vi_shr(h, 2 * i - 4), bit));
     w[1] = vi_or(w[1], vi_and(i < 2 ? vi_shl(h, 3 - 2 * i) : vi_shr(h, 2 * i - 3), bit));
-  }
-  if (codes == CODES6) {
-    const vi bits = vi_set(0x30303030), h = vi_load(p + upper_unit(codes, i) * PANEL * UNIT_BYTES);
-    w[0] = vi_or(w[0], vi_and(i % 2 ? h : vi_shl(h, 4), bits));
-    w[1] = vi_or(w[1], vi_and(i % 2 ? vi_shr(h, 2) : vi_shl(h, 2), bits));
   }
 }
 

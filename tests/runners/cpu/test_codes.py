@@ -236,3 +236,24 @@ def test_experts(kernels: Kernels) -> None:
         row, expert = x[token : token + 1], int(best[token])
         active = kernels.silu_mul(form.linear(gate_up[expert], None)(row), torch.empty(1, inner))
         assert torch.allclose(out[token], form.linear(down[expert], None)(active)[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+@pytest.mark.parametrize("dtype", BLOCK_TYPES)
+def test_largest_sums_fit(any_kernels: Kernels, dtype: str, byte: int) -> None:
+    """All codes the largest or the smallest, and both bytes of x: nothing overflows, with any number of rows."""
+    raw, floats = np.full_like(random_blocks(dtype, 24, 512), byte), BLOCKS[dtype][3]
+    blocks = raw.reshape(24, -1, BLOCKS[dtype][1])
+    for at in floats:
+        blocks[:, :, at : at + 2] = np.array([0.5], np.float16).view(np.uint8)
+    layout = layout_of(BLOCKS[dtype][0], bits=CODE_BITS.get(dtype, 8), half_precision=True)
+    weight = any_kernels.empty(layout, 24, 512)
+    any_kernels.fill_blocks(weight, 0, dtype, raw)
+    row = torch.full((512,), (127 * 128 - 64) / (127 * 128))
+    row[::32] = 1.0
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+    x = signs[:, None] * row
+    matrix = any_kernels.embed(torch.arange(24), weight)
+    for m in range(1, 8):
+        assert_close(product(any_kernels, x[:m], weight), x[:m], matrix, any_kernels.quantizes_x)
+        assert_close(product(any_kernels, -x[:m], weight), -x[:m], matrix, any_kernels.quantizes_x)

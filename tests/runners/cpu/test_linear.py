@@ -119,6 +119,15 @@ def test_stack_of_different_formats(kernels: Kernels) -> None:
     assert stacked_weight(parts[:1]) is parts[0]
 
 
+@pytest.mark.parametrize("m", [1, 2, 7])
+def test_stack_whose_parts_take_x_in_different_forms(kernels: Kernels, m: int) -> None:
+    """A row on its own is multiplied as bytes or as words, by the kind of codes."""
+    parts = [make(kernels, name, 30, 64)[0] for name in ("q4_1", "q8_0", "q4_0", "q8_0")]
+    x = torch.randn(m, 64)
+    apart = torch.cat([product(kernels, x, part) for part in parts], 1)
+    assert torch.equal(product(kernels, x, stacked_weight(parts)), apart)
+
+
 def test_quantize_w8(kernels: Kernels) -> None:
     matrix = torch.randn(100, 96)
     matrix[3, :32] = 0
