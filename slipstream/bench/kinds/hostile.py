@@ -28,7 +28,7 @@ from slipstream.server.service.model_holder import LoadedModel
 
 QUESTION = [{"role": "user", "content": "Say something."}]
 MAX_TOKENS = 48  # of an answer to a harmful request that is not refused
-CLIENT_SECONDS = 120.0
+CLIENT_SECONDS = 300.0
 
 
 def _nested(depth: int, around: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
