@@ -60,7 +60,7 @@ def converse(url: str, index: int, turns: int, **headers: str) -> list[tuple[str
 
 
 def test_conversations_stay_with_their_replica(cluster: RayCluster) -> None:
-    """Of their turns 95 %: a replica that is too slow to answer its health check is passed by for a moment."""
+    """In 95 % of their turns. On a busy core one of twenty was once seen to move and come back; why is not known."""
     found = [converse(cluster.url, index, 5) for index in range(20)]
     assert len({replica for turns in found for replica, _, _ in turns}) == 2
     moved = 0
