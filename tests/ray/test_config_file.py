@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,22 @@ def environment(folder: str) -> dict[str, str]:
 
 
 @contextmanager
-def ray_start(env: dict[str, str], dashboard: int) -> Iterator[None]:
-    words = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={free_port()}", "--num-cpus=4"]
-    launch = [str(BIN / "ray"), "start", *words, f"--dashboard-port={dashboard}"]
-    process = subprocess.Popen(launch, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def ray_start(env: dict[str, str], dashboard: int, output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    names = ("port", "ray-client-server-port", "dashboard-agent-listen-port")
+    ports = [f"--{name}={free_port()}" for name in names]
+    words = [
+        "--head",
+        "--block",
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=4",
+        f"--dashboard-port={dashboard}",
+        *ports,
+    ]
+    with output.open("wb") as file:
+        launch = [str(BIN / "ray"), "start", *words]
+        process = subprocess.Popen(launch, env=env, stdout=file, stderr=subprocess.STDOUT)
     try:
-        yield
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(WAIT)
@@ -72,23 +82,24 @@ def replicas(url: str) -> int:
     return response.text.count("\nslipstream_ready{replica=")
 
 
-async def until(what: Any, limit: float = WAIT) -> None:
-    end = time.monotonic() + limit
-    while not await asyncio.to_thread(what):
-        assert time.monotonic() < end
-        await asyncio.sleep(0.3)
-
-
 def test_the_files_run_scale_and_lose_nothing(tmp_path: Path) -> None:
     """1 -> 2 -> 1 replicas by the number of requests; every answer is whole and right, nobody sees an error."""
     folder = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
     env, dashboard, port = environment(folder.name), free_port(), free_port()
-    url, file = f"http://127.0.0.1:{port}", tmp_path / "serve.yaml"
+    url, file, output = f"http://127.0.0.1:{port}", tmp_path / "serve.yaml", tmp_path / "output"
     file.write_text(yaml.safe_dump(config(port)))
 
     def serve(*words: str) -> int:
         launch = [str(BIN / "serve"), *words, "-a", f"http://127.0.0.1:{dashboard}"]
-        return subprocess.run(launch, env=env, capture_output=True, timeout=WAIT).returncode
+        with output.open("ab") as log:
+            return subprocess.run(launch, env=env, stdout=log, stderr=log, timeout=WAIT).returncode
+
+    async def until(what: Callable[[], bool]) -> None:
+        end = time.monotonic() + WAIT
+        while not await asyncio.to_thread(what):
+            assert ray.poll() is None, output.read_text()[-20_000:]
+            assert time.monotonic() < end, output.read_text()[-20_000:]
+            await asyncio.sleep(0.3)
 
     async def client(index: int, ended: asyncio.Event) -> list[tuple[Answer, list[str]]]:
         found = []
@@ -114,7 +125,7 @@ def test_the_files_run_scale_and_lose_nothing(tmp_path: Path) -> None:
         await until(lambda: serve("shutdown", "-y") == 0)
         return found
 
-    with ray_start(env, dashboard):
+    with ray_start(env, dashboard, output) as ray:
         found = asyncio.run(scene())
     folder.cleanup()
     assert len(found) > 8

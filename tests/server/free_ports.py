@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import socket
 
-# Below those that the system gives to outgoing connections, which would take one before the program does.
-RANGE = range(15_000, 29_000)
+# Others would take one before the program does: above what Ray's workers use (10002 to 19999), below what Ray Serve's
+# replicas (from 30000) and outgoing connections (from 32768) use.
+RANGE = range(20_000, 30_000)
 
 
 def free_port() -> int:
