@@ -98,20 +98,14 @@ def stream(routed: Routed, headers: dict[str, str], **body: Any) -> Any:
     return httpx.stream("POST", f"{routed.router.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT)
 
 
-def aborted(routed: Routed) -> int:
-    return sum(routed.requests(name)["abort"] for name in routed.servers)
-
-
-def running(routed: Routed) -> int:
-    return sum(routed.running(name) for name in routed.servers)
-
-
 def test_who_leaves_is_aborted(routed: Routed) -> None:
-    before = aborted(routed)
-    with stream(routed, {}, max_tokens=LONG) as answer:
-        next(line for line in answer.iter_lines() if "<" in line)
-    until(lambda: aborted(routed) == before + 1)
-    until(lambda: running(routed) == 0)
+    before = routed.requests("one")["abort"]
+    with stream(routed, routed.session_on("one"), max_tokens=LONG) as answer:
+        lines = answer.iter_lines()  # the client has left once nothing holds them
+        next(line for line in lines if "<" in line)
+        until(lambda: routed.running("one") == 1)
+    until(lambda: routed.requests("one")["abort"] == before + 1)
+    until(lambda: routed.running("one") == 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,14 +125,15 @@ def test_each_event_comes_before_the_next_is_written(kind: str, tmp_path: Path) 
 
 
 def test_who_leaves_before_the_answer_is_aborted(routed: Routed) -> None:
-    before = aborted(routed)
+    before = routed.requests("one")["abort"]
     body = json.dumps({"messages": chat("Hi"), "max_tokens": LONG}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    session = routed.session_on("one")["x-session-id"]
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-session-id: {session}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", routed.router.port)) as connection:
         connection.sendall(head.encode() + body)
-        until(lambda: running(routed) == 1)
-    until(lambda: aborted(routed) == before + 1)
+        until(lambda: routed.running("one") == 1)
+    until(lambda: routed.requests("one")["abort"] == before + 1)
 
 
 def test_bodies_as_large_as_the_servers_take_them(routed: Routed) -> None:
