@@ -64,3 +64,13 @@ def test_as_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = report(capsys, folder / "Tiny-Q4_K_M.gguf")
     assert (alone["head_place"], alone["head_files"], alone["head"]) == ("", None, 0)
     (folder / "away.gguf").rename(folder / "mtp-Tiny-Q8_0.gguf")
+
+
+def test_four_streams_of_16k_beside_a_27b_mix_fit_24_gib(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    model = ("--shape", "qwen3.5-27b", "--stored-as", "UD-Q4_K_XL", "--device", "cuda", "--memory", "24GiB")
+    assert main(["plan", "--json", *model, "--max-streams", "4", "--max-context", "16384"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["total"] < 24 << 30
+    assert found["num_blocks"] * found["block_size"] >= 4 * 16384
+    assert found["num_states"] == 4

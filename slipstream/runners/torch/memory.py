@@ -182,11 +182,13 @@ def _num_blocks(fixed: MemoryPlan, platform: Platform, kv_memory: int | None, fr
 
 
 def _with_kept_states(plan: MemoryPlan, budget: int, min_states: int) -> MemoryPlan:
-    """States for the prefix cache, from the memory that blocks leave over; if that is too little, from the blocks'."""
+    """States for the prefix cache, from the memory that blocks leave over; if that is too little, from the blocks', but
+    there no more than one a stream."""
     block, state = plan.block_size * plan.kv_per_token, plan.kept_state
-    wanted = max(min_states, int(plan.kv_pool * SHARE_OF_POOL) // state)
-    num_spare = max(0, min(wanted, (budget - plan.kv_pool) // state))
-    num_more = max(0, min(wanted - num_spare, plan.kv_pool // 4 // state))
+    share = int(plan.kv_pool * SHARE_OF_POOL) // state
+    num_spare = max(0, min(max(min_states, share), (budget - plan.kv_pool) // state))
+    least = max(min(min_states, plan.num_slots), share)
+    num_more = max(0, min(least - num_spare, plan.kv_pool // 4 // state))
     num_blocks = plan.num_blocks - -(-num_more * state // block)
     if num_blocks < MIN_BLOCKS:
         num_blocks, num_more = plan.num_blocks, 0
