@@ -1,8 +1,9 @@
 """The engine for asyncio: each request is an async iterator of events.
 
 The engine thread never waits for a consumer: events go to one deque, and the loop is woken to spread them, at most once
-in REST_SECONDS: where steps are faster than that, waking it for each of them would take time from the steps. Leaving an
-iterator early, by aclose() or by cancellation, aborts its request.
+in REST_SECONDS: where steps are faster than that, waking it for each of them would take time from the steps. The first
+and the last event of a request do not wait for that. Leaving an iterator early, by aclose() or by cancellation, aborts
+its request.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class TokenStream:
     def __init__(self, engine: Engine) -> None:
         self.id = ""  # known once the request is submitted
         self.finished = False  # the consumer has seen the final event, or has left
+        self.started = False  # the engine has sent an event
         self._engine = engine
         self._events: deque[TokenEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -116,6 +118,7 @@ class AsyncEngine:
         self._pending: deque[tuple[TokenStream, TokenEvent]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._awake = False  # the loop will look at the pending events without being woken
+        self._urgent = False  # among them are some that do not wait until it does
         engine.on_delivered = self._wake
 
     def attach(self) -> None:
@@ -158,13 +161,15 @@ class AsyncEngine:
 
     def _put(self, stream: TokenStream, event: TokenEvent) -> None:
         """Engine thread."""
+        self._urgent |= not stream.started or event.finish_reason is not None
+        stream.started = True
         self._pending.append((stream, event))
 
     def _wake(self) -> None:
         """Engine thread. The loop may be gone when the process ends; then nothing is left to wake."""
         assert self._loop is not None
-        if not self._awake:
-            self._awake = True
+        if self._urgent or not self._awake:
+            self._urgent, self._awake = False, True
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._spread)
 

@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither
 
 _SEED_MASK = (1 << 63) - 1  # seeds fit a signed 64-bit array
 _PAUSE_SECONDS = 0.001
+_IDLE_SECONDS = 1.0  # without a request
 _STREAMS_SECONDS = 0.25  # between two snapshots of the streams: people read them, steps must not pay for it
 
 
@@ -205,6 +207,7 @@ class Engine:
         self._deliver([scheduler.abort(key) or TokenEvent(key, finish_reason="abort") for key in self._sinks])
         while scheduler.has_work:
             self._step(scheduler, runner)
+        scheduler.check_integrity()
         scheduler.close()
         self._publish(scheduler)
 
@@ -235,14 +238,19 @@ class Engine:
 
     def _take_messages(self, scheduler: Scheduler) -> bool:
         """Sleeps while there is nothing to do. False: it is time to close."""
-        if not scheduler.has_work:
-            scheduler.check_integrity()
-            if not self._take(scheduler, self._inbox.get()):
-                return False
+        if not scheduler.has_work and not self._take(scheduler, self._next_message(scheduler)):
+            return False
         while not self._inbox.empty():
             if not self._take(scheduler, self._inbox.get()):
                 return False
         return True
+
+    def _next_message(self, scheduler: Scheduler) -> _Message:
+        """Looks at every block and slot, which takes milliseconds, where nobody waits for the next step."""
+        with suppress(queue.Empty):
+            return self._inbox.get(timeout=_IDLE_SECONDS)
+        scheduler.check_integrity()
+        return self._inbox.get()
 
     def _take(self, scheduler: Scheduler, message: _Message) -> bool:
         match message:

@@ -143,6 +143,23 @@ async def test_fast_steps_wake_the_loop_once_for_several(engine: AsyncEngine, mo
     assert num_takes < engine.snapshot().num_steps / 2
 
 
+async def test_the_first_and_the_last_event_wait_for_nothing(
+    gated: tuple[AsyncEngine, GatedRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those between them do, here for ever."""
+    engine, runner = gated
+    monkeypatch.setattr(async_engine, "REST_SECONDS", 1e6)
+    for seed in (1, 2):
+        stream = engine.submit([seed], SamplingParams(seed=seed, max_tokens=4))
+        runner.fuel.put(1)
+        await stream.ready()
+        assert [len(event.tokens) for event in stream.take()] == [1]
+        for _ in range(3):
+            runner.fuel.put(1)
+        await stream.ready()
+        assert [event.finish_reason for event in stream.take()][-1] == "length"
+
+
 async def test_a_dying_engine_ends_every_stream(gated: tuple[AsyncEngine, GatedRunner]) -> None:
     runner = GatedRunner()
     engine = AsyncEngine(Engine(lambda: runner, CONFIG))

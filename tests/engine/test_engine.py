@@ -11,9 +11,11 @@ import pytest
 from fakes import FakeRunner, continuation, make_info
 
 from slipstream.config import EngineConfig
+from slipstream.engine import engine as engine_module
 from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.engine.engine import Engine, grid
 from slipstream.engine.request import TokenEvent
+from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams
 
@@ -293,6 +295,41 @@ def test_an_idle_engine_sleeps_and_wakes() -> None:
         client.wait()
     engine.close()
     assert engine.snapshot().num_steps < 13  # it did not spin
+
+
+def test_the_caches_are_checked_where_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that follow each other do not pay for it; an idle engine and one that closes do."""
+    monkeypatch.setattr(engine_module, "_IDLE_SECONDS", WAIT)
+    checks = Checks(monkeypatch)
+    engine = make_engine()
+    engine.start()
+    for seed in range(3):
+        client = Client()
+        engine.submit([1], SamplingParams(seed=seed, max_tokens=3), client)
+        client.wait()
+    assert checks.count == 0
+    engine.close()
+    assert checks.count == 1
+    monkeypatch.setattr(engine_module, "_IDLE_SECONDS", 0.0)
+    engine = make_engine()
+    engine.start()
+    assert checks.idle.wait(WAIT)
+    engine.close()
+
+
+class Checks:
+    """Counts how often the scheduler is checked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.idle = threading.Event()
+        check = Scheduler.check_integrity
+        monkeypatch.setattr(Scheduler, "check_integrity", lambda scheduler: self._called(check(scheduler)))
+
+    def _called(self, _: None) -> None:
+        self.count += 1
+        if self.count > 1:
+            self.idle.set()
 
 
 def test_seeds_and_p_min_are_resolved() -> None:
