@@ -21,16 +21,20 @@ from typing import Any
 
 import torch
 import triton
+from some_gpus import GPUS
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import MAX_KEEPS
+from slipstream.load.random.model import open_random
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.cuda.kernels import pdl
+from slipstream.runners.cuda import calibrate
+from slipstream.runners.cuda.kernels import gpus
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.cuda.kernels.matmul import linear, linear_coded
+from slipstream.runners.cuda.kernels.matmul import linear_coded
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
@@ -38,9 +42,8 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     quantized_gated,
     quantized_linear,
     quantized_normed,
-    tile_config,
 )
-from slipstream.runners.cuda.kernels.moe import experts_coded
+from slipstream.runners.cuda.kernels.moe.experts import expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
@@ -51,8 +54,15 @@ from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
+from slipstream.runners.cuda.layout import Layout
+from slipstream.runners.cuda.model import coded as coded_model
+from slipstream.runners.cuda.model import linear as dense_model
+from slipstream.runners.cuda.model.quantized import fitted_config
+from slipstream.runners.cuda.platform import cuda_platform
+from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.cuda.warmup import recorded
 from slipstream.runners.torch.caches import GdnRings, LayerKv
+from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -146,11 +156,12 @@ def head_entry(width: int) -> None:
 def fused_products(num_out: int, hidden: int, inner: int, num_tokens: int = 1, prefetch: bool = False) -> None:
     """One that normalises what it made, and one with the activation in it that takes it."""
     device, add = torch.device("cpu"), torch.empty(num_tokens, hidden, dtype=BF16)
-    configs = [linear.tile_config(*size, 16) for size in ((hidden, inner), (num_out, hidden))]
+    weights = torch.empty(hidden, inner, dtype=BF16), torch.empty(num_out, hidden, dtype=BF16)
+    configs = [dense_model.fitted_config(weight, None, 16) for weight in weights]
     first, second = (replace(config, prefetch=prefetch) for config in configs if config is not None)
-    x, weight = torch.empty(num_tokens, inner, dtype=BF16), torch.empty(hidden, inner, dtype=BF16)
-    _, normed = skinny_normed(x, weight, first, Scratch(device), add, torch.empty(hidden), 1e-6)
-    skinny_gated(normed, torch.empty(num_out, hidden, dtype=BF16), second, Scratch(device))
+    x = torch.empty(num_tokens, inner, dtype=BF16)
+    _, normed = skinny_normed(x, weights[0], first, Scratch(device), add, torch.empty(hidden), 1e-6)
+    skinny_gated(normed, weights[1], second, Scratch(device))
 
 
 def int8_matrix(num_out: int, width: int) -> Int8Matrix:
@@ -174,7 +185,7 @@ def fused_quantized(make: Callable[[int, int], QuantizedMatrix], num_tokens: int
         torch.empty(num_tokens, 5120, dtype=BF16),
     )
     out, gate_up = make(5120, 6144), make(34816, 5120)
-    first, second = (tile_config(matrix, num_tokens) for matrix in (out, gate_up))
+    first, second = (fitted_config(matrix, num_tokens, BF16) for matrix in (out, gate_up))
     assert first is not None
     assert second is not None
     x = torch.empty(num_tokens, 6144, dtype=BF16)
@@ -188,9 +199,19 @@ def experts(make: Callable[[int, int], QuantizedMatrix], num_tokens: int) -> Non
     quantized_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
 
 
+def dense_experts(num_tokens: int) -> None:
+    """The same in 16 bits. Of 16 experts, so that they take little memory: as many tokens to each."""
+    stacks = torch.empty(16, 1024, 2048, dtype=BF16), torch.empty(16, 2048, 512, dtype=BF16)
+    num_tokens = max(1, num_tokens // 16)
+    x, expert = torch.empty(num_tokens, 2048, dtype=BF16), ints(num_tokens, 8)
+    expert_pairs(x, *stacks, expert, ints(num_tokens))
+
+
 def quantized_product(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
-    config = tile_config(matrix, num_tokens)
-    assert config is not None
+    config = fitted_config(matrix, num_tokens, dtype)
+    if config is None:
+        matrix.weights(dtype)  # for the library
+        return
     add = torch.empty(num_tokens, matrix.num_rows, dtype=dtype)
     scratch = Scratch(torch.device("cpu"), SCRATCH_FLOATS, SPLIT_K_COUNTERS)
     quantized_linear(torch.empty(num_tokens, matrix.width, dtype=dtype), matrix, config, scratch, add=add)
@@ -216,7 +237,7 @@ IN_CODES = {
 def coded_product(layout: CodeLayout, num_out: int, width: int, num_tokens: int) -> None:
     device = torch.device("cpu")
     matrix = coded.empty(layout, (num_out, width), device)
-    config = linear_coded.tile_config(matrix, num_tokens)
+    config = coded_model.fitted_config(matrix, num_tokens, BF16)
     assert config is not None
     scratch = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
     x, out = torch.empty(num_tokens, width, dtype=BF16), torch.empty(num_tokens, num_out, dtype=BF16)
@@ -229,6 +250,31 @@ def coded_experts(num_tokens: int) -> None:
     gate_up, down = coded.empty(Q4_K, (256 * 1024, 2048), device), coded.empty(Q6_K, (256 * 2048, 512), device)
     x = torch.empty(num_tokens, 2048, dtype=BF16)
     coded_expert_pairs(x, [gate_up], down, ints(num_tokens, 8), ints(num_tokens))
+
+
+def tiny_runner(dtype: str) -> CudaRunner:
+    engine, config = EngineConfig(max_streams=4), RunnerConfig("cpu", dtype, kv_memory=4_000_000, max_context=256)
+    model = open_random("tiny")
+    runner = load_runner(model, engine, config, cuda_platform(torch.device("cpu"), config, model.spec))
+    assert isinstance(runner, CudaRunner)
+    return runner
+
+
+def calibration_steps(runner: CudaRunner, row_sizes: list[int]) -> tuple[list[Layout], list[Layout]]:
+    """Steps as calibration runs them: those it times, and the others."""
+    launcher, sizes = runner.launcher, calibrate._sizes(row_sizes, runner.program.depth)
+    untimed = [*calibrate._mixed(launcher, 4), calibrate._layout(launcher, 1, 1, 0, plain=False)]
+    timed = [calibrate._layout(launcher, n, num_rows, 0) for n, num_rows in sizes]
+    return timed + [calibrate._layout(launcher, n, n, depth) for n in row_sizes for depth in (1, 2)], untimed
+
+
+def tiny_server() -> None:
+    """All kernels of a server, sampling included."""
+    runner = tiny_runner("bfloat16")
+    timed, untimed = calibration_steps(runner, [1, 2, 4])
+    with torch.inference_mode():
+        for layout in timed + untimed:
+            runner.launcher.run(layout)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -286,6 +332,8 @@ CASES: dict[str, Callable[[], object]] = {
         for kind, make in (("int8", int8_matrix), ("int4", int4_matrix), ("fp8", fp8_matrix))
         for num_tokens in (1, 64, 1024, 4096)
     },
+    **{f"35B-A3B experts, {num_tokens}": partial(dense_experts, num_tokens) for num_tokens in (1, 512, 2048, 8192)},
+    "tiny server": tiny_server,
     "recurrence 27B, 1 row of 4": lambda: recurrence(1, 4),
     "recurrence 27B, 16 rows of 4": lambda: recurrence(16, 64),
     "recurrence 27B, nothing kept": lambda: recurrence(2, 128, True, max_keeps=0),
@@ -311,16 +359,20 @@ CASES: dict[str, Callable[[], object]] = {
 }
 
 
+def pretend(capability: int) -> None:
+    """Wrappers and compiler see this GPU from now on."""
+    H100.capability = capability
+    triton.runtime.driver.set_active(H100())
+    gpus._ask = lambda device: GPUS[capability]
+    gpus.gpu.cache_clear()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--capability", type=int, default=90)
+    parser.add_argument("--capability", type=int, default=90, choices=GPUS)
     parser.add_argument("cases", nargs="*", default=list(CASES))
     options = parser.parse_args()
-    is_new = options.capability >= 90
-    H100.capability = options.capability
-    triton.runtime.driver.set_active(H100())
-    pdl.supports_pdl = lambda device: is_new
-    linear_coded.uses_descriptors = experts_coded.uses_descriptors = lambda device: is_new
+    pretend(options.capability)
     run = JITFunction.run
     # What an earlier case compiled is not launched either.
     JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from paged import Row, make_case
+from some_gpus import HOPPER
 
 from slipstream.runners.cuda.kernels.attention.attention import (
     attend,
@@ -82,7 +83,7 @@ def test_prompts(device: torch.device, heads: HeadShape, tile_size: int, hint: i
 @pytest.mark.parametrize("hint", [0, 70_000], ids=["whole", "split"])
 def test_prompts_in_wide_tiles(device: torch.device, hint: int) -> None:
     """Rows that begin, end and see in the middle of blocks of positions; decoding rows beside them."""
-    assert plan_blocks(64 * 6, 256, 2, few=False, large=True).wide
+    assert plan_blocks(64 * 6, 256, 2, few=False, shared_bytes=HOPPER.shared_bytes).wide
     rows = [Row(150, 70), Row(0, 66), Row(63, 2), Row(400, 1)]
     check(device, rows, HeadShape(6, 1, 256), tile_size=64, hint=hint, gated=True, dtype=torch.bfloat16)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
 from slipstream.runners.cuda.kernels import pdl
+from slipstream.runners.cuda.kernels.gpus import Gpu, gpu
 
 SCRIPT = """
 import importlib, pkgutil
@@ -45,14 +48,19 @@ def test_each_gpu_is_asked_about_itself(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(device)
         return (8, 9) if device.index == 0 else (9, 0)
 
-    monkeypatch.setattr(pdl.triton.knobs.runtime, "interpret", False)
+    properties = SimpleNamespace(multi_processor_count=132)
+    utils = SimpleNamespace(get_device_properties=lambda index: {"max_shared_mem": 99 << 10})
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(triton.runtime.driver, "_active", SimpleNamespace(utils=utils))
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     old, new = torch.device("cuda:0"), torch.device("cuda:1")
-    pdl.supports_pdl.cache_clear()
+    gpu.cache_clear()
     try:
         assert pdl.pdl_options(new) == {"launch_pdl": True}
         assert pdl.pdl_options(old) == pdl.pdl_options(torch.device("cpu")) == {}
-        assert pdl.supports_pdl(new)
+        assert gpu(new) == Gpu((9, 0), 99 << 10, 132, has_pdl=True)
+        assert not gpu(old).multiplies_from_shared
     finally:
-        pdl.supports_pdl.cache_clear()
+        gpu.cache_clear()
     assert asked == [new, old]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from some_gpus import ADA, HOPPER
 
 from slipstream.runners.cuda.kernels.matmul.linear import (
     Scratch,
@@ -93,6 +96,7 @@ def test_real_matrices_are_cut_to_fill_the_machine() -> None:
 
 def test_a_smaller_gpu_has_fewer_steps_in_flight() -> None:
     config = TileConfig(64, 256, 5)
-    assert fitted(config, 16, 2, 227 * 1024) == config
-    assert fitted(config, 16, 2, 99 * 1024) == TileConfig(64, 256, 2)
-    assert fitted(config, 64, 2, 64 * 1024) is None
+    assert fitted(config, 16, 2, HOPPER) == config
+    assert fitted(config, 16, 2, replace(HOPPER, shared_bytes=99 << 10)) == TileConfig(64, 256, 2)
+    assert fitted(config, 16, 2, ADA) == TileConfig(64, 256, 3)  # one of them is in registers
+    assert fitted(config, 64, 2, replace(HOPPER, shared_bytes=64 << 10)) is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from some_gpus import ADA
 from torch import Tensor
 
 from slipstream.load.quantized.codes import E2M1, Codes, Container
@@ -178,10 +179,10 @@ def test_any_number_of_tokens(
 
 @pytest.mark.parametrize("num_tokens", [2, 17])
 @pytest.mark.parametrize("name", ["Q4_K", "Q4_1", "Q6_K", "AWQ"])
-def test_gpus_without_a_copy_engine_read_by_pointers(
+def test_gpus_that_multiply_from_registers_read_by_pointers(
     name: str, num_tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.runners.cuda.kernels.matmul.linear_coded.uses_descriptors", lambda device: False)
+    monkeypatch.setattr("slipstream.runners.cuda.kernels.matmul.linear_coded.gpu", lambda device: ADA)
     check_product(name, num_tokens, torch.bfloat16, SPLIT, device)
 
 

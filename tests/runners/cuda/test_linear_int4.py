@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from some_gpus import HOPPER
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
@@ -199,7 +200,7 @@ def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> No
     assert config.split == 1 or programs <= SPLIT_K_COUNTERS
     assert config.split == 1 or programs * config.split * config.rows * block <= SCRATCH_FLOATS
     assert config.split == 1 or 20 // config.split >= 2
-    assert fitted(config, block, 2, 227 * 1024, weight_bytes=WEIGHT_BYTES[4]) == config
+    assert fitted(config, block, 2, HOPPER, weight_bytes=WEIGHT_BYTES[4]) == config
 
 
 def shaped(num_out: int, width: int, kind: str = "int4") -> QuantizedMatrix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from some_gpus import HOPPER
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
@@ -150,7 +151,7 @@ def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> No
     assert config.split == 1 or programs <= PROCESSORS
     assert config.split == 1 or programs * config.split * config.rows * block <= SCRATCH_FLOATS
     assert config.split == 1 or 40 // config.split >= 4
-    assert fitted(config, block, 2, 227 * 1024, weight_bytes=1) == config
+    assert fitted(config, block, 2, HOPPER, weight_bytes=1) == config
 
 
 # ---- As the model sees it ----

@@ -13,20 +13,26 @@ from typing import Any
 
 import torch
 import triton
-from compile_report import BF16, CASES, H100, int4_matrix, int8_matrix, ints, quantized_product
+from compile_report import (
+    BF16,
+    CASES,
+    GPUS,
+    H100,
+    calibration_steps,
+    int4_matrix,
+    int8_matrix,
+    ints,
+    quantized_product,
+    tiny_runner,
+)
 
-from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.load.random.model import open_random
 from slipstream.runners.cuda import calibrate
-from slipstream.runners.cuda.kernels import pdl
+from slipstream.runners.cuda.kernels import gpus
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, skinny_linear
 from slipstream.runners.cuda.kernels.sampling.sample import choose
-from slipstream.runners.cuda.platform import cuda_platform
-from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.cuda.warmup import Launch, compile_together, distinct, one_of_each, recorded
-from slipstream.runners.torch.loading import load_runner
 
-pdl.supports_pdl = lambda device: True  # as on a Hopper GPU
+gpus._ask = lambda device: GPUS[90]
 
 
 class LaunchingH100(H100):
@@ -76,22 +82,12 @@ def names(launches: Iterable[Launch]) -> list[str]:
     return sorted(launch.function.fn.__name__ for launch in launches)
 
 
-def tiny_runner() -> CudaRunner:
-    engine, config = EngineConfig(max_streams=4), RunnerConfig("cpu", "float32", kv_memory=4_000_000, max_context=256)
-    model = open_random("tiny")
-    runner = load_runner(model, engine, config, cuda_platform(torch.device("cpu"), config, model.spec))
-    assert isinstance(runner, CudaRunner)
-    return runner
-
-
 def calibration() -> dict[str, list[str]]:
     """The kernels that steps as calibration runs them launch, and those that a warm-up does not. None is compiled."""
-    runner, row_sizes = tiny_runner(), [1, 2, 4]
+    runner, row_sizes = tiny_runner("float32"), [1, 2, 4]
     launcher, program = runner.launcher, runner.program
     sizes = calibrate._sizes(row_sizes, program.depth)
-    untimed = [*calibrate._mixed(launcher, 4), calibrate._layout(launcher, 1, 1, 0, plain=False)]
-    timed = [calibrate._layout(launcher, n, num_rows, 0) for n, num_rows in sizes]
-    timed += [calibrate._layout(launcher, n, n, depth) for n in row_sizes for depth in (1, 2)]
+    timed, untimed = calibration_steps(runner, row_sizes)
     with torch.inference_mode(), recorded() as launches:
         for layout in timed + untimed:
             launcher.run(layout)

@@ -11,7 +11,6 @@ the step's rows lie, and caches as earlier steps left them.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,18 +18,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@cache
-def supports_pdl(device: torch.device) -> bool:
-    """Asks that GPU, once, when something is first built for it or launched on it."""
-    if device.type != "cuda" or triton.knobs.runtime.interpret:
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+from slipstream.runners.cuda.kernels.gpus import gpu
 
 
 def pdl_options(device: torch.device) -> dict[str, bool]:
     """Options of a launch on this device."""
-    return {"launch_pdl": True} if supports_pdl(device) else {}
+    return {"launch_pdl": True} if gpu(device).has_pdl else {}
 
 
 def uses_pdl(_semantic: Any = None) -> tl.constexpr:

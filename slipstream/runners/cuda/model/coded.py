@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_coded import coded_linear, tile_config, tokens_of_a_block
 from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
@@ -16,7 +17,7 @@ from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
 from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
 from slipstream.runners.cuda.kernels.quant.pack import put
-from slipstream.runners.cuda.model.linear import ExpertStack, shared_bytes
+from slipstream.runners.cuda.model.linear import ExpertStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class CodedLinear:
 
     def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
         """See WritingLinear."""
-        config = self._tile_config(x.shape[0])
+        config = fitted_config(self.matrix, x.shape[0], self.dtype)
         if config is not None:
             coded_linear(x, self.matrix, config, self.scratch, out, add, self.bias)
             return
@@ -53,18 +54,19 @@ class CodedLinear:
         if self.bias is not None:
             out += self.bias
 
-    def _tile_config(self, num_tokens: int) -> TileConfig | None:
-        """None: unpacked for the library."""
-        config, block = tile_config(self.matrix, num_tokens), tokens_of_a_block(num_tokens)
-        shared, weight_bytes = shared_bytes(self.matrix.words.device), self.matrix.layout.weight_bytes
-        return config and fitted(config, block, self.dtype.itemsize, shared, weight_bytes=weight_bytes)
-
     def rows(self, ids: Tensor) -> Tensor:
         return self.matrix.weights(self.dtype, ids)
 
     def for_drafts(self, num_rows: int) -> CodedLinear:
         assert self.bias is None
         return replace(self, matrix=self.matrix.first(num_rows))
+
+
+def fitted_config(matrix: CodedMatrix, num_tokens: int, dtype: torch.dtype) -> TileConfig | None:
+    """None: the matrix is unpacked for the library."""
+    config, block = tile_config(matrix, num_tokens), tokens_of_a_block(num_tokens)
+    device, weight_bytes = gpu(matrix.words.device), matrix.layout.weight_bytes
+    return config and fitted(config, block, dtype.itemsize, device, weight_bytes=weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.gather import gather_rows
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW_TOKENS,
     MAX_TOKENS,
@@ -29,7 +30,6 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     tile_config,
 )
 from slipstream.runners.cuda.kernels.moe.experts import combine, expert_pairs, route
-from slipstream.runners.cuda.kernels.pdl import supports_pdl
 from slipstream.runners.torch.experts import Addends, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
@@ -93,18 +93,18 @@ def library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor 
 
 
 def make_linear(weight: Tensor, bias: Tensor | None, scratch: Scratch) -> CudaLinear:
-    few, some = (_fitted_config(weight, bias, num_tokens) for num_tokens in (FEW_TOKENS, MAX_TOKENS))
+    few, some = (fitted_config(weight, bias, num_tokens) for num_tokens in (FEW_TOKENS, MAX_TOKENS))
     return CudaLinear(weight, bias, scratch=scratch, few=few, some=some)
 
 
-def _fitted_config(weight: Tensor, bias: Tensor | None, num_tokens: int) -> TileConfig | None:
+def fitted_config(weight: Tensor, bias: Tensor | None, num_tokens: int) -> TileConfig | None:
     if bias is not None or weight.dtype not in (torch.bfloat16, torch.float16):
         return None
     num_out, width = weight.shape
     config = tile_config(num_out, width, num_tokens)
     if config is not None and config.prefetch:
         config = replace(config, prefetch=weight.dtype == torch.bfloat16 and _has_gluon(weight.device))
-    return config and fitted(config, num_tokens, weight.itemsize, shared_bytes(weight.device))
+    return config and fitted(config, num_tokens, weight.itemsize, gpu(weight.device))
 
 
 @cache
@@ -112,15 +112,7 @@ def _has_gluon(device: torch.device) -> bool:
     """Whether the products with prefetch run here. Gluon is experimental: each version of Triton may move it."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     known = GLUON_VERSIONS[0] <= version <= GLUON_VERSIONS[1]
-    return known and supports_pdl(device) and torch.cuda.get_device_capability(device)[0] == 9
-
-
-@cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory of a program. Asked once: it takes a millisecond."""
-    if device.type == "cpu":
-        return 1 << 30
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
+    return known and gpu(device).has_pdl and gpu(device).has_wgmma
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.errors import UnknownModel
 from slipstream.load.tensor import FP8, RawTensor
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import (
     MAX_TOKENS,
     Scratch,
@@ -39,7 +40,7 @@ from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.pack import fp8_factors
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
 from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, packed_matrix
-from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product, shared_bytes
+from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, LinearStack, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
@@ -91,11 +92,7 @@ class CudaQuantizedLinear:
         return quantized_gated(x, self.matrix, config, self.scratch)
 
     def _tile_config(self, num_tokens: int) -> TileConfig | None:
-        """None: unpacked for the library."""
-        matrix = self.matrix
-        config = tile_config(matrix, num_tokens)
-        shared, block = shared_bytes(matrix.words.device), tokens_of_a_block(matrix.bits, num_tokens)
-        return config and fitted(config, block, self.dtype.itemsize, shared, weight_bytes=WEIGHT_BYTES[matrix.bits])
+        return fitted_config(self.matrix, num_tokens, self.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.matrix.weights(self.dtype, ids)
@@ -103,6 +100,13 @@ class CudaQuantizedLinear:
     def for_drafts(self, num_rows: int) -> CudaQuantizedLinear:
         assert self.bias is None
         return replace(self, matrix=self.matrix.first(num_rows))
+
+
+def fitted_config(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dtype) -> TileConfig | None:
+    """None: the matrix is unpacked for the library."""
+    config, block = tile_config(matrix, num_tokens), tokens_of_a_block(matrix.bits, num_tokens)
+    device, weight_bytes = gpu(matrix.words.device), WEIGHT_BYTES[matrix.bits]
+    return config and fitted(config, block, dtype.itemsize, device, weight_bytes=weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ them. Few rows leave most of the machine idle: then the context is split too, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.product import product
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.views import TiledRows
@@ -25,6 +26,7 @@ SHORTEST_SPLIT = tl.constexpr(128)  # positions: below it, merging costs more th
 LONG_CONTEXT = 8192
 LONGEST_UNSPLIT = 32768  # positions: prompts up to it are read whole, unless they leave processors idle
 MAX_PARTS, MAX_PART_TOKENS = 12, 4096
+SCRATCH_BYTES = 10 << 10  # of a program, at most, beside queries, keys and values: as compiled, 2 to 8.5 KiB
 WIDE_BYTES = 197_000  # shared memory of a program with 128 pairs of width 256: queries, two buffers of keys and values
 
 
@@ -263,10 +265,9 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
     assert gate is None or gate.stride(1) == 1
     assert kv.k.stride() == kv.v.stride()
     assert kv.k.stride()[1:] == (kv.k.shape[2] * heads.dim, heads.dim, 1)
-    processors = _num_processors(q.device)
+    processors = gpu(q.device).num_processors
     few = 4 * num_tiles * heads.num_kv <= processors and batch.context_hint < LONG_CONTEXT
-    large = _shared_bytes(q.device) >= WIDE_BYTES
-    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few, large)
+    plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few, gpu(q.device).shared_bytes)
     num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
     num_programs = num_tiles * heads.num_kv * num_parts
     if plan.wide:
@@ -335,27 +336,39 @@ class Blocks:
 
 
 @cache
-def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool, large: bool) -> Blocks:
+def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool, shared_bytes: int) -> Blocks:
     """Two buffers of keys and values to each program, no spilled registers at a head of 256.
 
     Five stages make two buffers, because the rows' addresses are loaded first; where the tensor cores read shared
     memory themselves (64 pairs), three do. Exact float32 products keep their operands in registers: 16 pairs. At wide
     heads one buffer is better (three stages), and few programs are fastest with a whole short split in it.
 
-    Prompts at a head of 256 are bound by arithmetic: 128 pairs for each row of keys, where shared memory is ``large``.
+    Prompts at a head of 256 are bound by arithmetic: 128 pairs for each row of keys, where shared memory is large.
 
     Source: logs 91 and 155 for heads of 256 in 16 bits; the others are not in the log.
     """
     block_d = max(16, triton.next_power_of_2(dim))
-    if large and num_bytes == 2 and dim == 256 and num_pairs >= 128:
+    if shared_bytes >= WIDE_BYTES and num_bytes == 2 and dim == 256 and num_pairs >= 128:
         return Blocks(128, 64, block_d, num_warps=8, num_stages=2, wide=True)
     block_m = min(64 if num_bytes == 2 else 16, max(16, triton.next_power_of_2(num_pairs)))
-    row_bytes = block_d * num_bytes
+    row_bytes, num_buffers = block_d * num_bytes, 1
     if block_m * block_d > 8192:
-        return Blocks(block_m, max(16, 2**15 // row_bytes), block_d, num_warps=8, num_stages=3)
-    if num_bytes == 2 and block_d == 256:
-        return Blocks(block_m, 128, block_d, 8, 2) if few else Blocks(block_m, 1024 // block_m, block_d, 4, 3)
-    return Blocks(block_m, min(128, max(16, 2**14 // row_bytes)), block_d, num_warps=4, num_stages=5)
+        plan = Blocks(block_m, max(16, 2**15 // row_bytes), block_d, num_warps=8, num_stages=3)
+    elif num_bytes == 2 and block_d == 256:
+        plan = Blocks(block_m, 128, block_d, 8, 2) if few else Blocks(block_m, 1024 // block_m, block_d, 4, 3)
+    else:
+        plan = Blocks(block_m, min(128, max(16, 2**14 // row_bytes)), block_d, num_warps=4, num_stages=5)
+        num_buffers = 2
+    return _fitted(plan, row_bytes, num_buffers, shared_bytes)
+
+
+def _fitted(plan: Blocks, row_bytes: int, num_buffers: int, shared_bytes: int) -> Blocks:
+    """With no more positions at a time than shared memory holds: queries, buffers of keys and values, and some KiB."""
+    room = shared_bytes - plan.block_m * row_bytes - SCRATCH_BYTES
+    block_n = plan.block_n
+    while block_n > 16 and 2 * num_buffers * block_n * row_bytes > room:
+        block_n //= 2
+    return replace(plan, block_n=block_n)
 
 
 def split_count(num_programs: int, context: int, num_processors: int) -> int:
@@ -378,17 +391,3 @@ def even_split_count(num_programs: int, context: int, num_processors: int, num_t
         return max(1, min(num_processors // num_programs, context // int(SHORTEST_SPLIT.value)))
     most = max(1, min(MAX_PARTS, MAX_PART_TOKENS // num_tokens))
     return min(range(1, most + 1), key=lambda parts: -(-num_programs * parts // num_processors) * (1 / parts + 0.01))
-
-
-@cache
-def _shared_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return WIDE_BYTES  # interpreted: as on an H100
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"])
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 132  # interpreted: the tile configs of an H100
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

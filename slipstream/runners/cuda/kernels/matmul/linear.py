@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from slipstream.runners.cuda.kernels.gpus import Gpu
 from slipstream.runners.cuda.kernels.matmul.product import INTERLEAVE_ROWS, epilogue, product, store_partial
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 
@@ -109,14 +110,15 @@ def tile_config(num_out: int, width: int, num_tokens: int) -> TileConfig | None:
 
 
 def fitted(
-    config: TileConfig, num_tokens: int, item_bytes: int, shared_bytes: int, weight_bytes: float | None = None
+    config: TileConfig, num_tokens: int, item_bytes: int, device: Gpu, weight_bytes: float | None = None
 ) -> TileConfig | None:
     """With no more stages than a program's shared memory holds; None: it does not hold two.
 
     ``weight_bytes``: of a weight, where it is not stored as activations are.
     """
     column_bytes = config.rows * (weight_bytes or item_bytes) + num_tokens * item_bytes
-    stages = int((shared_bytes - 1024) // (column_bytes * config.inner))
+    stages = int((device.shared_bytes - 1024) // (column_bytes * config.inner))
+    stages += not device.multiplies_from_shared  # one of them is in registers
     return replace(config, stages=min(config.stages, stages)) if stages >= 2 else None
 
 

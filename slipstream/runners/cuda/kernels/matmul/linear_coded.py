@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW,
     FEW_TOKENS,
@@ -25,7 +25,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
 )
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of
 from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_partial
-from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, supports_pdl, wait_for_previous
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.code_values import (
     RAW_UNIT,
@@ -199,7 +199,7 @@ def coded_linear(
     if config.split > 1:
         assert grid[0] * grid[1] <= scratch.arrived.numel()
         assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
-    pointers = not uses_descriptors(out.device)
+    pointers = not gpu(out.device).multiplies_from_shared
     _coded[grid](
         x if pointers else tiles_of(x, block_tokens, TILE), *code_tiles(matrix, config.rows, pointers),
         out, add, bias, scratch.partial, scratch.arrived,
@@ -207,11 +207,6 @@ def coded_linear(
         M=block_tokens, N=config.rows, K=TILE, SPLIT=config.split > 1, **matrix.constants, POINTERS=pointers,
         num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
     )  # fmt: skip
-
-
-def uses_descriptors(device: torch.device) -> bool:
-    """Whether the GPU has a copy engine for tiles. Without one the compiler fetches ahead what pointers name only."""
-    return device.type != "cuda" or supports_pdl(device)
 
 
 CodeTiles = tuple[Any, Any, Any, Any, Tensor | None]
@@ -245,9 +240,9 @@ def tile_config(matrix: CodedMatrix, num_tokens: int) -> TileConfig | None:
         return None
     blocks = triton.cdiv(matrix.num_rows, 64)
     if num_tokens > FEW_TOKENS:
-        has_pointers = not uses_descriptors(matrix.words.device)
-        narrow = 3 * blocks <= PROCESSORS or has_pointers  # there registers are short
-        config = TileConfig(64, TILE, 2 if has_pointers else 3) if narrow else TileConfig(128, TILE, 3, warps=8)
+        short = not gpu(matrix.words.device).multiplies_from_shared  # of registers
+        narrow = 3 * blocks <= PROCESSORS or short
+        config = TileConfig(64, TILE, 2 if short else 3) if narrow else TileConfig(128, TILE, 3, warps=8)
         limit = PROCESSORS
     elif num_tokens <= MIN_TOKENS:
         config, limit = TileConfig(64, TILE, 4, warps=2), 7 * PROCESSORS // 2

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import (
     FEW,
     FEW_TOKENS,
@@ -174,9 +175,18 @@ def tile_config(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig | None:
     """
     if num_tokens > LIBRARY_TOKENS[matrix.bits] and matrix.num_rows < VAST:
         return None
+    if num_tokens > FEW_TOKENS and not gpu(matrix.words.device).multiplies_from_shared:
+        return _through_registers(matrix, num_tokens)
     if matrix.bits == 4:
         return _of_4_bits(matrix, num_tokens)
     return (_of_8_bits_many if num_tokens > MAX_TOKENS else _of_8_bits)(matrix, num_tokens)
+
+
+def _through_registers(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig | None:
+    """Tiles with which few registers spill, as compiled for 8.6, 8.9 and 12.0; not measured."""
+    if num_tokens > MAX_TOKENS and matrix.num_rows < VAST:
+        return None
+    return _with_split(TileConfig(64, matrix.tile, 2, warps=8), matrix, num_tokens, PROCESSORS)
 
 
 def _of_8_bits(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:

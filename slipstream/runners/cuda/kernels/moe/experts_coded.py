@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.cuda.kernels.matmul.linear_coded import add_coded_tile, code_tiles, load_step, uses_descriptors
+from slipstream.runners.cuda.kernels.gpus import Gpu, gpu
+from slipstream.runners.cuda.kernels.matmul.linear_coded import add_coded_tile, code_tiles, load_step
 from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
 from slipstream.runners.cuda.kernels.moe.groups import group
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
@@ -91,8 +92,8 @@ def coded_expert_pairs(
     num_experts = down.num_rows // hidden
     assert x.stride(1) == 1
     assert sum(matrix.num_rows for matrix in gate_up) == num_experts * 2 * inner
-    has_descriptors = uses_descriptors(x.device)
-    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype, has_descriptors)
+    has_descriptors = gpu(x.device).multiplies_from_shared
+    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype, gpu(x.device))
     few = num_tokens <= FEW_TOKENS
     groups = None if few else group(expert, positions, num_experts, tiles.pairs)
     num_blocks = groups.num_blocks if groups else num_tokens * num_active
@@ -122,11 +123,11 @@ def coded_expert_pairs(
     return out.view(num_tokens, num_active, hidden)
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype, has_descriptors: bool) -> _Tiles:
+def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype, device: Gpu) -> _Tiles:
     """Narrow enough for registers: two products are under way at once. Source: compiled, not measured."""
     if dtype == torch.float32:  # without tensor cores
         return _Tiles(16, 64, 4, 2)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
         return _Tiles(16, 64, 4, 3)
-    few_pairs = pairs_per_expert <= 24 or not has_descriptors
+    few_pairs = pairs_per_expert <= 24 or not device.multiplies_from_shared
     return _Tiles(32, 64, 4, 3) if few_pairs else _Tiles(64, 64, 8, 2)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import add_tile, row_scales, scaled, tiles_of
 from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
 from slipstream.runners.cuda.kernels.moe.groups import group
@@ -114,6 +115,8 @@ def _tiles(num_tokens: int, pairs_per_expert: float, matrix: QuantizedMatrix, dt
     narrow = 64 if matrix.kind == "fp8" else 32  # factors of FP8 come for at least 64 rows
     if dtype == torch.float32:  # without tensor cores
         return _Tiles(16, narrow, narrow, 4, 2)
+    if not gpu(matrix.words.device).multiplies_from_shared:  # so that few registers spill, as compiled
+        return _Tiles(16 if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12 else 32, 64, 64, 8, 3)
     if num_tokens <= MIN_TOKENS:
         return _Tiles(16, narrow, 32 if matrix.kind == "int8" else 64, 2, 4 if matrix.kind == "fp8" else 6)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
