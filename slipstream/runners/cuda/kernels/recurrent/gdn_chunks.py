@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.product import split, split_product
 
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
@@ -281,6 +282,7 @@ def recur_in_chunks(
     if num_chunks == 0:
         return
     size, device = CHUNK.value, out.device
+    warps = 4 if gpu(device).multiplies_from_shared else 8  # there 4 spill up to 920 bytes, as compiled
     wide_k = max(16, triton.next_power_of_2(gdn.k_dim))
     columns = min(COLUMNS, max(16, triton.next_power_of_2(gdn.v_dim)))
     keys = torch.empty(num_chunks, gdn.num_k_heads, 4, size, wide_k, device=device, dtype=torch.bfloat16)
@@ -290,10 +292,10 @@ def recur_in_chunks(
     spans = (batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay)
     _within[(gdn.num_v_heads, num_chunks)](
         convolved, gates, keys, squares, fades, *spans,
-        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, TILED=gdn.tiled, num_warps=4, num_stages=1,
+        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, TILED=gdn.tiled, num_warps=warps, num_stages=1,
     )  # fmt: skip
     _across[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, batch.num_rows)](
         convolved, keys, squares, fades, out, state, batch.row_slots, *spans, batch.keep_positions, batch.keep_states,
         num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, KEEPS=batch.max_keeps, TILED=gdn.tiled,
-        num_warps=4, num_stages=2,
+        num_warps=warps, num_stages=2,
     )  # fmt: skip
