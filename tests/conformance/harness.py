@@ -40,10 +40,11 @@ def open_runner(
     max_depth: int = 4,
     device: str = "cpu",
     cache_host: int | None = None,
+    kv_dtype: str = "auto",
 ) -> TorchRunner:
     checkpoint = open_hf(folder)
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth, cache_host=cache_host)
-    config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
+    config = RunnerConfig(device, dtype, kv_memory, draft_vocab=0, kernels=kernels, kv_dtype=kv_dtype)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
     runner = TorchBackend(config).load(model, engine)
     assert isinstance(runner, HostRunner)
