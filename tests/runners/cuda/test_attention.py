@@ -6,12 +6,8 @@ import pytest
 import torch
 from paged import Row, make_case
 
-from slipstream.runners.cuda.kernels.attention.attention import (
-    attend,
-    even_split_count,
-    plan_blocks,
-    split_count,
-)
+from slipstream.runners.cuda.kernels.attention.attention import attend
+from slipstream.runners.cuda.kernels.attention.tiles import even_split_count, plan_blocks, split_count
 from slipstream.runners.torch.ops import HeadShape, LayerKv, TorchOps
 
 DECODE = [Row(7, 3, room=4), Row(150, 1), Row(0, 0, room=2), Row(0, 4)]
