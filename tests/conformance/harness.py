@@ -70,6 +70,7 @@ def open_resident(
     max_depth: int = 4,
     dtype: str = "float32",
     rounded: str | None = None,
+    kv_dtype: str = "auto",
 ) -> CudaRunner:
     """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
 
@@ -85,6 +86,8 @@ def open_resident(
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
     platform = cuda_platform(device, config, checkpoint.spec)
+    if kv_dtype == "fp8":
+        platform = platform.with_coded_kv()
     if rounded:
         form = CudaStoredFormat(platform.ops) if rounded == "stored" else quantized_format(platform.ops, rounded)
         platform = replace(platform, form=form, head_form=form)

@@ -83,11 +83,7 @@ def choose_device(name: str, present: bool = True) -> torch.device:
 
 def choose_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
     platform = _choose_operations(device, config, spec)
-    if config.kv_dtype == "auto":
-        return platform
-    if platform.device_resident:
-        raise ConfigError(f"kv_dtype {config.kv_dtype} is not known to the Triton kernels yet")
-    return platform.with_coded_kv()
+    return platform.with_coded_kv() if config.kv_dtype == "fp8" else platform
 
 
 def _choose_operations(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:

@@ -83,16 +83,14 @@ class PagedKv:
         shape = (num_layers, 2, num_blocks, *block)
         # Filled, not merely reserved: the memory plan is true from the first second, and no masked value is NaN.
         self.buffer = torch.empty(shape, device=device, dtype=torch.uint8 if coded else dtype).zero_()
-        self.layers = [
-            _coded_layer(layer, sizes) if coded else LayerKv(k=layer[0], v=layer[1]) for layer in self.buffer
-        ]
+        self.layers = [coded_layer(layer, sizes) if coded else LayerKv(k=layer[0], v=layer[1]) for layer in self.buffer]
 
     def copy(self, source: int, target: int) -> None:
         """One block's content to another, in all layers."""
         self.buffer[:, :, target] = self.buffer[:, :, source]
 
 
-def _coded_layer(blocks: Tensor, sizes: tuple[int, int, int]) -> LayerKv:
+def coded_layer(blocks: Tensor, sizes: tuple[int, int, int]) -> LayerKv:
     """blocks: uint8 [keys and values, blocks, bytes of a block]"""
     num_codes = math.prod(sizes)
     codes = blocks[..., :num_codes].unflatten(-1, sizes)

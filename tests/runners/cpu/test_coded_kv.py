@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.runners.cpu.bindings import Kernels
-from slipstream.runners.torch.caches import FP8, SCALE, LayerKv, decode, encode
+from slipstream.runners.torch.caches import FP8, LayerKv, coded_layer, decode, encode, kv_bytes
 
 EXAMPLES = settings(
     max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -19,12 +19,9 @@ EXAMPLES = settings(
 
 
 def empty_layer(num_blocks: int, heads: int, block_size: int, dim: int) -> LayerKv:
-    """As caches.PagedKv lays it out."""
-    num_codes = heads * block_size * dim
-    blocks = torch.full((2, num_blocks, num_codes + 2 * heads * block_size), 0x7F, dtype=torch.uint8)
-    codes, scales = blocks[..., :num_codes], blocks[..., num_codes:].view(SCALE)
-    parts = [*codes.unflatten(-1, (heads, block_size, dim)), *scales.unflatten(-1, (heads, block_size))]
-    return LayerKv(*parts)
+    """Codes that are no number."""
+    num_bytes = kv_bytes(heads * block_size, dim, FP8)
+    return coded_layer(torch.full((2, num_blocks, num_bytes), 0x7F, dtype=torch.uint8), (heads, block_size, dim))
 
 
 def spread(*shape: int) -> torch.Tensor:

@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 from slipstream.engine.contract import MAX_KEEPS
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.kernels import pdl
+from slipstream.runners.cuda.kernels.attention import attention as attention_kernels
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
@@ -52,11 +53,12 @@ from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
 from slipstream.runners.cuda.warmup import recorded
-from slipstream.runners.torch.caches import GdnRings, LayerKv
+from slipstream.runners.torch.caches import FP8, GdnRings, LayerKv, coded_layer, kv_bytes
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-QWEN, SMOLLM = HeadShape(24, 4, 256), HeadShape(9, 3, 64)
+QWEN, SMOLLM, LLAMA = HeadShape(24, 4, 256), HeadShape(9, 3, 64), HeadShape(32, 8, 128)
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # that a program may have
 BF16 = torch.bfloat16
 
 
@@ -105,20 +107,30 @@ def step(num_tokens: int, tile_size: int, context: int) -> Any:
 
 
 def cache(heads: HeadShape, dtype: torch.dtype) -> LayerKv:
+    if dtype == FP8:
+        num_bytes = kv_bytes(heads.num_kv * 16, heads.dim, FP8)
+        return coded_layer(torch.empty(2, 8, num_bytes, dtype=torch.uint8), (heads.num_kv, 16, heads.dim))
     return LayerKv(*torch.empty(2, 8, heads.num_kv, 16, heads.dim, dtype=dtype))
 
 
-def attention(heads: HeadShape, num_tokens: int, tile_size: int, context: int, dtype: torch.dtype = BF16) -> None:
+def attention(
+    heads: HeadShape,
+    num_tokens: int,
+    tile_size: int,
+    context: int,
+    dtype: torch.dtype = BF16,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     wide = torch.empty(num_tokens, 2 * heads.num_q * heads.dim, dtype=dtype)
     q, gate = wide.chunk(2, dim=1)
-    attend(q, heads, cache(heads, dtype), step(num_tokens, tile_size, context), gate)
+    attend(q, heads, cache(heads, kv_dtype or dtype), step(num_tokens, tile_size, context), gate)
 
 
-def rope(heads: HeadShape, num_tokens: int, half: int) -> None:
+def rope(heads: HeadShape, num_tokens: int, half: int, kv_dtype: torch.dtype = BF16) -> None:
     mixed = torch.empty(num_tokens, heads.qkv_width, dtype=BF16)
     rotary = Rotary(torch.empty(64, half), torch.empty(64, half))
     weight = torch.empty(heads.dim)
-    rope_store(mixed, heads, rotary, cache(heads, BF16), step(num_tokens, 1, 64), (weight, weight, 1e-6))
+    rope_store(mixed, heads, rotary, cache(heads, kv_dtype), step(num_tokens, 1, 64), (weight, weight, 1e-6))
 
 
 def recurrence(
@@ -304,10 +316,22 @@ CASES: dict[str, Callable[[], object]] = {
     "attend SmolLM2, 64 rows of 4": lambda: attention(SMOLLM, 256, 4, 1024),
     "attend SmolLM2, prompt in 64": lambda: attention(SMOLLM, 2048, 64, 1024),
     "attend 80 channels": lambda: attention(HeadShape(8, 8, 80), 256, 4, 1024),
-    "attend 128 channels, prompt in 64": lambda: attention(HeadShape(32, 8, 128), 2048, 64, 4096),
+    "attend 128 channels, prompt in 64": lambda: attention(LLAMA, 2048, 64, 4096),
     "attend SmolLM2 in float32": lambda: attention(SMOLLM, 256, 4, 1024, torch.float32),
     "attend 27B in float32, 1 row of 8": lambda: attention(QWEN, 8, 8, 1024, torch.float32),
     "attend 27B in float32, prompt in 64": lambda: attention(QWEN, 2048, 64, 4096, torch.float32),
+    "rope 27B, KV in fp8, 4": lambda: rope(QWEN, 4, 32, FP8),
+    "rope 27B, KV in fp8, 2048": lambda: rope(QWEN, 2048, 32, FP8),
+    "attend 27B, KV in fp8, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536, kv_dtype=FP8),
+    "attend 27B, KV in fp8, 1 short row of 4": lambda: attention(QWEN, 4, 4, 512, kv_dtype=FP8),
+    "attend 27B, KV in fp8, 1 row of 8": lambda: attention(QWEN, 8, 8, 65536, kv_dtype=FP8),
+    "attend 27B, KV in fp8, 64 rows of 4": lambda: attention(QWEN, 256, 4, 1024, kv_dtype=FP8),
+    "attend 27B, KV in fp8, prompt in 16": lambda: attention(QWEN, 2048, 16, 4096, kv_dtype=FP8),
+    "attend 27B, KV in fp8, prompt in 64": lambda: attention(QWEN, 2048, 64, 4096, kv_dtype=FP8),
+    "attend SmolLM2, KV in fp8, 64 rows of 4": lambda: attention(SMOLLM, 256, 4, 1024, kv_dtype=FP8),
+    "attend 128 channels, KV in fp8, 1 row of 4": lambda: attention(LLAMA, 4, 4, 65536, kv_dtype=FP8),
+    "attend 128 channels, KV in fp8, prompt in 64": lambda: attention(LLAMA, 2048, 64, 4096, kv_dtype=FP8),
+    "attend SmolLM2 in float32, KV in fp8": lambda: attention(SMOLLM, 256, 4, 1024, torch.float32, FP8),
 }
 
 
@@ -320,6 +344,7 @@ def main() -> None:
     H100.capability = options.capability
     triton.runtime.driver.set_active(H100())
     pdl.supports_pdl = lambda device: is_new
+    attention_kernels.shared_bytes = lambda device: SHARED_BYTES[options.capability]
     linear_coded.uses_descriptors = experts_coded.uses_descriptors = lambda device: is_new
     run = JITFunction.run
     # What an earlier case compiled is not launched either.

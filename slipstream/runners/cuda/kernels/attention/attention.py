@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.attention.kv_codes import check_layout, decoded, loaded_scales
 from slipstream.runners.cuda.kernels.attention.tiles import (
     LONG_CONTEXT,
     SHORTEST_SPLIT,
@@ -21,6 +22,7 @@ from slipstream.runners.cuda.kernels.attention.tiles import (
     plan_blocks,
     shared_bytes,
     split_count,
+    with_codes,
 )
 from slipstream.runners.cuda.kernels.matmul.product import product
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
@@ -62,7 +64,7 @@ def _clear_padding(
 
 @triton.jit
 def _attend_positions(
-    queries, k_head, v_head, blocks, stride_block, low, high, sees, best, total, mix, scale,
+    queries, k_head, v_head, k_scales, v_scales, blocks, stride_block, low, high, sees, best, total, mix, scale,
     DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +82,12 @@ def _attend_positions(
         else:
             k = tl.load(k_head + at_row[:, None] + cols[None, :], mask=inside[None, :], other=0.0)
             v = tl.load(v_head + at_row[:, None] + cols[None, :], mask=inside[None, :], other=0.0)
+        if k_scales is not None:  # codes, and scales of two bytes
+            at_scale = block * (stride_block // 2) + stored % BLOCK_SIZE
+            k = decoded(k, queries.dtype)
         scores = product(queries, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
+        if k_scales is not None:
+            scores *= loaded_scales(k_scales + at_scale)[None, :]
         if MASKED:
             scores = tl.where((seen[None, :] <= sees[:, None]) & (seen < high)[None, :], scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -89,6 +96,9 @@ def _attend_positions(
         weights = tl.exp2(scores - shift[:, None])
         fade = tl.exp2(best - shift)
         total = total * fade + tl.sum(weights, axis=1)
+        if k_scales is not None:
+            weights *= loaded_scales(v_scales + at_scale)[None, :]
+            v = decoded(v, queries.dtype)
         mix = product(weights.to(v.dtype), v, mix * fade[:, None])
         best = new_best
     return best, total, mix
@@ -100,6 +110,8 @@ def _attend_kernel(
     gate,
     k_cache,
     v_cache,
+    k_scales,  # None: the caches hold floats
+    v_scales,
     positions,
     row_slots,
     row_offsets,
@@ -173,16 +185,19 @@ def _attend_kernel(
     mix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     k_head = k_cache + head * (BLOCK_SIZE * DIM)
     v_head = v_cache + head * (BLOCK_SIZE * DIM)
+    if k_scales is not None:
+        k_scales += head * BLOCK_SIZE
+        v_scales += head * BLOCK_SIZE
     if WIDE:  # most positions are seen by every query: no masks there
         whole = tl.minimum(start + first + part * BLOCK_M // GROUP + 1, high) - low
         whole = low + tl.maximum(whole, 0) // BLOCK_N * BLOCK_N
         best, total, mix = _attend_positions(
-            queries, k_head, v_head, blocks, stride_block, low, whole, sees, best, total, mix, scale,
-            DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, False,
+            queries, k_head, v_head, k_scales, v_scales, blocks, stride_block, low, whole, sees, best, total, mix,
+            scale, DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
         low = whole
     best, total, mix = _attend_positions(
-        queries, k_head, v_head, blocks, stride_block, low, high, sees, best, total, mix, scale,
+        queries, k_head, v_head, k_scales, v_scales, blocks, stride_block, low, high, sees, best, total, mix, scale,
         DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
 
@@ -264,12 +279,13 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
     group = heads.num_q // heads.num_kv
     assert q.stride(1) == 1
     assert gate is None or gate.stride(1) == 1
-    assert kv.k.stride() == kv.v.stride()
-    assert kv.k.stride()[1:] == (kv.k.shape[2] * heads.dim, heads.dim, 1)
+    check_layout(kv, heads)
     processors = num_processors(q.device)
     few = 4 * num_tiles * heads.num_kv <= processors and batch.context_hint < LONG_CONTEXT
     large = shared_bytes(q.device) >= WIDE_BYTES
     plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few, large)
+    if kv.k_scale is not None:
+        plan = with_codes(plan, q.element_size())
     num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
     num_programs = num_tiles * heads.num_kv * num_parts
     if plan.wide:
@@ -284,7 +300,7 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
         scales = torch.empty((2, num_splits, num_tokens, heads.num_q), dtype=torch.float32, device=q.device)
     num_items = num_tiles if split else num_tiles + triton.cdiv(num_tokens, 16)
     _attend_kernel[(num_items, heads.num_kv * num_parts, num_splits)](
-        q, None if split else gate, kv.k, kv.v,
+        q, None if split else gate, kv.k, kv.v, kv.k_scale, kv.v_scale,
         batch.positions, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed,
         batch.tile_rows, batch.tile_firsts, batch.block_table, target, scales, num_tokens, num_tiles,
         q.stride(0), 0 if gate is None else gate.stride(0), batch.block_table.stride(0), kv.k.stride(0),

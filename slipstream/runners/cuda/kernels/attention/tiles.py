@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -50,6 +50,15 @@ def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool, large: bool
     if num_bytes == 2 and block_d == 256:
         return Blocks(block_m, 128, block_d, 8, 2) if few else Blocks(block_m, 1024 // block_m, block_d, 4, 3)
     return Blocks(block_m, min(128, max(16, 2**14 // row_bytes)), block_d, num_warps=4, num_stages=5)
+
+
+def with_codes(plan: Blocks, num_bytes: int) -> Blocks:
+    """Decoded keys and values are in registers: at wide heads half as many at a time, or they would be spilled.
+
+    Source: not in the log; no GPU has run it.
+    """
+    wide = plan.block_d * num_bytes >= 512 or num_bytes == 4
+    return replace(plan, block_n=max(16, plan.block_n // 2)) if wide else plan
 
 
 def split_count(num_programs: int, context: int, num_processors: int) -> int:
