@@ -70,12 +70,15 @@ class RunnerConfig:
     # For benchmarks: acceptance by chance instead of comparison; the chance that the first 1, 2, ... are accepted.
     simulate_acceptance: tuple[float, ...] = ()
     runner: str = "auto"  # the array library: see RUNNERS
+    kv_dtype: str = "auto"  # of keys and values in the cache: see KV_DTYPES
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:
             raise ConfigError(f"runner must be one of {', '.join(RUNNERS)}, not {self.runner!r}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {self.kv_dtype!r}")
         for name in ("kv_memory", "max_context", "draft_vocab"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
@@ -87,3 +90,4 @@ class RunnerConfig:
 
 RUNNERS = ("auto", "torch", "mlx")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4", "fp8")
+KV_DTYPES = ("auto", "fp8")  # auto: the type of activations; fp8: e4m3, decision 21

@@ -63,6 +63,7 @@ class LLM:
         draft: DraftSetting = "adaptive",
         max_streams: int = 16,
         kv_memory: int | None = None,
+        kv_dtype: str = "auto",
         max_context: int | None = None,
         max_depth: int = 4,
         p_min: float = 0.0,
@@ -73,7 +74,9 @@ class LLM:
         engine_config = EngineConfig(
             max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min, prefix_cache=prefix_cache
         )
-        backend = choose_backend(RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab, runner=runner))
+        backend = choose_backend(
+            RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab, runner=runner, kv_dtype=kv_dtype)
+        )
         opened = open_model(model, mtp, any_architecture=backend.any_architecture)
         self._start(opened, engine_config, backend, progress)
 

@@ -133,6 +133,19 @@ def test_the_pool_follows_the_options(capsys: pytest.CaptureFixture[str]) -> Non
     assert plan(capsys, "--max-streams", "1", "--max-context", "256")["kv_pool"] < few["kv_pool"]
 
 
+def test_the_plan_with_keys_and_values_in_fp8(capsys: pytest.CaptureFixture[str]) -> None:
+    """A byte instead of four, and two bytes for those of a head: its width is 64 here."""
+    options = ("--device", "cpu", "--kv-memory", "100M")
+    floats, coded = plan(capsys, *options), plan(capsys, *options, "--kv-dtype", "fp8")
+    assert floats["kv_per_token"] * (64 + 2) == coded["kv_per_token"] * 4 * 64
+    assert coded["pool_tokens"] > 3.8 * floats["pool_tokens"]
+    assert (floats["kv_dtype"], coded["kv_dtype"]) == ("float32", "fp8")
+    assert main(["plan", *options, "--kv-dtype", "fp8"]) == 0
+    out = capsys.readouterr().out
+    assert ", KV in fp8\n" in out
+    assert "KV pool, fp8, " in out
+
+
 def test_the_plan_has_room_for_kept_states(capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("--shape", "tiny", "--device", "cpu")
     on, off = plan(capsys, *shape), plan(capsys, *shape, "--prefix-cache", "off")
@@ -300,6 +313,7 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: 
     [
         [],
         ["plan", "--dtype", "int3"],
+        ["plan", "--kv-dtype", "fp4"],
         ["plan", "--draft", "99"],
         ["plan", "--kv-memory", "inf"],
         ["bench", "prompts", "--streams", "1,0"],

@@ -209,6 +209,7 @@ def test_a_closed_engine_says_so() -> None:
         ({"max_streams": 0}, ConfigError),
         ({"draft": "sometimes"}, ConfigError),
         ({"kv_memory": 1000}, ConfigError),
+        ({"kv_dtype": "int3"}, ConfigError),
     ],
 )
 def test_options_that_cannot_be_used(options: dict[str, object], error: type[Exception]) -> None:

@@ -63,11 +63,13 @@ def _run(*arguments: str) -> str:
 class Loaded:
     """A tiny model, its plan, and the bytes of every matrix and vector that its loading made."""
 
-    def __init__(self, folder: Path, dtype: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, kernels: bool, monkeypatch: pytest.MonkeyPatch, kv_dtype: str = "auto"
+    ) -> None:
         checkpoint = open_hf(folder)
         model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
         engine = EngineConfig(max_streams=3, block_size=8, max_depth=3)
-        config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, kv_memory=4_000_000)
+        config = RunnerConfig("cpu", dtype, 4_000_000, kernels=kernels, kv_dtype=kv_dtype)
         self.stored = 0
         _watch(monkeypatch, self._count)
         self.plan: MemoryPlan = TorchBackend(config).plan_memory(model, engine)
@@ -122,6 +124,21 @@ def test_fp8(shape: str, dtype: str, kernels: bool, tmp_path: Path, monkeypatch:
     loaded = Loaded(tiny_fp8.save(tiny_fp8.build(shape), tmp_path), dtype, kernels, monkeypatch)
     planned = loaded.plan.weights + loaded.plan.head
     assert 0.9 * planned <= loaded.stored <= planned if kernels else loaded.stored == pytest.approx(planned, rel=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), [("bfloat16", False), ("float32", False), ("float32", True)])
+@pytest.mark.parametrize("shape", ["llama-gqa-tied", "qwen3_5"])
+def test_keys_and_values_in_fp8(
+    shape: str, dtype: str, kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.save(tiny.build(shape), tmp_path, head=True)
+    loaded, floats = (Loaded(folder, dtype, kernels, monkeypatch, each) for each in ("fp8", "auto"))
+    assert (loaded.plan.kv_dtype, floats.plan.kv_dtype) == ("fp8", dtype)
+    assert loaded.runner.model.kv.buffer.nbytes == loaded.plan.kv_pool
+    dim, item = loaded.runner.model.kv.layers[0].k.shape[-1], 2 if dtype == "bfloat16" else 4
+    assert loaded.plan.kv_per_token * item * dim == floats.plan.kv_per_token * (dim + 2)  # a scale has two bytes
+    assert loaded.plan.states == floats.plan.states
+    assert _state_bytes(loaded.runner) == loaded.plan.states + loaded.plan.kept_states
 
 
 def _state_bytes(runner: TorchRunner) -> int:

@@ -77,7 +77,7 @@ def test_mlx_serves_without_our_torch_runner() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
-@pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "int8"}, {"dtype": "int4"}])
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "int8"}, {"dtype": "int4"}, {"kv_dtype": "fp8"}])
 def test_options_that_mlx_does_not_have(options: dict[str, str]) -> None:
     pytest.importorskip("mlx_lm", reason=NO_MLX)
     with pytest.raises(ConfigError, match="on MLX"):

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from slipstream.commands.arguments import draft_setting, num_bytes
 from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES, STORED_NAMES, SWITCH
-from slipstream.config import DTYPES, RUNNERS
+from slipstream.config import DTYPES, KV_DTYPES, RUNNERS
 from slipstream.sampling import MAX_DEPTH
 from slipstream.server.service.settings import LOG_FORMATS, LOG_LEVELS
 
@@ -122,6 +122,14 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         shown="from what is free",
         help="for KV and recurrent states, e.g. 2GiB or 500MB",
+    )
+    flag(
+        group,
+        "--kv-dtype",
+        default="auto",
+        choices=KV_DTYPES,
+        help="how keys and values are cached; auto: in the type of activations; fp8: in a byte each, so that twice the "
+        "tokens of bfloat16 fit, or four times those of float32",
     )
     flag(
         group,

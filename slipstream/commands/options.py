@@ -39,6 +39,7 @@ class ModelOptions:
     max_streams: int = 16
     max_step_tokens: int | None = None
     kv_memory: int | None = None
+    kv_dtype: str = "auto"
     max_context: int | None = None
     draft_vocab: int | None = None
     simulate_acceptance: tuple[float, ...] = ()
@@ -75,6 +76,7 @@ class ModelOptions:
             self.draft_vocab,
             simulate_acceptance=self.simulate_acceptance,
             runner=self.runner,
+            kv_dtype=self.kv_dtype,
         )
 
     @property

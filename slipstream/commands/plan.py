@@ -98,7 +98,7 @@ def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
         ("weights", memory.weights),
         *((f"  {part}", num_bytes) for part, num_bytes in memory.weight_parts),
         ("MTP head", memory.head),
-        (f"KV pool, {size(memory.kv_per_token)} a token", memory.kv_pool),
+        (f"KV pool, {memory.kv_dtype}, {size(memory.kv_per_token)} a token", memory.kv_pool),
         *rows,
         *recurrent,
         *kept,

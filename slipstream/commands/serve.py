@@ -76,6 +76,7 @@ class Loading:
             kv_token_bytes=memory.kv_per_token,
             state_bytes=memory.states + memory.kept_states,
             kv_row_bytes=memory.row_buffers,
+            kv_dtype=memory.kv_dtype,
         )
         head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
         self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {head}"

@@ -41,6 +41,7 @@ class MemoryPlan:
     num_host_states: int = 0
     shared_pool: bool = True  # False: each slot has room of its own for max_context
     weight_parts: tuple[tuple[str, int], ...] = ()  # of the weights: load/contents.py's parts, where they are known
+    kv_dtype: str = ""  # of keys and values, in words
     row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
     @property

@@ -40,10 +40,11 @@ def open_runner(
     max_depth: int = 4,
     device: str = "cpu",
     cache_host: int | None = None,
+    kv_dtype: str = "auto",
 ) -> TorchRunner:
     checkpoint = open_hf(folder)
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth, cache_host=cache_host)
-    config = RunnerConfig(device=device, dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=kv_memory)
+    config = RunnerConfig(device, dtype, kv_memory, draft_vocab=0, kernels=kernels, kv_dtype=kv_dtype)
     model = OpenedModel("tiny", folder, checkpoint, checkpoint if head else None, "" if head else "no head")
     runner = TorchBackend(config).load(model, engine)
     assert isinstance(runner, HostRunner)
@@ -69,6 +70,7 @@ def open_resident(
     max_depth: int = 4,
     dtype: str = "float32",
     rounded: str | None = None,
+    kv_dtype: str = "auto",
 ) -> CudaRunner:
     """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
 
@@ -84,6 +86,8 @@ def open_resident(
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
     config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, max_context=256, draft_vocab=0)
     platform = cuda_platform(device, config, checkpoint.spec)
+    if kv_dtype == "fp8":
+        platform = platform.with_coded_kv()
     if rounded:
         form = CudaStoredFormat(platform.ops) if rounded == "stored" else quantized_format(platform.ops, rounded)
         platform = replace(platform, form=form, head_form=form)

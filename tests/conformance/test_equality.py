@@ -23,13 +23,21 @@ from slipstream.runners.torch.loading import TorchRunner
 KINDS = ["llama-gqa-tied", "qwen2", "qwen3_5", "qwen3_5_moe"]
 # Plain PyTorch sums in an order that depends on the number of rows, so it is compared in float64, where no near-tie
 # can flip; our kernels promise the same bits for any batch, tokens and log-probabilities alike.
-BACKENDS = {"torch": ("float64", False), "kernels": ("float32", True), "int8": ("int8", True)}
+BACKENDS = {
+    "torch": ("float64", False, "auto"),
+    "kernels": ("float32", True, "auto"),
+    "int8": ("int8", True, "auto"),
+    "torch, KV in fp8": ("float64", False, "fp8"),
+    "kernels, KV in fp8": ("float32", True, "fp8"),
+}
 QUICK = [
     ("llama-gqa-tied", "torch"),
     ("qwen2", "int8"),
     ("qwen3_5", "kernels"),
     ("qwen3_5", "int8"),
     ("qwen3_5_moe", "kernels"),
+    ("qwen2", "torch, KV in fp8"),
+    ("qwen3_5", "kernels, KV in fp8"),
 ]
 OTHERS = [case for case in product(KINDS, BACKENDS) if case not in QUICK]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in OTHERS)]
@@ -42,10 +50,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @lru_cache
 def _runner(folder: Path, backend: str, block_size: int, kv_memory: int) -> TorchRunner:
-    dtype, kernels = BACKENDS[backend]
-    return open_runner(
-        folder, head=True, streams=4, block_size=block_size, dtype=dtype, kernels=kernels, kv_memory=kv_memory
-    )
+    sizes = {"streams": 4, "block_size": block_size, "kv_memory": kv_memory}
+    return open_runner(folder, head=True, **_options(backend), **sizes)  # type: ignore[arg-type]
+
+
+def _options(backend: str) -> dict[str, object]:
+    return dict(zip(("dtype", "kernels", "kv_dtype"), BACKENDS[backend], strict=True))
 
 
 @pytest.mark.parametrize(("kind", "backend"), CASES)
@@ -66,7 +76,7 @@ def test_streams_equal_plain_decoding(
     # Tight: about 80 tokens for all streams together, so that they are preempted.
     kv_memory = _pool_bytes(folders[kind], backend, 80 if tight else 600)
     runner = _runner(folders[kind], backend, block_size, kv_memory)
-    tolerance = 1e-4 if backend == "torch" else 0.0
+    tolerance = 1e-4 if backend.startswith("torch") else 0.0
     check(runner, _scripted, traffic, late=late, mode=mode, budget=budget, floors=floors, tolerance=tolerance)
 
 
@@ -76,7 +86,7 @@ def _scripted(truth: Mapping[int, Sequence[int]], mode: str) -> ScriptedDrafter:
 
 @lru_cache
 def _pool_bytes(folder: Path, backend: str, num_tokens: int) -> int:
-    runner = open_runner(folder, head=True, dtype=BACKENDS[backend][0], kernels=BACKENDS[backend][1])
+    runner = open_runner(folder, head=True, **_options(backend))  # type: ignore[arg-type]
     per_token = runner.model.kv.buffer.nbytes // (runner.info.num_blocks * runner.info.block_size)
     states = 0
     if runner.model.gdn is not None:

@@ -45,11 +45,12 @@ def check_family(runner: Runner, length: int) -> None:
         check_stream(run, str(key), one, run_alone(runner, one), tolerance=1e-3)
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_family(tmp_path: Path, kind: str, length: int) -> None:
+def test_a_family(tmp_path: Path, kind: str, length: int, kv_dtype: str) -> None:
     folder = tiny.save(tiny.build(kind), tmp_path, head=True)
-    check_family(open_runner(folder, head=True, kernels=True), length)
+    check_family(open_runner(folder, head=True, kernels=True, kv_dtype=kv_dtype), length)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -72,6 +72,20 @@ def test_tokens_equal_the_cpus(tmp_path: Path, kind: str, num_asks: int, longest
     check_tokens(run, asks, wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_asks", "longest"),
+    [("qwen3_5", 3, 4), pytest.param("llama-gqa-tied", 4, 9, marks=pytest.mark.exhaustive)],
+)
+def test_tokens_with_keys_and_values_in_fp8(tmp_path: Path, kind: str, num_asks: int, longest: int) -> None:
+    """A rounding may differ from the CPU's by chance: here none does."""
+    folder = tiny.save(tiny.build(kind), tmp_path, head=True)
+    asks = traffic(num_asks, longest)
+    cpu = open_runner(folder, head=True, kv_dtype="fp8")
+    wanted = [alone(cpu, ask) for ask in asks]
+    config = EngineConfig(max_streams=4, max_step_tokens=40, min_chunk=4, block_size=8)
+    check_tokens(Traffic(open_resident(folder, kv_dtype="fp8"), config), asks, wanted)
+
+
 @pytest.mark.exhaustive  # the kernels' own tests have this order, too
 def test_a_gguf_with_its_own_order_of_heads(tmp_path: Path) -> None:
     """Blocks of several types, three value heads to a key head."""

@@ -7,12 +7,16 @@
  * Neighbouring tokens of one slot form a run; a run's tokens and the query heads of one KV head share each key tile
  * (transposed once, lanes are positions) and each value load. Long contexts with few tokens are also split by
  * segment over the threads.
+ *
+ * Caches in codes (kv_codes.h): keys are decoded as they are transposed, the values of a segment before they are weighed.
+ * So the bits are those of a cache with the decoded numbers.
  */
 #include "attention.h"
 
 #include <stdlib.h>
 
 #include "elementwise.h"
+#include "kv_codes.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -41,6 +45,7 @@ typedef struct {
   float folded[MAX_ROWS * MAX_HEAD_DIM]; /* of the segments so far */
   float top[MAX_ROWS], sum[MAX_ROWS], folded_top[MAX_ROWS], folded_sum[MAX_ROWS];
   int64_t offset[SEGMENT]; /* of each position's key and value in the caches */
+  int64_t scale_at[SEGMENT], own[SEGMENT]; /* coded: of their scales, and of the decoded values */
   const float *q[MAX_ROWS];
   int count[MAX_ROWS]; /* positions of this segment that the row sees; <= 0: none */
   int num_rows;
@@ -56,6 +61,19 @@ static void transpose_tile(const float *cache, const int64_t *offset, int dim, f
       v_transpose(r);
       for (int j = 0; j < VL; j++) v_store(keys + (d + j) * TILE + i, r[j]);
     }
+}
+
+static void transpose_codes(const uint8_t *cache, const int64_t *offset, const int64_t *scale_at, int dim, float *keys) {
+  for (int i = 0; i < TILE; i += VL) {
+    float scale[VL];
+    for (int j = 0; j < VL; j++) scale[j] = load_scale(cache + scale_at[i + j]);
+    for (int d = 0; d < dim; d += VL) {
+      vf r[VL];
+      for (int j = 0; j < VL; j++) r[j] = v_decode(cache + offset[i + j] + d, factor_of(scale[j]));
+      v_transpose(r);
+      for (int j = 0; j < VL; j++) v_store(keys + (d + j) * TILE + i, r[j]);
+    }
+  }
 }
 
 /* Scores of n rows against one vector of positions. Two chains a row, even and odd elements, hide the latency. */
@@ -107,13 +125,14 @@ static void soften(work_t *w, int row) {
 /* ---- values ---- */
 
 /* values[row][d ...] += weight * value for positions from .. to, n rows, c vectors of the head. */
-INLINE void weigh(const int n, const int c, work_t *w, const float *cache, int dim, int row, int d, int from, int to) {
+INLINE void weigh(const int n, const int c, work_t *w, const float *cache, const int64_t *offset, int dim, int row, int d,
+                  int from, int to) {
   vf acc[ROW_STEP][4];
   float *out = w->values + row * dim + d;
   _Pragma("GCC unroll 4") for (int r = 0; r < n; r++)
     _Pragma("GCC unroll 4") for (int i = 0; i < c; i++) acc[r][i] = from ? v_load(out + r * dim + i * VL) : v_set(0.0f);
   for (int p = from; p < to; p++) {
-    const float *v = cache + w->offset[p] + d;
+    const float *v = cache + offset[p] + d;
     vf value[4];
     _Pragma("GCC unroll 4") for (int i = 0; i < c; i++) value[i] = v_load(v + i * VL);
     _Pragma("GCC unroll 4") for (int r = 0; r < n; r++) {
@@ -131,28 +150,29 @@ INLINE void weigh(const int n, const int c, work_t *w, const float *cache, int d
 #define WIDE 2
 #endif
 
-static void weigh_rows(int n, work_t *w, const float *cache, int dim, int row, int from, int to) {
+static void weigh_rows(int n, work_t *w, const float *cache, const int64_t *offset, int dim, int row, int from, int to) {
   for (int d = 0; d < dim;) {
     int wide = d + WIDE * VL <= dim;
-    if (n == ROW_STEP && wide) weigh(ROW_STEP, WIDE, w, cache, dim, row, d, from, to);
-    else if (n == 3 && wide) weigh(3, WIDE, w, cache, dim, row, d, from, to);
+    if (n == ROW_STEP && wide) weigh(ROW_STEP, WIDE, w, cache, offset, dim, row, d, from, to);
+    else if (n == 3 && wide) weigh(3, WIDE, w, cache, offset, dim, row, d, from, to);
     else if (wide)
-      for (int r = 0; r < n; r++) weigh(1, WIDE, w, cache, dim, row + r, d, from, to);
+      for (int r = 0; r < n; r++) weigh(1, WIDE, w, cache, offset, dim, row + r, d, from, to);
     else
-      for (int r = 0; r < n; r++) weigh(1, 1, w, cache, dim, row + r, d, from, to);
+      for (int r = 0; r < n; r++) weigh(1, 1, w, cache, offset, dim, row + r, d, from, to);
     d += wide ? WIDE * VL : VL;
   }
 }
 
 /* Rows share the positions that all of them see; the others are added for each row alone, in the same order. */
-static void weigh_all(work_t *w, const float *cache, int dim) {
+/* offset: of each position's values in the cache. */
+static void weigh_all(work_t *w, const float *cache, const int64_t *offset, int dim) {
   for (int row = 0; row < w->num_rows; row += ROW_STEP) {
     int n = w->num_rows - row < ROW_STEP ? w->num_rows - row : ROW_STEP, common = SEGMENT;
     for (int r = 0; r < n; r++) common = w->count[row + r] < common ? w->count[row + r] : common;
     if (common < 0) common = 0;
-    weigh_rows(n, w, cache, dim, row, 0, common);
+    weigh_rows(n, w, cache, offset, dim, row, 0, common);
     for (int r = 0; r < n; r++)
-      if (w->count[row + r] > common) weigh_rows(1, w, cache, dim, row + r, common, w->count[row + r]);
+      if (w->count[row + r] > common) weigh_rows(1, w, cache, offset, dim, row + r, common, w->count[row + r]);
   }
 }
 
@@ -174,10 +194,55 @@ static void find_positions(const attend_job *j, work_t *w, const run_t *run, int
   }
 }
 
+static void find_codes(const attend_job *j, work_t *w, const run_t *run, int kv_head, int segment, int seen) {
+  const attend_args *a = j->a;
+  const int32_t *table = a->block_table + (int64_t)a->token_slot[run->first] * a->max_blocks;
+  int rows = a->num_kv_heads * a->block_size;
+  for (int i = 0; i < SEGMENT; i++) {
+    int pos = segment * SEGMENT + (i < seen ? i : 0), row = kv_head * a->block_size + pos % a->block_size;
+    int64_t start = table[pos / a->block_size] * coded_block_bytes(rows, a->dim);
+    w->offset[i] = start + (int64_t)row * a->dim;
+    w->scale_at[i] = start + scale_offset(rows, a->dim, row);
+    w->own[i] = (int64_t)i * a->dim;
+  }
+}
+
 /* Blocks of a cache lie scattered: no hardware prefetcher follows them. */
 static void fetch_rows(const float *cache, const int64_t *offset, int n, int dim) {
   for (int i = 0; i < n; i++)
     for (int d = 0; d < dim; d += 16) __builtin_prefetch(cache + offset[i] + d, 0, 3);
+}
+
+static void fetch_codes(const uint8_t *cache, const int64_t *offset, int n, int dim) {
+  for (int i = 0; i < n; i++)
+    for (int d = 0; d < dim; d += 64) __builtin_prefetch(cache + offset[i] + d, 0, 3);
+}
+
+static void score_floats(const attend_args *a, work_t *w, int seen) {
+  fetch_rows(a->k_cache, w->offset, TILE, a->dim);
+  for (int at = 0; at < seen; at += TILE) {
+    if (at + TILE < seen) fetch_rows(a->k_cache, w->offset + at + TILE, TILE, a->dim);
+    fetch_rows(a->v_cache, w->offset + at, TILE, a->dim);
+    transpose_tile(a->k_cache, w->offset + at, a->dim, w->keys);
+    score_tile(w, a->dim, a->scale, at);
+  }
+}
+
+static void score_codes(const attend_args *a, work_t *w, int seen) {
+  fetch_codes(a->k_cache, w->offset, TILE, a->dim);
+  for (int at = 0; at < seen; at += TILE) {
+    if (at + TILE < seen) fetch_codes(a->k_cache, w->offset + at + TILE, TILE, a->dim);
+    fetch_codes(a->v_cache, w->offset + at, TILE, a->dim);
+    transpose_codes(a->k_cache, w->offset + at, w->scale_at + at, a->dim, w->keys);
+    score_tile(w, a->dim, a->scale, at);
+  }
+}
+
+/* The values of a segment as floats, a position after the other. */
+static void decode_values(const attend_args *a, work_t *w, int seen, float *decoded) {
+  const uint8_t *cache = a->v_cache;
+  for (int i = 0; i < seen; i++)
+    decode_row(cache + w->offset[i], load_scale(cache + w->scale_at[i]), a->dim, decoded + w->own[i]);
 }
 
 static void run_segment(const attend_job *j, work_t *w, const run_t *run, int kv_head, int segment) {
@@ -190,17 +255,20 @@ static void run_segment(const attend_job *j, work_t *w, const run_t *run, int kv
     w->count[r] = row_count(a, token, segment);
     seen = w->count[r] > seen ? w->count[r] : seen;
   }
-  find_positions(j, w, run, kv_head, segment, seen);
-  fetch_rows(a->k_cache, w->offset, TILE, a->dim);
-  for (int at = 0; at < seen; at += TILE) {
-    if (at + TILE < seen) fetch_rows(a->k_cache, w->offset + at + TILE, TILE, a->dim);
-    fetch_rows(a->v_cache, w->offset + at, TILE, a->dim);
-    transpose_tile(a->k_cache, w->offset + at, a->dim, w->keys);
-    score_tile(w, a->dim, a->scale, at);
+  if (a->coded) {
+    find_codes(j, w, run, kv_head, segment, seen);
+    score_codes(a, w, seen);
+  } else {
+    find_positions(j, w, run, kv_head, segment, seen);
+    score_floats(a, w, seen);
   }
   for (int r = 0; r < w->num_rows; r++)
     if (w->count[r] > 0) soften(w, r);
-  weigh_all(w, a->v_cache, a->dim);
+  if (a->coded) {
+    float *decoded = (float *)(w + 1);
+    decode_values(a, w, seen, decoded);
+    weigh_all(w, decoded, w->own, a->dim);
+  } else weigh_all(w, a->v_cache, w->offset, a->dim);
 }
 
 /* (top, sum, out) of the segments so far, joined with one more. */
@@ -280,7 +348,8 @@ static const run_t *run_of_item(const attend_job *j, int item) {
 
 static void attend_chunk(void *job, int item) {
   const attend_job *j = job;
-  work_t *w = pool_scratch(sizeof(work_t));
+  uint64_t decoded = j->a->coded ? (uint64_t)SEGMENT * j->a->dim * sizeof(float) : 0;
+  work_t *w = pool_scratch(sizeof(work_t) + decoded);
   const run_t *run = run_of_item(j, item);
   int i = item - run->item0, kv_heads = j->a->num_kv_heads;
   if (j->split) attend_segment(j, w, run, i % kv_heads, i / kv_heads);

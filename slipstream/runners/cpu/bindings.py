@@ -39,7 +39,7 @@ class _Rope(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("token_slot", "block_table", "cos", "sin", "q_norm", "k_norm")),
         ("ldx", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim", "rot")),
-        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "per_chunk")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "per_chunk", "coded")),
         ("eps", ctypes.c_float),
     )
 
@@ -49,7 +49,7 @@ class _Attend(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k_cache", "v_cache", "positions", "token_slot", "block_table")),
         ("out", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_heads", "num_kv_heads", "dim")),
-        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "coded")),
         ("scale", ctypes.c_float),
     )
 
@@ -234,7 +234,7 @@ class Kernels:
         self,
         qkv: Tensor,  # [T, (Hq + 2 Hkv) D]
         q_out: Tensor,  # [T, Hq D]
-        k_cache: Tensor,  # [num_blocks, Hkv, block_size, D]
+        k_cache: Tensor,  # [num_blocks, Hkv, block_size, D], as caches() takes it
         v_cache: Tensor,
         positions: Tensor,  # int32 [T]: in the cache
         rope_positions: Tensor,  # int32 [T]: of the rotation
@@ -252,7 +252,6 @@ class Kernels:
         _rows(qkv)
         assert qkv.shape[1] == (heads + 2 * kv_heads) * dim
         assert q_out.shape == (num_tokens, heads * dim)
-        assert k_cache.shape == v_cache.shape
         assert rot <= dim <= MAX_HEAD_DIM
         assert positions.shape == rope_positions.shape == (num_tokens,)
         assert (q_norm is None) == (k_norm is None)
@@ -260,10 +259,10 @@ class Kernels:
         assert cos.shape == sin.shape
         norms = (None, None) if q_norm is None or k_norm is None else (floats(q_norm), floats(k_norm))
         job = _Rope(
-            qkv.data_ptr(), floats(q_out), floats(k_cache), floats(v_cache),
+            qkv.data_ptr(), floats(q_out), *caches(k_cache, v_cache),
             _flat(positions, torch.int32), _flat(rope_positions, torch.int32), _flat(token_slot, torch.int32),
             _flat(block_table, torch.int32), floats(cos), floats(sin), *norms, qkv.stride(0),
-            num_tokens, heads, kv_heads, dim, rot, block_size, block_table.shape[1], 0, eps,
+            num_tokens, heads, kv_heads, dim, rot, block_size, block_table.shape[1], 0, coded(k_cache), eps,
         )  # fmt: skip
         self._c.ss_rope_store(ctypes.addressof(job))
         return q_out
@@ -271,7 +270,7 @@ class Kernels:
     def attend(
         self,
         q: Tensor,  # [T, Hq D]
-        k_cache: Tensor,  # [num_blocks, Hkv, block_size, D]
+        k_cache: Tensor,  # [num_blocks, Hkv, block_size, D], as caches() takes it
         v_cache: Tensor,
         positions: Tensor,  # int32 [T]
         token_slot: Tensor,  # int32 [T]
@@ -287,12 +286,11 @@ class Kernels:
         assert heads % kv_heads == 0
         assert heads // kv_heads <= MAX_GROUP
         assert q.shape == out.shape
-        assert k_cache.shape == v_cache.shape
         assert positions.shape == token_slot.shape == (num_tokens,)
         job = _Attend(
-            floats(q), floats(k_cache), floats(v_cache), _flat(positions, torch.int32),
+            floats(q), *caches(k_cache, v_cache), _flat(positions, torch.int32),
             _flat(token_slot, torch.int32), _flat(block_table, torch.int32), floats(out),
-            num_tokens, heads, kv_heads, dim, block_size, block_table.shape[1], scale,
+            num_tokens, heads, kv_heads, dim, block_size, block_table.shape[1], coded(k_cache), scale,
         )  # fmt: skip
         self._c.ss_attend(ctypes.addressof(job))
         return out
@@ -361,6 +359,24 @@ def floats(x: Tensor) -> int:
     assert x.dtype == torch.float32, x.dtype
     assert x.is_contiguous(), (x.shape, x.stride())
     return x.data_ptr()
+
+
+def coded(cache: Tensor) -> bool:
+    """Codes, and after those of a block their scales: a block of ``cache`` ends before them. See kv_codes.h."""
+    return cache.dtype == torch.uint8
+
+
+def caches(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int]:
+    """Where they lie: floats, or codes."""
+    assert k_cache.shape == v_cache.shape
+    if not coded(k_cache):
+        return floats(k_cache), floats(v_cache)
+    _, heads, block_size, dim = k_cache.shape
+    strides = (heads * block_size * (dim + 2), block_size * dim, dim, 1)
+    for cache in (k_cache, v_cache):
+        assert cache.dtype == torch.uint8
+        assert all(size == 1 or a == b for size, a, b in zip(cache.shape, cache.stride(), strides, strict=True))
+    return k_cache.data_ptr(), v_cache.data_ptr()
 
 
 def load(num_threads: int | None = None) -> Kernels | str:

@@ -2,6 +2,7 @@
  * meet: nothing here can depend on the rest of the batch. */
 #include "elementwise.h"
 
+#include "kv_codes.h"
 #include "pool.h"
 #include "rowwise.h"
 
@@ -94,16 +95,32 @@ static void norm_and_rotate(const rope_job *r, const float *x, const float *norm
   rotate(x, r->cos + (int64_t)pos * (r->rot / 2), r->sin + (int64_t)pos * (r->rot / 2), r->rot, r->dim, out);
 }
 
+/* ``row``: of the block's heads times positions. */
+static void store_coded(const rope_job *r, const float *k, const float *v, int angle, int64_t block, int64_t row) {
+  float rotated[MAX_HEAD_DIM];
+  int rows = r->num_kv_heads * r->block_size, dim = r->dim;
+  int64_t start = block * coded_block_bytes(rows, dim);
+  uint8_t *keys = (uint8_t *)r->k_cache + start, *values = (uint8_t *)r->v_cache + start;
+  norm_and_rotate(r, k, r->k_norm, angle, rotated);
+  encode_row(rotated, dim, keys + row * dim, keys + scale_offset(rows, dim, row));
+  encode_row(v, dim, values + row * dim, values + scale_offset(rows, dim, row));
+}
+
 static void rope_token(const rope_job *r, int t) {
   int pos = r->positions[t], angle = r->rope_positions[t], dim = r->dim;
   int64_t block = r->block_table[(int64_t)r->token_slot[t] * r->max_blocks + pos / r->block_size];
-  int64_t at = (block * r->num_kv_heads * r->block_size + pos % r->block_size) * dim;
   const float *q = r->qkv + t * r->ldx, *k = q + r->num_heads * dim, *v = k + r->num_kv_heads * dim;
   for (int h = 0; h < r->num_heads; h++)
     norm_and_rotate(r, q + h * dim, r->q_norm, angle, r->q_out + ((int64_t)t * r->num_heads + h) * dim);
-  for (int h = 0; h < r->num_kv_heads; h++, at += (int64_t)r->block_size * dim) {
-    norm_and_rotate(r, k + h * dim, r->k_norm, angle, r->k_cache + at);
-    memcpy(r->v_cache + at, v + h * dim, (size_t)dim * 4);
+  for (int h = 0; h < r->num_kv_heads; h++) {
+    int64_t row = h * r->block_size + pos % r->block_size;
+    if (r->coded) {
+      store_coded(r, k + h * dim, v + h * dim, angle, block, row);
+      continue;
+    }
+    int64_t at = (block * r->num_kv_heads * r->block_size + row) * dim;
+    norm_and_rotate(r, k + h * dim, r->k_norm, angle, (float *)r->k_cache + at);
+    memcpy((float *)r->v_cache + at, v + h * dim, (size_t)dim * 4);
   }
 }
 

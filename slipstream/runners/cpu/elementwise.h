@@ -10,13 +10,13 @@
 typedef struct {
   const float *qkv; /* [num_tokens, num_heads + 2 num_kv_heads, dim], ldx floats from token to token */
   float *q_out; /* [num_tokens, num_heads, dim] */
-  float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim] */
+  void *k_cache, *v_cache; /* floats, [blocks, num_kv_heads, block_size, dim]; coded: see kv_codes.h */
   const int32_t *positions, *rope_positions, *token_slot; /* [num_tokens]: in the cache, of the rotation, slots */
   const int32_t *block_table; /* [slots, max_blocks] */
   const float *cos, *sin; /* [max positions, rot / 2] */
   const float *q_norm, *k_norm; /* [dim] or NULL */
   int64_t ldx;
-  int32_t num_tokens, num_heads, num_kv_heads, dim, rot, block_size, max_blocks, per_chunk;
+  int32_t num_tokens, num_heads, num_kv_heads, dim, rot, block_size, max_blocks, per_chunk, coded;
   float eps;
 } rope_job;
 

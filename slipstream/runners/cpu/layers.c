@@ -43,9 +43,10 @@ static void attend(const layer_t *l, const layers_step *s, const buffers_t *b) {
   int t = s->num_tokens, width = l->entry->rows, qkv = (s->num_heads + 2 * s->num_kv_heads) * s->dim;
   rope_job rope = {b->entry, b->q, l->k_cache, l->v_cache, s->positions, s->rope_positions, s->token_slot,
                    s->block_table, s->cos, s->sin, l->q_norm, l->k_norm, width, t, s->num_heads, s->num_kv_heads, s->dim, s->rot, s->block_size,
-                   s->max_blocks, 0, s->eps};
+                   s->max_blocks, 0, s->coded_kv, s->eps};
   attend_args args = {b->q, l->k_cache, l->v_cache, s->positions, s->token_slot, s->block_table, b->mixed, t,
-                      s->num_heads, s->num_kv_heads, s->dim, s->block_size, s->max_blocks, s->scale};
+                      s->num_heads, s->num_kv_heads, s->dim, s->block_size, s->max_blocks, s->coded_kv,
+                      s->scale};
   ss_rope_store(&rope);
   ss_attend(&args);
   if (width > qkv) ss_sigmoid_mul(b->entry + qkv, width, t, s->num_heads * s->dim, b->mixed);

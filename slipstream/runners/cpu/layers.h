@@ -16,7 +16,7 @@ typedef struct {
   const weight_t *router; /* rows: experts, the shared expert's gate; NULL: dense */
   const float *entry_bias, *out_bias; /* or NULL */
   const float *q_norm, *k_norm; /* [dim], or NULL */
-  float *k_cache, *v_cache; /* [blocks, num_kv_heads, block_size, dim]; NULL: recurrence */
+  void *k_cache, *v_cache; /* as ss_attend takes them; NULL: recurrence */
   const gdn_layer *gdn; /* NULL: attention */
   const moe_layer *moe; /* NULL: dense */
 } layer_t;
@@ -28,7 +28,7 @@ typedef struct {
   const int32_t *block_table; /* [slots, max_blocks] */
   const float *cos, *sin; /* [max positions, rot / 2] */
   const gdn_row *rows; /* [num_rows] */
-  int32_t num_tokens, num_rows, num_heads, num_kv_heads, dim, rot, block_size, max_blocks;
+  int32_t num_tokens, num_rows, num_heads, num_kv_heads, dim, rot, block_size, max_blocks, coded_kv;
   float eps, scale;
 } layers_step;
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.runners.cpu.bindings import Kernels
+from slipstream.runners.cpu.bindings import Kernels, caches, coded
 from slipstream.runners.cpu.experts import PackedExperts
 from slipstream.runners.cpu.gdn import GdnLayer, row_table
 from slipstream.runners.cpu.packed import PackedWeight
@@ -20,6 +20,8 @@ _POINTERS = (
     *("mixer_norm", "mlp_norm", "entry", "out", "gate_up", "down", "router"),
     *("entry_bias", "out_bias", "q_norm", "k_norm", "k_cache", "v_cache", "gdn", "moe"),
 )
+
+_CACHES = ("k_cache", "v_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Layer:
     out: PackedWeight
     gate_up: PackedWeight  # rows: gate, up; of the dense MLP or the shared expert
     down: PackedWeight
-    k_cache: Tensor | None = None  # [num_blocks, Hkv, block_size, D]
+    k_cache: Tensor | None = None  # [num_blocks, Hkv, block_size, D], floats or codes
     v_cache: Tensor | None = None
     entry_bias: Tensor | None = None
     out_bias: Tensor | None = None
@@ -66,7 +68,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "positions", "rope_positions", "token_slot", "block_table")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "rows")),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_rows", "num_heads", "num_kv_heads", "dim", "rot")),
-        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks")),
+        *((name, ctypes.c_int32) for name in ("block_size", "max_blocks", "coded_kv")),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
     )
@@ -78,11 +80,12 @@ class LayerStack:
     def __init__(self, kernels: Kernels, layers: Sequence[Layer], shape: StackShape) -> None:
         self._kernels, self._layers, self._shape = kernels, tuple(layers), shape
         self._structs = (_Layer * len(layers))(*(_Layer(*(_address(layer, n) for n in _POINTERS)) for layer in layers))
-        caches = [layer.k_cache for layer in layers if layer.k_cache is not None]
-        self._block_size = caches[0].shape[2] if caches else 1
+        keys = [layer.k_cache for layer in layers if layer.k_cache is not None]
+        self._block_size = keys[0].shape[2] if keys else 1
+        self._coded_kv = bool(keys) and coded(keys[0])
         for layer in layers:
             self._check(layer)
-            assert layer.k_cache is None or layer.k_cache.shape == caches[0].shape
+        assert len({(cache.shape, cache.dtype) for cache in keys}) <= 1
 
     def _check(self, layer: Layer) -> None:
         hidden, heads = layer.entry.cols, self._shape.heads
@@ -98,7 +101,6 @@ class LayerStack:
             return
         assert layer.k_cache is not None
         assert layer.v_cache is not None
-        assert layer.k_cache.shape == layer.v_cache.shape
         assert (layer.k_cache.shape[1], layer.k_cache.shape[3]) == (heads.num_kv, heads.dim)
         assert layer.entry.rows - heads.qkv_width in (0, heads.num_q * heads.dim)  # the gate
         assert layer.out.cols == heads.num_q * heads.dim
@@ -126,7 +128,8 @@ class LayerStack:
             x.data_ptr(), positions.data_ptr(), rope_positions.data_ptr(), token_slot.data_ptr(),
             block_table.data_ptr(), rotary.cos.data_ptr(), rotary.sin.data_ptr(), table.data_ptr(),
             num_tokens, len(rows), heads.num_q, heads.num_kv, heads.dim,
-            2 * rotary.cos.shape[1], self._block_size, block_table.shape[1], self._shape.eps, heads.dim**-0.5,
+            2 * rotary.cos.shape[1], self._block_size, block_table.shape[1], self._coded_kv,
+            self._shape.eps, heads.dim**-0.5,
         )  # fmt: skip
         self._kernels.run_layers(ctypes.addressof(self._structs), len(self._layers), ctypes.addressof(step))
         return x
@@ -134,6 +137,8 @@ class LayerStack:
 
 def _address(layer: Layer, name: str) -> int | None:
     value: Tensor | PackedWeight | GdnLayer | int | None = getattr(layer, name)
+    if name in _CACHES and layer.k_cache is not None and layer.v_cache is not None:
+        return caches(layer.k_cache, layer.v_cache)[_CACHES.index(name)]
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, PackedWeight | GdnLayer):

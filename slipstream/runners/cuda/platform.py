@@ -34,8 +34,9 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
     stored = f", matrices {_quantized_note(few_bits, name)}" if few_bits else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = draft_vocab(config, spec, _default_draft_vocab(spec))
-    sizes = {"chunk": GDN_CHUNK, "prompt_tokens": PROMPT_TOKENS}
-    return Platform(ops, form, form, note, vocab, device_resident=True, stack=stack, **sizes)
+    return Platform(
+        ops, form, form, note, vocab, device_resident=True, chunk=GDN_CHUNK, prompt_tokens=PROMPT_TOKENS, stack=stack
+    )
 
 
 def why_no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:

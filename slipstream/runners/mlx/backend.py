@@ -23,6 +23,10 @@ class MlxBackend:
     random_shapes = False
 
     def __init__(self, config: RunnerConfig) -> None:
+        if config.kv_dtype != "auto":
+            raise ConfigError(
+                f"kv_dtype {config.kv_dtype} is the torch runner's: on MLX keys and values stay in the model's type"
+            )
         self._config = config
         self._known: tuple[OpenedModel, int, ModelShape] | None = None
         self.device = MlxDevice(config.device)

@@ -78,7 +78,7 @@ def plan_memory(
             f"{cost.state / 1e6:.1f} MB and {cost.kv_per_token / 1e3:.1f} kB a token: "
             "give more kv_memory or allow fewer max_streams"
         )
-    return replace(fitting[0], weights=weights, head=head, process=resident_bytes())
+    return replace(fitting[0], weights=weights, head=head, process=resident_bytes(), kv_dtype=shape.dtype)
 
 
 def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: int, cached: bool) -> MemoryPlan | None:

@@ -82,6 +82,11 @@ def choose_device(name: str, present: bool = True) -> torch.device:
 
 
 def choose_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
+    platform = _choose_operations(device, config, spec)
+    return platform.with_coded_kv() if config.kv_dtype == "fp8" else platform
+
+
+def _choose_operations(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
     """Kernels where they run this model with these options, else PyTorch's own operations."""
     if device.type == "cuda":
         why = why_no_triton(config, spec)

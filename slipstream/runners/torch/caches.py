@@ -7,6 +7,7 @@ drafts after it lie on a tape; the next step replays those that were accepted. K
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,13 +16,52 @@ from torch import Tensor
 
 from slipstream.load.spec import GdnSpec, ModelSpec
 
+# Keys and values may be FP8 (e4m3) codes, a byte each, and one scale for those of a head at a position. It makes 256 of
+# the largest magnitude: codes reach 448, so none is cut off. It depends on nothing but these numbers themselves, so a
+# token has the same codes whatever runs beside it. It has 8 significant bits and a code has 4: their product is exact
+# in float32. Decision 21 has the reasons; the kernels of cpu/ and cuda/ have the same codes.
+
+FP8 = torch.float8_e4m3fn
+SCALE = torch.bfloat16
+LARGEST = 256.0  # what the largest magnitude becomes
+LEAST_SCALE = 2.0**-126  # of numbers that are all zero, or nearly so
+
+
+def encode(values: Tensor) -> tuple[Tensor, Tensor]:
+    """values: [..., dim] -> codes, uint8 [..., dim]; scales, bfloat16 [...]"""
+    values = values.float()
+    scale = (values.abs().amax(-1) / LARGEST).to(SCALE).clamp(min=LEAST_SCALE)
+    return (values / scale.float()[..., None]).to(FP8).view(torch.uint8), scale
+
+
+def decode(codes: Tensor, scale: Tensor) -> Tensor:
+    """float32 [..., dim]"""
+    return codes.view(FP8).float() * scale.float()[..., None]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """One layer's share of the paged cache."""
+    """One layer's share of the paged cache: floats, or codes and a scale for those of a head at a position."""
 
     k: Tensor  # [blocks, kv heads, block size, head dim]
     v: Tensor  # [blocks, kv heads, block size, head dim]
+    k_scale: Tensor | None = None  # bfloat16 [blocks, kv heads, block size], beside codes
+    v_scale: Tensor | None = None
+
+    def write(self, block: Tensor, at: Tensor, k: Tensor, v: Tensor) -> None:
+        """block, at: int64 [tokens]: their blocks, and where in them; k, v: [tokens, kv heads, head dim]"""
+        for values, codes, scale in ((k, self.k, self.k_scale), (v, self.v, self.v_scale)):
+            if scale is None:
+                codes[block, :, at] = values
+            else:
+                codes[block, :, at], scale[block, :, at] = encode(values)
+
+    def read(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of these blocks. [blocks, kv heads, block size, head dim] each"""
+        if self.k_scale is None or self.v_scale is None:
+            return self.k[blocks], self.v[blocks]
+        k, v = decode(self.k[blocks], self.k_scale[blocks]), decode(self.v[blocks], self.v_scale[blocks])
+        return k.to(dtype), v.to(dtype)
 
 
 class PagedKv:
@@ -36,14 +76,31 @@ class PagedKv:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        shape = (num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        """``dtype``: FP8: codes, and after those of a block their scales, so that a block is one piece of memory."""
+        sizes = (spec.num_kv_heads, block_size, spec.head_dim)
+        coded = dtype == FP8
+        block = (kv_bytes(spec.num_kv_heads * block_size, spec.head_dim, FP8),) if coded else sizes
+        shape = (num_layers, 2, num_blocks, *block)
         # Filled, not merely reserved: the memory plan is true from the first second, and no masked value is NaN.
-        self.buffer = torch.empty(shape, device=device, dtype=dtype).zero_()
-        self.layers = [LayerKv(k=layer[0], v=layer[1]) for layer in self.buffer]
+        self.buffer = torch.empty(shape, device=device, dtype=torch.uint8 if coded else dtype).zero_()
+        self.layers = [coded_layer(layer, sizes) if coded else LayerKv(k=layer[0], v=layer[1]) for layer in self.buffer]
 
     def copy(self, source: int, target: int) -> None:
         """One block's content to another, in all layers."""
         self.buffer[:, :, target] = self.buffer[:, :, source]
+
+
+def coded_layer(blocks: Tensor, sizes: tuple[int, int, int]) -> LayerKv:
+    """blocks: uint8 [keys and values, blocks, bytes of a block]"""
+    num_codes = math.prod(sizes)
+    codes = blocks[..., :num_codes].unflatten(-1, sizes)
+    scales = blocks[..., num_codes:].view(SCALE).unflatten(-1, sizes[:2])
+    return LayerKv(codes[0], codes[1], scales[0], scales[1])
+
+
+def kv_bytes(num_rows: int, dim: int, dtype: torch.dtype) -> int:
+    """Of keys or values. ``num_rows``: heads times positions."""
+    return num_rows * (dim * dtype.itemsize + (SCALE.itemsize if dtype == FP8 else 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ class _Loader:
         # Drafts may be fed up to max_depth positions past the last one that counts.
         self.rotary = rotary_table(self.spec.rope, memory.max_context + self.max_depth, self.ops.device)
         num_kv = model.num_kv_layers
-        self.kv = PagedKv(self.spec, num_kv, memory.num_blocks, memory.block_size, self.ops.device, self.ops.dtype)
+        sizes = (num_kv, memory.num_blocks, memory.block_size)
+        self.kv = PagedKv(self.spec, *sizes, self.ops.device, platform.kv_dtype)
         self.gdn = self._gdn()
         self.blocks_per_slot = -(-(memory.max_context + self.max_depth) // memory.block_size)
 

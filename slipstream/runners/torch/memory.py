@@ -23,7 +23,7 @@ from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.backend import MemoryPlan, StepTraffic
-from slipstream.runners.torch.caches import ring_bytes
+from slipstream.runners.torch.caches import kv_bytes, ring_bytes
 from slipstream.runners.torch.platform import Platform
 from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 
@@ -52,7 +52,7 @@ def plan_memory(
     fixed = MemoryPlan(
         weights=sum(parts.values()),
         head=0 if head is None else _head_bytes(head, platform, spec),
-        kv_per_token=kv_per_token(model, item),
+        kv_per_token=kv_per_token(model, platform.kv_dtype),
         state_per_stream=state,
         workspace=max(_step_bytes(spec, engine, platform, max_depth), _loading_bytes(target, platform, spec))
         + _rotary_bytes(spec, max_context),
@@ -63,6 +63,7 @@ def plan_memory(
         max_context=max_context,
         kept_state=kept_state,
         weight_parts=tuple(parts.most_common()),
+        kv_dtype=platform.kv_name,
     )
     free = free_bytes(platform.device) if free is None else free
     free -= fixed.weights + fixed.head + fixed.workspace
@@ -81,8 +82,8 @@ def _host_bytes(plan: MemoryPlan, engine: EngineConfig) -> int:
     return min(plan.caches, available_bytes() // 4) if engine.cache_dir else 0
 
 
-def kv_per_token(model: OpenedModel, item: int) -> int:
-    return model.num_kv_layers * 2 * model.spec.num_kv_heads * model.spec.head_dim * item
+def kv_per_token(model: OpenedModel, dtype: torch.dtype) -> int:
+    return model.num_kv_layers * 2 * kv_bytes(model.spec.num_kv_heads, model.spec.head_dim, dtype)
 
 
 def _stored_parts(checkpoint: Checkpoint, names: Iterable[str], form: LinearFormat, spec: ModelSpec) -> Counter[str]:
@@ -243,7 +244,7 @@ def step_traffic(model: OpenedModel, platform: Platform) -> StepTraffic:
         *_dense_and_experts(target, names, platform.form),
         *_dense_and_experts(model.head or target, head, platform.head_form),
         _draft_output_bytes(platform, target, table),
-        kv_per_token(model, platform.ops.dtype.itemsize),
+        kv_per_token(model, platform.kv_dtype),
         4 * spec.num_gdn_layers * math.prod((spec.gdn.num_v_heads, spec.gdn.k_dim, spec.gdn.v_dim)) if spec.gdn else 0,
         spec.moe.num_active / spec.moe.num_experts if spec.moe else 1.0,
     )

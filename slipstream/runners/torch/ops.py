@@ -263,8 +263,7 @@ class TorchOps:
         q, k = _rotate(q, rotary, rope_positions), _rotate(k, rotary, rope_positions)
         block_size = kv.k.shape[2]
         block = batch.block_table[batch.token_slots.long(), positions // block_size].long()  # [tokens]
-        kv.k[block, :, positions % block_size] = k
-        kv.v[block, :, positions % block_size] = v
+        kv.write(block, positions % block_size, k, v)
         return q.reshape(num_tokens, -1)
 
     def attend(
@@ -280,8 +279,7 @@ class TorchOps:
     def _attend_row(self, q: Tensor, heads: HeadShape, kv: LayerKv, blocks: Tensor, positions: Tensor) -> Tensor:
         num_new, end = q.shape[0], blocks.shape[0] * kv.k.shape[2]
         # [kv heads, end, dim]
-        k = kv.k[blocks].transpose(0, 1).reshape(heads.num_kv, end, heads.dim)
-        v = kv.v[blocks].transpose(0, 1).reshape(heads.num_kv, end, heads.dim)
+        k, v = (x.transpose(0, 1).reshape(heads.num_kv, end, heads.dim) for x in kv.read(blocks, q.dtype))
         # [kv heads, group, new, dim]
         grouped = q.view(num_new, heads.num_kv, -1, heads.dim).permute(1, 2, 0, 3)
         scores = wide(grouped @ k[:, None].transpose(-1, -2)) * heads.dim**-0.5

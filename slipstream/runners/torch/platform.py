@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from slipstream.config import RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load.spec import ModelSpec
+from slipstream.runners.torch.caches import FP8
 from slipstream.runners.torch.models.layers import DecoderLayer, Layers, Sequential
 from slipstream.runners.torch.ops import Ops, TorchOps
 from slipstream.runners.torch.weights import DenseFormat, LinearFormat
@@ -28,10 +29,23 @@ class Platform:
     chunk: int = 1  # tokens of a prompt that recurrent layers take together: states are known only between them
     prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
     stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
+    coded_kv: bool = False  # keys and values are cached in FP8, not in the type of activations
 
     @property
     def device(self) -> torch.device:
         return self.ops.device
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return FP8 if self.coded_kv else self.ops.dtype
+
+    @property
+    def kv_name(self) -> str:
+        return "fp8" if self.coded_kv else str(self.ops.dtype).removeprefix("torch.")
+
+    def with_coded_kv(self) -> Platform:
+        """The note tells: it is part of what caches on disk are known by."""
+        return replace(self, coded_kv=True, note=f"{self.note}, KV in fp8")
 
 
 def plain_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str) -> Platform:

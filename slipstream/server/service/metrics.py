@@ -105,8 +105,9 @@ class EngineCollector(_Collector):
             yield _gauge(
                 f"vllm:{name}", "KV blocks that requests hold, 1 for all", used / total if total else 0.0, labels
             )
-        sizes = {"block_size": str(memory["block_size"]), "num_gpu_blocks": str(total)}
-        yield _gauge("vllm:cache_config_info", "The KV pool", 1.0, {**labels, **sizes})
+        config = {"block_size": str(memory["block_size"]), "num_gpu_blocks": str(total)}
+        config["cache_dtype"] = self._monitor.kv_dtype
+        yield _gauge("vllm:cache_config_info", "The KV pool", 1.0, {**labels, **config})
         yield _gauge("slipstream_kv_blocks_used", "KV blocks that requests hold", used, labels)
         yield _gauge("slipstream_kv_blocks", "KV blocks in all", total, labels)
         yield _gauge("slipstream_kv_bytes", "Bytes of the KV pool", memory["kv_bytes"], labels)

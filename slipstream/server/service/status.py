@@ -37,6 +37,7 @@ class ModelFacts:
     kv_token_bytes: int
     state_bytes: int
     kv_row_bytes: int = 0  # of buffers beside the pool of blocks
+    kv_dtype: str = ""  # of keys and values in the cache
 
 
 class StatusMonitor:
@@ -67,6 +68,10 @@ class StatusMonitor:
         """vLLM's labels of what is counted for the model. None while it is being loaded."""
         return None if self._facts is None else {"model_name": self._facts.name, "engine": "0"}
 
+    @property
+    def kv_dtype(self) -> str:
+        return "" if self._facts is None else self._facts.kv_dtype
+
     @contextmanager
     def named(self, stream: str, request_id: str) -> Iterator[None]:
         """Meanwhile the report gives this stream the id of its HTTP request: a client finds its own by it."""
@@ -93,7 +98,11 @@ class StatusMonitor:
             seen, info = self._engine.snapshot(), self._engine.info
             report["model"] = _model(self._facts, info)
             report["sampling_defaults"] = self._engine.config.sampling_defaults.report()
-            report["device"] = {"runner": self._facts.runner, "note": info.note}
+            report["device"] = {
+                "runner": self._facts.runner,
+                "note": info.note,
+                "kv_dtype": self._facts.kv_dtype,
+            }
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)
             report["streams"] = _streams(self._engine.streams(), self._request_ids)

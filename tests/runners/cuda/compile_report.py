@@ -22,14 +22,12 @@ from typing import Any
 import torch
 import triton
 from some_gpus import GPUS
+from tiny_server import tiny_server
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import MAX_KEEPS
-from slipstream.load.random.model import open_random
 from slipstream.load.spec import GdnSpec
-from slipstream.runners.cuda import calibrate
 from slipstream.runners.cuda.kernels import gpus
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
@@ -54,19 +52,15 @@ from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
-from slipstream.runners.cuda.layout import Layout
 from slipstream.runners.cuda.model import coded as coded_model
 from slipstream.runners.cuda.model import linear as dense_model
 from slipstream.runners.cuda.model.quantized import fitted_config
-from slipstream.runners.cuda.platform import cuda_platform
-from slipstream.runners.cuda.runner import CudaRunner
 from slipstream.runners.cuda.warmup import recorded
-from slipstream.runners.torch.caches import GdnRings, LayerKv
-from slipstream.runners.torch.loading import load_runner
+from slipstream.runners.torch.caches import FP8, GdnRings, LayerKv, coded_layer, kv_bytes
 from slipstream.runners.torch.ops import HeadShape, Rotary
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-QWEN, SMOLLM = HeadShape(24, 4, 256), HeadShape(9, 3, 64)
+QWEN, SMOLLM, LLAMA = HeadShape(24, 4, 256), HeadShape(9, 3, 64), HeadShape(32, 8, 128)
 BF16 = torch.bfloat16
 
 
@@ -115,20 +109,30 @@ def step(num_tokens: int, tile_size: int, context: int) -> Any:
 
 
 def cache(heads: HeadShape, dtype: torch.dtype) -> LayerKv:
+    if dtype == FP8:
+        num_bytes = kv_bytes(heads.num_kv * 16, heads.dim, FP8)
+        return coded_layer(torch.empty(2, 8, num_bytes, dtype=torch.uint8), (heads.num_kv, 16, heads.dim))
     return LayerKv(*torch.empty(2, 8, heads.num_kv, 16, heads.dim, dtype=dtype))
 
 
-def attention(heads: HeadShape, num_tokens: int, tile_size: int, context: int, dtype: torch.dtype = BF16) -> None:
+def attention(
+    heads: HeadShape,
+    num_tokens: int,
+    tile_size: int,
+    context: int,
+    dtype: torch.dtype = BF16,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     wide = torch.empty(num_tokens, 2 * heads.num_q * heads.dim, dtype=dtype)
     q, gate = wide.chunk(2, dim=1)
-    attend(q, heads, cache(heads, dtype), step(num_tokens, tile_size, context), gate)
+    attend(q, heads, cache(heads, kv_dtype or dtype), step(num_tokens, tile_size, context), gate)
 
 
-def rope(heads: HeadShape, num_tokens: int, half: int) -> None:
+def rope(heads: HeadShape, num_tokens: int, half: int, kv_dtype: torch.dtype = BF16) -> None:
     mixed = torch.empty(num_tokens, heads.qkv_width, dtype=BF16)
     rotary = Rotary(torch.empty(64, half), torch.empty(64, half))
     weight = torch.empty(heads.dim)
-    rope_store(mixed, heads, rotary, cache(heads, BF16), step(num_tokens, 1, 64), (weight, weight, 1e-6))
+    rope_store(mixed, heads, rotary, cache(heads, kv_dtype), step(num_tokens, 1, 64), (weight, weight, 1e-6))
 
 
 def recurrence(
@@ -252,31 +256,6 @@ def coded_experts(num_tokens: int) -> None:
     coded_expert_pairs(x, [gate_up], down, ints(num_tokens, 8), ints(num_tokens))
 
 
-def tiny_runner(dtype: str) -> CudaRunner:
-    engine, config = EngineConfig(max_streams=4), RunnerConfig("cpu", dtype, kv_memory=4_000_000, max_context=256)
-    model = open_random("tiny")
-    runner = load_runner(model, engine, config, cuda_platform(torch.device("cpu"), config, model.spec))
-    assert isinstance(runner, CudaRunner)
-    return runner
-
-
-def calibration_steps(runner: CudaRunner, row_sizes: list[int]) -> tuple[list[Layout], list[Layout]]:
-    """Steps as calibration runs them: those it times, and the others."""
-    launcher, sizes = runner.launcher, calibrate._sizes(row_sizes, runner.program.depth)
-    untimed = [*calibrate._mixed(launcher, 4), calibrate._layout(launcher, 1, 1, 0, plain=False)]
-    timed = [calibrate._layout(launcher, n, num_rows, 0) for n, num_rows in sizes]
-    return timed + [calibrate._layout(launcher, n, n, depth) for n in row_sizes for depth in (1, 2)], untimed
-
-
-def tiny_server() -> None:
-    """All kernels of a server, sampling included."""
-    runner = tiny_runner("bfloat16")
-    timed, untimed = calibration_steps(runner, [1, 2, 4])
-    with torch.inference_mode():
-        for layout in timed + untimed:
-            runner.launcher.run(layout)
-
-
 CASES: dict[str, Callable[[], object]] = {
     **{
         f"{name} 27B, {num_out} x {width}, {num_tokens}": partial(coded_product, layout, num_out, width, num_tokens)
@@ -352,10 +331,22 @@ CASES: dict[str, Callable[[], object]] = {
     "attend SmolLM2, 64 rows of 4": lambda: attention(SMOLLM, 256, 4, 1024),
     "attend SmolLM2, prompt in 64": lambda: attention(SMOLLM, 2048, 64, 1024),
     "attend 80 channels": lambda: attention(HeadShape(8, 8, 80), 256, 4, 1024),
-    "attend 128 channels, prompt in 64": lambda: attention(HeadShape(32, 8, 128), 2048, 64, 4096),
+    "attend 128 channels, prompt in 64": lambda: attention(LLAMA, 2048, 64, 4096),
     "attend SmolLM2 in float32": lambda: attention(SMOLLM, 256, 4, 1024, torch.float32),
     "attend 27B in float32, 1 row of 8": lambda: attention(QWEN, 8, 8, 1024, torch.float32),
     "attend 27B in float32, prompt in 64": lambda: attention(QWEN, 2048, 64, 4096, torch.float32),
+    "rope 27B, KV in fp8, 4": lambda: rope(QWEN, 4, 32, FP8),
+    "rope 27B, KV in fp8, 2048": lambda: rope(QWEN, 2048, 32, FP8),
+    "attend 27B, KV in fp8, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536, kv_dtype=FP8),
+    "attend 27B, KV in fp8, 1 short row of 4": lambda: attention(QWEN, 4, 4, 512, kv_dtype=FP8),
+    "attend 27B, KV in fp8, 1 row of 8": lambda: attention(QWEN, 8, 8, 65536, kv_dtype=FP8),
+    "attend 27B, KV in fp8, 64 rows of 4": lambda: attention(QWEN, 256, 4, 1024, kv_dtype=FP8),
+    "attend 27B, KV in fp8, prompt in 16": lambda: attention(QWEN, 2048, 16, 4096, kv_dtype=FP8),
+    "attend 27B, KV in fp8, prompt in 64": lambda: attention(QWEN, 2048, 64, 4096, kv_dtype=FP8),
+    "attend SmolLM2, KV in fp8, 64 rows of 4": lambda: attention(SMOLLM, 256, 4, 1024, kv_dtype=FP8),
+    "attend 128 channels, KV in fp8, 1 row of 4": lambda: attention(LLAMA, 4, 4, 65536, kv_dtype=FP8),
+    "attend 128 channels, KV in fp8, prompt in 64": lambda: attention(LLAMA, 2048, 64, 4096, kv_dtype=FP8),
+    "attend SmolLM2 in float32, KV in fp8": lambda: attention(SMOLLM, 256, 4, 1024, torch.float32, FP8),
 }
 
 

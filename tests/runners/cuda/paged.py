@@ -9,7 +9,8 @@ from torch import Tensor
 
 from slipstream.runners.rows import RowSpan
 from slipstream.runners.torch.batch import RaggedBatch, make_batch
-from slipstream.runners.torch.ops import HeadShape, LayerKv
+from slipstream.runners.torch.caches import FP8, LayerKv, coded_layer, decode, kv_bytes
+from slipstream.runners.torch.ops import HeadShape
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,25 @@ def make_case(
     num_tokens = sum(row.num_reserved for row in rows) + num_padding
     padded = _padded(rows, slots, offsets, num_tokens, tile_size, table, hint or max(row.end for row in rows))
     return Case(heads, LayerKv(k.to(device), v.to(device)), padded, ragged, real)
+
+
+def coded(kv: LayerKv) -> LayerKv:
+    """The same in codes, laid out as the runner does it. Codes that are no number where nothing was written."""
+    num_blocks, *sizes = kv.k.shape
+    heads, block_size, dim = sizes
+    blocks = torch.empty(2, num_blocks, kv_bytes(heads * block_size, dim, FP8), dtype=torch.uint8, device=kv.k.device)
+    codes = coded_layer(blocks, (heads, block_size, dim))
+    at = torch.arange(block_size, device=kv.k.device).repeat(num_blocks)
+    block = torch.arange(num_blocks, device=kv.k.device).repeat_interleave(block_size)
+    codes.write(block, at, *(x.transpose(1, 2).flatten(0, 1) for x in (kv.k, kv.v)))
+    return codes
+
+
+def floats(kv: LayerKv) -> LayerKv:
+    """What codes stand for; 0 where they are no number."""
+    assert kv.k_scale is not None
+    assert kv.v_scale is not None
+    return LayerKv(decode(kv.k, kv.k_scale).nan_to_num(), decode(kv.v, kv.v_scale).nan_to_num())
 
 
 def _block_table(rows: list[Row], block_size: int) -> Tensor:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged import Row, make_case
+from paged import Row, coded, floats, make_case
 from some_gpus import HOPPER
 
-from slipstream.runners.cuda.kernels.attention.attention import (
-    attend,
-    even_split_count,
-    plan_blocks,
-    split_count,
-)
+from slipstream.runners.cuda.kernels.attention.attention import attend
+from slipstream.runners.cuda.kernels.attention.tiles import even_split_count, plan_blocks, split_count
 from slipstream.runners.torch.ops import HeadShape, LayerKv, TorchOps
 
 DECODE = [Row(7, 3, room=4), Row(150, 1), Row(0, 0, room=2), Row(0, 4)]
@@ -30,14 +26,16 @@ def check(
     gated: bool = False,
     dtype: torch.dtype = torch.float32,
     factor: float = 1.0,
+    in_codes: bool = False,
 ) -> None:
     case = make_case(rows, heads, block_size, device, dtype, tile_size=tile_size, hint=hint)
     width = heads.num_q * heads.dim
     wide = factor * torch.randn(case.padded.num_tokens, 2 * width + 3, device=device, dtype=dtype)
     q, gate = wide[:, :width], wide[:, width + 3 :] if gated else None
-    got = attend(q, heads, case.kv, case.padded, gate)
+    caches = coded(spread(case.kv)) if in_codes else case.kv
+    got = attend(q, heads, caches, case.padded, gate)
     # The reference reads whole blocks: entries after a row's end must be finite there, and only there.
-    kv = LayerKv(case.kv.k.float().nan_to_num(), case.kv.v.float().nan_to_num())
+    kv = floats(caches) if in_codes else LayerKv(case.kv.k.float().nan_to_num(), case.kv.v.float().nan_to_num())
     ops = TorchOps(device, torch.float32)
     want = ops.attend(q[case.real].float(), heads, kv, case.ragged)
     if gate is not None:
@@ -50,11 +48,40 @@ def check(
     assert (got[padding] == 0).all()
 
 
+def spread(kv: LayerKv) -> LayerKv:
+    """Positions of different size, so that their scales differ."""
+    k, v = (x * torch.exp2(torch.randint(-2, 3, (*x.shape[:-1], 1), device=x.device)) for x in (kv.k, kv.v))
+    return LayerKv(k, v)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("hint", [0, 600], ids=["whole", "split"])
 def test_decode(device: torch.device, dtype: torch.dtype, gated: bool, hint: int) -> None:
     check(device, DECODE, HeadShape(6, 2, 64), gated=gated, dtype=dtype, hint=hint)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("hint", [0, 600], ids=["whole", "split"])
+def test_decode_in_codes(device: torch.device, dtype: torch.dtype, hint: int) -> None:
+    check(device, DECODE, HeadShape(6, 2, 64), gated=True, dtype=dtype, hint=hint, in_codes=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "block_size"), [(HeadShape(6, 1, 256), 16), (HeadShape(2, 2, 80), 4), (HeadShape(4, 1, 16), 1)], ids=str
+)
+def test_shapes_in_codes(device: torch.device, heads: HeadShape, block_size: int) -> None:
+    check(device, [Row(40, 2), Row(3, 1, room=2)], heads, block_size, tile_size=2, in_codes=True)
+
+
+@pytest.mark.parametrize("hint", [0, 300], ids=["whole", "split"])
+def test_prompts_in_codes(device: torch.device, hint: int) -> None:
+    check(device, PROMPT, HeadShape(6, 1, 64), 4, tile_size=32, hint=hint, dtype=torch.bfloat16, in_codes=True)
+
+
+def test_prompts_in_wide_tiles_and_codes(device: torch.device) -> None:
+    rows, heads = [Row(150, 70), Row(63, 2)], HeadShape(6, 1, 256)
+    check(device, rows, heads, tile_size=64, gated=True, dtype=torch.bfloat16, in_codes=True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from some_gpus import GPUS
 
 SCRIPT = Path(__file__).parent / "compile_report.py"
-LARGEST_SHARED = 227 * 1024  # bytes a program of compute capability 9.0 may have
 ONE_OF_A_KIND = [
     "fused 4B, prefetch",
     "attend 27B, prompt in 64",
@@ -28,6 +27,20 @@ IN_CODES = [
     for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "NVFP4", "AWQ")
     for num_tokens in (1, 16, 64)
 ] + [f"Q4_K 35B-A3B experts, {num_tokens}" for num_tokens in (1, 64, 1024)]
+KV_IN_FP8 = [
+    "rope 27B, KV in fp8, 4",
+    "rope 27B, KV in fp8, 2048",
+    "attend 27B, KV in fp8, 1 row of 1",
+    "attend 27B, KV in fp8, 1 short row of 4",
+    "attend 27B, KV in fp8, 1 row of 8",
+    "attend 27B, KV in fp8, 64 rows of 4",
+    "attend 27B, KV in fp8, prompt in 16",
+    "attend 27B, KV in fp8, prompt in 64",
+    "attend SmolLM2, KV in fp8, 64 rows of 4",
+    "attend 128 channels, KV in fp8, 1 row of 4",
+    "attend 128 channels, KV in fp8, prompt in 64",
+    "attend SmolLM2 in float32, KV in fp8",
+]
 HEAVIEST = [
     "fused 27B",
     "head entry 27B",
@@ -75,7 +88,22 @@ def test_the_heaviest_launches_compile_without_spilling(cases: list[str], tmp_pa
         assert launch["spilled_bytes"] <= MAX_SPILLED.get(launch["case"], 16 if launch["case"] in IN_CODES else 0), (
             launch
         )
-        assert launch["shared_bytes"] <= LARGEST_SHARED, launch
+        assert launch["shared_bytes"] <= GPUS[90].shared_bytes, launch
+
+
+@pytest.mark.parametrize(
+    ("cases", "capability"),
+    [
+        (KV_IN_FP8[2:3], 80),  # a GPU that converts no e4m3
+        (KV_IN_FP8[4:5], 90),
+        *(pytest.param(KV_IN_FP8, each, marks=pytest.mark.exhaustive) for each in GPUS),
+    ],
+)
+def test_attention_over_fp8_compiles_for_every_gpu(cases: list[str], capability: int, tmp_path: Path) -> None:
+    for launch in compiled(cases, capability, tmp_path):
+        assert launch["waits"] == GPUS[capability].has_pdl, launch
+        assert launch["spilled_bytes"] <= FEW_SPILLED, launch
+        assert launch["shared_bytes"] <= GPUS[capability].shared_bytes, launch
 
 
 @pytest.mark.exhaustive

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged import Case, Row, make_case
+from paged import Case, Row, coded, make_case
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
@@ -58,6 +58,29 @@ def test_against_the_reference(device: torch.device, dtype: torch.dtype, normed:
     # NaN where nothing is written: equal caches also show that nothing else was touched.
     torch.testing.assert_close(case.kv.k.float(), want_kv.k, **close)
     torch.testing.assert_close(case.kv.v.float(), want_kv.v, **close)
+
+
+@pytest.mark.each_pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_codes_against_the_reference(device: torch.device, dtype: torch.dtype, normed: bool, name: str) -> None:
+    """Of the floats that the kernel itself would have stored, had it not coded them."""
+    case, rotary, mixed = make(name, device, dtype)
+    mixed = mixed * torch.exp2(torch.randint(-9, 10, (mixed.shape[0], 1), device=device))
+    weights = torch.randn(2, case.heads.dim, device=device)
+    norms = (weights[0], weights[1], 1e-5) if normed else None
+    before, codes = coded(case.kv), coded(case.kv)
+    exact = LayerKv(case.kv.k.float(), case.kv.v.float())
+    q = rope_store(mixed, case.heads, rotary, exact, case.padded, norms)
+    assert torch.equal(rope_store(mixed, case.heads, rotary, codes, case.padded, norms), q)
+    want, at = coded(exact), (case.ragged.positions // codes.k.shape[2], case.ragged.positions % codes.k.shape[2])
+    written = torch.zeros(codes.k.shape[:3], dtype=torch.bool, device=device)
+    written[case.ragged.block_table[case.ragged.token_slots.long(), at[0].long()].long(), :, at[1].long()] = True
+    for part in ("k", "v", "k_scale", "v_scale"):
+        found, wanted, old = (getattr(kv, part).view(torch.uint8) for kv in (codes, want, before))
+        here = written.unsqueeze(-1) if part in ("k", "v") else written.repeat_interleave(2, dim=-1)
+        assert torch.equal(found, torch.where(here, wanted, old)), part
 
 
 def test_rotary_positions_apart_from_the_cache(device: torch.device) -> None:

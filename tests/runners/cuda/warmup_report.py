@@ -18,13 +18,12 @@ from compile_report import (
     CASES,
     GPUS,
     H100,
-    calibration_steps,
     int4_matrix,
     int8_matrix,
     ints,
     quantized_product,
-    tiny_runner,
 )
+from tiny_server import calibration_steps, tiny_runner
 
 from slipstream.runners.cuda import calibrate
 from slipstream.runners.cuda.kernels import gpus

@@ -6,14 +6,21 @@ them. Few rows leave most of the machine idle: then the context is split too, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.attention.kv_codes import check_layout, decoded, loaded_scales
+from slipstream.runners.cuda.kernels.attention.tiles import (
+    LONG_CONTEXT,
+    SHORTEST_SPLIT,
+    Blocks,
+    even_split_count,
+    plan_blocks,
+    split_count,
+    with_codes,
+)
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.product import product
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
@@ -22,12 +29,6 @@ from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.ops import HeadShape
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-SHORTEST_SPLIT = tl.constexpr(128)  # positions: below it, merging costs more than the split gains
-LONG_CONTEXT = 8192
-LONGEST_UNSPLIT = 32768  # positions: prompts up to it are read whole, unless they leave processors idle
-MAX_PARTS, MAX_PART_TOKENS = 12, 4096
-SCRATCH_BYTES = 10 << 10  # of a program, at most, beside queries, keys and values: as compiled, 2 to 8.5 KiB
-WIDE_BYTES = 197_000  # shared memory of a program with 128 pairs of width 256: queries, two buffers of keys and values
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def _clear_padding(
 
 @triton.jit
 def _attend_positions(
-    queries, k_head, v_head, blocks, stride_block, low, high, sees, best, total, mix, scale,
+    queries, k_head, v_head, k_scales, v_scales, blocks, stride_block, low, high, sees, best, total, mix, scale,
     DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +80,12 @@ def _attend_positions(
         else:
             k = tl.load(k_head + at_row[:, None] + cols[None, :], mask=inside[None, :], other=0.0)
             v = tl.load(v_head + at_row[:, None] + cols[None, :], mask=inside[None, :], other=0.0)
+        if k_scales is not None:  # codes, and scales of two bytes
+            at_scale = block * (stride_block // 2) + stored % BLOCK_SIZE
+            k = decoded(k, queries.dtype)
         scores = product(queries, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scale
+        if k_scales is not None:
+            scores *= loaded_scales(k_scales + at_scale)[None, :]
         if MASKED:
             scores = tl.where((seen[None, :] <= sees[:, None]) & (seen < high)[None, :], scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -88,6 +94,9 @@ def _attend_positions(
         weights = tl.exp2(scores - shift[:, None])
         fade = tl.exp2(best - shift)
         total = total * fade + tl.sum(weights, axis=1)
+        if k_scales is not None:
+            weights *= loaded_scales(v_scales + at_scale)[None, :]
+            v = decoded(v, queries.dtype)
         mix = product(weights.to(v.dtype), v, mix * fade[:, None])
         best = new_best
     return best, total, mix
@@ -99,6 +108,8 @@ def _attend_kernel(
     gate,
     k_cache,
     v_cache,
+    k_scales,  # None: the caches hold floats
+    v_scales,
     positions,
     row_slots,
     row_offsets,
@@ -172,16 +183,19 @@ def _attend_kernel(
     mix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     k_head = k_cache + head * (BLOCK_SIZE * DIM)
     v_head = v_cache + head * (BLOCK_SIZE * DIM)
+    if k_scales is not None:
+        k_scales += head * BLOCK_SIZE
+        v_scales += head * BLOCK_SIZE
     if WIDE:  # most positions are seen by every query: no masks there
         whole = tl.minimum(start + first + part * BLOCK_M // GROUP + 1, high) - low
         whole = low + tl.maximum(whole, 0) // BLOCK_N * BLOCK_N
         best, total, mix = _attend_positions(
-            queries, k_head, v_head, blocks, stride_block, low, whole, sees, best, total, mix, scale,
-            DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, False,
+            queries, k_head, v_head, k_scales, v_scales, blocks, stride_block, low, whole, sees, best, total, mix,
+            scale, DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
         low = whole
     best, total, mix = _attend_positions(
-        queries, k_head, v_head, blocks, stride_block, low, high, sees, best, total, mix, scale,
+        queries, k_head, v_head, k_scales, v_scales, blocks, stride_block, low, high, sees, best, total, mix, scale,
         DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
 
@@ -263,11 +277,12 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
     group = heads.num_q // heads.num_kv
     assert q.stride(1) == 1
     assert gate is None or gate.stride(1) == 1
-    assert kv.k.stride() == kv.v.stride()
-    assert kv.k.stride()[1:] == (kv.k.shape[2] * heads.dim, heads.dim, 1)
+    check_layout(kv, heads)
     processors = gpu(q.device).num_processors
     few = 4 * num_tiles * heads.num_kv <= processors and batch.context_hint < LONG_CONTEXT
     plan = plan_blocks(batch.tile_size * group, heads.dim, q.element_size(), few, gpu(q.device).shared_bytes)
+    if kv.k_scale is not None:
+        plan = with_codes(plan, q.element_size())
     num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
     num_programs = num_tiles * heads.num_kv * num_parts
     if plan.wide:
@@ -282,7 +297,7 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
         scales = torch.empty((2, num_splits, num_tokens, heads.num_q), dtype=torch.float32, device=q.device)
     num_items = num_tiles if split else num_tiles + triton.cdiv(num_tokens, 16)
     _attend_kernel[(num_items, heads.num_kv * num_parts, num_splits)](
-        q, None if split else gate, kv.k, kv.v,
+        q, None if split else gate, kv.k, kv.v, kv.k_scale, kv.v_scale,
         batch.positions, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed,
         batch.tile_rows, batch.tile_firsts, batch.block_table, target, scales, num_tokens, num_tiles,
         q.stride(0), 0 if gate is None else gate.stride(0), batch.block_table.stride(0), kv.k.stride(0),
@@ -321,73 +336,3 @@ def _merge(
         num_warps=2,
         **pdl_options(out.device),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """The tile config of a launch."""
-
-    block_m: int  # (token, query head) pairs a program holds
-    block_n: int  # positions it reads at a time
-    block_d: int
-    num_warps: int
-    num_stages: int
-    wide: bool = False  # prompts: one program a processor, see WIDE_BYTES
-
-
-@cache
-def plan_blocks(num_pairs: int, dim: int, num_bytes: int, few: bool, shared_bytes: int) -> Blocks:
-    """Two buffers of keys and values to each program, no spilled registers at a head of 256.
-
-    Five stages make two buffers, because the rows' addresses are loaded first; where the tensor cores read shared
-    memory themselves (64 pairs), three do. Exact float32 products keep their operands in registers: 16 pairs. At wide
-    heads one buffer is better (three stages), and few programs are fastest with a whole short split in it.
-
-    Prompts at a head of 256 are bound by arithmetic: 128 pairs for each row of keys, where shared memory is large.
-
-    Source: logs 91 and 155 for heads of 256 in 16 bits; the others are not in the log.
-    """
-    block_d = max(16, triton.next_power_of_2(dim))
-    if shared_bytes >= WIDE_BYTES and num_bytes == 2 and dim == 256 and num_pairs >= 128:
-        return Blocks(128, 64, block_d, num_warps=8, num_stages=2, wide=True)
-    block_m = min(64 if num_bytes == 2 else 16, max(16, triton.next_power_of_2(num_pairs)))
-    row_bytes, num_buffers = block_d * num_bytes, 1
-    if block_m * block_d > 8192:
-        plan = Blocks(block_m, max(16, 2**15 // row_bytes), block_d, num_warps=8, num_stages=3)
-    elif num_bytes == 2 and block_d == 256:
-        plan = Blocks(block_m, 128, block_d, 8, 2) if few else Blocks(block_m, 1024 // block_m, block_d, 4, 3)
-    else:
-        plan = Blocks(block_m, min(128, max(16, 2**14 // row_bytes)), block_d, num_warps=4, num_stages=5)
-        num_buffers = 2
-    return _fitted(plan, row_bytes, num_buffers, shared_bytes)
-
-
-def _fitted(plan: Blocks, row_bytes: int, num_buffers: int, shared_bytes: int) -> Blocks:
-    """With no more positions at a time than shared memory holds: queries, buffers of keys and values, and some KiB."""
-    room = shared_bytes - plan.block_m * row_bytes - SCRATCH_BYTES
-    block_n = plan.block_n
-    while block_n > 16 and 2 * num_buffers * block_n * row_bytes > room:
-        block_n //= 2
-    return replace(plan, block_n=block_n)
-
-
-def split_count(num_programs: int, context: int, num_processors: int) -> int:
-    """Parts in which each context is read: two programs a processor, four where the context is long.
-
-    Source: not in the log.
-    """
-    wanted = (2 if context < LONG_CONTEXT else 4) * num_processors // num_programs
-    return max(1, min(wanted, context // int(SHORTEST_SPLIT.value)))
-
-
-def even_split_count(num_programs: int, context: int, num_processors: int, num_tokens: int) -> int:
-    """Parts in which the contexts of prompts are read, where one program runs on a processor at a time.
-
-    Of long contexts, so that the last programs do not run alone; parts take memory, so few of many tokens.
-
-    Source: log 155.
-    """
-    if context <= LONGEST_UNSPLIT:
-        return max(1, min(num_processors // num_programs, context // int(SHORTEST_SPLIT.value)))
-    most = max(1, min(MAX_PARTS, MAX_PART_TOKENS // num_tokens))
-    return min(range(1, most + 1), key=lambda parts: -(-num_programs * parts // num_processors) * (1 / parts + 0.01))

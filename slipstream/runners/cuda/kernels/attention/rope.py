@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.runners.cuda.kernels.attention.kv_codes import check_layout, encoded
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.views import TokenPositions
 from slipstream.runners.torch.caches import LayerKv
@@ -39,6 +40,17 @@ def _rotated(source, positions, mask, cols, cos_table, sin_table, weight, eps, D
     return x * cos + tl.where(cols < HALF, -partner, partner) * sin
 
 
+@triton.jit
+def _store(x, cache, scales, target, at_scale, mask, written):
+    """Some tokens of one head into a cache of floats or, with scales, of codes."""
+    if scales is None:
+        tl.store(cache + target, x.to(cache.dtype.element_ty), mask=mask)
+    else:
+        codes, own = encoded(x.to(tl.float32))
+        tl.store(cache + target, codes, mask=mask)
+        tl.store(scales + at_scale, own, mask=written)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rope_store_kernel(
     mixed,
@@ -53,19 +65,12 @@ def _rope_store_kernel(
     q_out,
     k_cache,
     v_cache,
-    num_tokens,
-    stride_mixed,
-    stride_table,
-    stride_block,
-    eps,
-    NUM_Q: tl.constexpr,
-    NUM_KV: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    k_scales,  # None: the caches hold floats
+    v_scales,
+    num_tokens, stride_mixed, stride_table, stride_block, eps,
+    NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program for one head (of q, then k, then v) of some tokens."""
     launch_dependents()
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -92,13 +97,14 @@ def _rope_store_kernel(
         kv_head = (head - NUM_Q) % NUM_KV
         at_row = block * stride_block + (kv_head * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
         target = at_row[:, None] + cols[None, :]
+        at_scale = block * (stride_block // 2) + kv_head * BLOCK_SIZE + position % BLOCK_SIZE  # of two bytes
         if head < NUM_Q + NUM_KV:
             k = _rotated(source, angle, mask, cols, cos_table, sin_table, weight_k, eps, DIM, HALF)
-            tl.store(k_cache + target, k.to(k_cache.dtype.element_ty), mask=mask)
+            _store(k, k_cache, k_scales, target, at_scale, mask, written)
         else:
             wait_for_previous()
             v = tl.load(source + cols[None, :], mask=mask, other=0.0)
-            tl.store(v_cache + target, v.to(v_cache.dtype.element_ty), mask=mask)
+            _store(v, v_cache, v_scales, target, at_scale, mask, written)
 
 
 def rope_store(
@@ -114,8 +120,7 @@ def rope_store(
     half, block_size = rotary.cos.shape[1], kv.k.shape[2]
     assert mixed.stride(1) == 1
     assert mixed.shape[1] >= heads.qkv_width
-    assert kv.k.stride() == kv.v.stride()
-    assert kv.k.stride()[1:] == (block_size * heads.dim, heads.dim, 1)
+    check_layout(kv, heads)
     assert rotary.cos.stride() == rotary.sin.stride() == (half, 1)
     assert rotary.cos.dtype == rotary.sin.dtype == torch.float32
     q = torch.empty((num_tokens, heads.num_q * heads.dim), dtype=mixed.dtype, device=mixed.device)
@@ -135,6 +140,8 @@ def rope_store(
         q,
         kv.k,
         kv.v,
+        kv.k_scale,
+        kv.v_scale,
         num_tokens,
         mixed.stride(0),
         batch.block_table.stride(0),
