@@ -30,8 +30,15 @@ from slipstream.runners.cuda.kernels import pdl
 from slipstream.runners.cuda.kernels.attention.attention import attend
 from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.cuda.kernels.matmul import linear, linear_coded
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
+from slipstream.runners.cuda.kernels.matmul import linear, linear_coded, linear_fp8
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, fitted, skinny_gated, skinny_normed
+from slipstream.runners.cuda.kernels.matmul.linear_fp8 import (
+    fp8_gated,
+    fp8_linear,
+    fp8_normed,
+    fp8_tile_config,
+    tokens_of_a_block,
+)
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
     SPLIT_K_COUNTERS,
@@ -58,6 +65,7 @@ from slipstream.runners.torch.ops import HeadShape, Rotary
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 QWEN, SMOLLM = HeadShape(24, 4, 256), HeadShape(9, 3, 64)
 BF16 = torch.bfloat16
+SHARED = {89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}  # bytes a program may have
 
 
 class H100:
@@ -87,6 +95,7 @@ def resources(kernel: Any) -> dict[str, Any]:
         "spilled_bytes": int(usage["STACK"]) + int(usage["LOCAL"]),
         "shared_bytes": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
+        "fp8_products": bool(re.search(r"mma\S*\.e4m3\.e4m3", kernel.asm["ptx"])),
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"] and kernel.metadata.launch_pdl,
     }
 
@@ -162,9 +171,24 @@ def int4_matrix(num_out: int, width: int) -> Int4Matrix:
     return Int4Matrix(torch.empty(num_out, tiles * 64, dtype=torch.int16), ints(tiles * 4, num_out), width)
 
 
-def fp8_matrix(num_out: int, width: int, num_kept: int = 0) -> Fp8Matrix:
+def fp8_matrix(num_out: int, width: int, num_kept: int = 0, layout: int = fp8.MOVED) -> Fp8Matrix:
     kept = torch.empty(num_kept, width, dtype=BF16) if num_kept else None
-    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept)
+    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept, layout)
+
+
+def fp8_product(num_out: int, width: int, num_tokens: int, num_kept: int = 0, fused: bool = False) -> None:
+    """Activations in FP8, too. ``fused``: before the norm, or with the gated activation in it, by its width."""
+    matrix, x = fp8_matrix(num_out, width, num_kept, fp8.BYTES), torch.empty(num_tokens, width, dtype=BF16)
+    block = tokens_of_a_block(num_tokens)
+    config = fitted(fp8_tile_config(matrix, num_tokens), block, 1, SHARED[H100.capability], weight_bytes=1)
+    assert config is not None
+    scratch, add = Scratch(x.device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), torch.empty(num_tokens, num_out, dtype=BF16)
+    if not fused:
+        fp8_linear(x, matrix, config, scratch, add=add)
+    elif num_out > width:
+        fp8_gated(x, matrix, config, scratch)
+    else:
+        fp8_normed(x, matrix, config, scratch, add, torch.empty(num_out), 1e-6)
 
 
 def fused_quantized(make: Callable[[int, int], QuantizedMatrix], num_tokens: int) -> None:
@@ -277,6 +301,15 @@ CASES: dict[str, Callable[[], object]] = {
     "fp8 27B, 16480 x 5120, 1": lambda: quantized_product(fp8_matrix(16480, 5120, 96), 1),
     "fp8 27B, 16480 x 5120, 64": lambda: quantized_product(fp8_matrix(16480, 5120, 96), 64),
     "fp8 27B in float16, 16480 x 5120, 16": lambda: quantized_product(fp8_matrix(16480, 5120), 16, torch.float16),
+    **{
+        f"fp8 x fp8 27B, {num_out} x {width}, {n}": partial(fp8_product, num_out, width, n, num_kept)
+        for num_out, width, num_kept in ((34816, 5120, 0), (5120, 17408, 0), (16480, 5120, 96))
+        for n in (1, 64, 256)
+    },
+    **{f"fp8 x fp8 27B gated, {n}": partial(fp8_product, 34816, 5120, n, fused=True) for n in (1, 64)},
+    **{f"fp8 x fp8 27B normed, {n}": partial(fp8_product, 5120, 6144, n, fused=True) for n in (1, 64)},
+    "fp8 in bytes 27B, 34816 x 5120, 1": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 1),
+    "fp8 in bytes 27B, 34816 x 5120, 64": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 64),
     "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
     "int8 27B fused, 1": lambda: fused_quantized(int8_matrix, 1),
     "fp8 27B fused, 1": lambda: fused_quantized(fp8_matrix, 1),
@@ -320,7 +353,8 @@ def main() -> None:
     H100.capability = options.capability
     triton.runtime.driver.set_active(H100())
     pdl.supports_pdl = lambda device: is_new
-    linear_coded.uses_descriptors = experts_coded.uses_descriptors = lambda device: is_new
+    for each in (linear_coded, linear_fp8, experts_coded):
+        each.uses_descriptors = lambda device: is_new
     run = JITFunction.run
     # What an earlier case compiled is not launched either.
     JITFunction.run = lambda self, *args, **options: run(self, *args, **(options | {"warmup": True}))
