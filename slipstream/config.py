@@ -70,6 +70,7 @@ class RunnerConfig:
     # For benchmarks: acceptance by chance instead of comparison; the chance that the first 1, 2, ... are accepted.
     simulate_acceptance: tuple[float, ...] = ()
     runner: str = "auto"  # the array library: see RUNNERS
+    fp8_activations: bool = False  # on a GPU, beside matrices in FP8: round activations to FP8 where that is faster
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:

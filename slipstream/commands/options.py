@@ -41,6 +41,7 @@ class ModelOptions:
     kv_memory: int | None = None
     max_context: int | None = None
     draft_vocab: int | None = None
+    fp8_activations: str = "off"  # see SWITCH
     simulate_acceptance: tuple[float, ...] = ()
     prefix_cache: str = "on"  # see SWITCH
     cache_host: int | None = None
@@ -75,6 +76,7 @@ class ModelOptions:
             self.draft_vocab,
             simulate_acceptance=self.simulate_acceptance,
             runner=self.runner,
+            fp8_activations=self.fp8_activations == "on",
         )
 
     @property

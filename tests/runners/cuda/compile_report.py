@@ -47,8 +47,9 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     quantized_normed,
     tile_config,
 )
-from slipstream.runners.cuda.kernels.moe import experts_coded
+from slipstream.runners.cuda.kernels.moe import experts_coded, experts_fp8
 from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
+from slipstream.runners.cuda.kernels.moe.experts_fp8 import fp8_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.cuda.kernels.quant import coded, fp8
@@ -212,6 +213,11 @@ def experts(make: Callable[[int, int], QuantizedMatrix], num_tokens: int) -> Non
     quantized_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
 
 
+def fp8_experts(num_tokens: int) -> None:
+    stacks = fp8_matrix(256 * 1024, 2048, layout=fp8.BYTES), fp8_matrix(256 * 2048, 512, layout=fp8.BYTES)
+    fp8_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
+
+
 def quantized_product(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
     config = tile_config(matrix, num_tokens)
     assert config is not None
@@ -308,6 +314,7 @@ CASES: dict[str, Callable[[], object]] = {
     },
     **{f"fp8 x fp8 27B gated, {n}": partial(fp8_product, 34816, 5120, n, fused=True) for n in (1, 64)},
     **{f"fp8 x fp8 27B normed, {n}": partial(fp8_product, 5120, 6144, n, fused=True) for n in (1, 64)},
+    **{f"fp8 x fp8 35B-A3B experts, {n}": partial(fp8_experts, n) for n in (1, 64, 640, 1024, 4096)},
     "fp8 in bytes 27B, 34816 x 5120, 1": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 1),
     "fp8 in bytes 27B, 34816 x 5120, 64": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 64),
     "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
@@ -353,7 +360,7 @@ def main() -> None:
     H100.capability = options.capability
     triton.runtime.driver.set_active(H100())
     pdl.supports_pdl = lambda device: is_new
-    for each in (linear_coded, linear_fp8, experts_coded):
+    for each in (linear_coded, linear_fp8, experts_coded, experts_fp8):
         each.uses_descriptors = lambda device: is_new
     run = JITFunction.run
     # What an earlier case compiled is not launched either.

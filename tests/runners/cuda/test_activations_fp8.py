@@ -78,14 +78,13 @@ def test_zero_tiny_and_huge(device: torch.device) -> None:
     assert not in_order(got)[0].any()
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy, of 0 times infinity
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_no_number_stays_with_its_token(bad: float, device: torch.device) -> None:
     x = torch.randn(3, 2 * TILE)
     fine = quantized_activations(x.to(device))
     x[1, 7] = bad
     got = quantized_activations(x.to(device))
-    assert not got.scales[0, 1].isfinite()
+    assert got.scales[0, 1].isnan()
     for token in (0, 2):
         assert np.array_equal(in_order(got)[token], in_order(fine)[token])
         assert torch.equal(got.scales[:, token], fine.scales[:, token])

@@ -79,6 +79,7 @@ def test_products_in_codes_compile_for_older_gpus(capability: int, tmp_path: Pat
 
 FP8_PRODUCTS = {89: OLDER[89], 90: LARGEST_SHARED, 120: 99 * 1024}  # compute capabilities that have them
 FP8_CASES = ["fp8 x fp8 27B, 16480 x 5120, 256", "fp8 x fp8 27B gated, 64", "fp8 x fp8 27B normed, 1"]
+FP8_CASES += ["fp8 x fp8 35B-A3B experts, 1", "fp8 x fp8 35B-A3B experts, 4096"]
 
 
 @pytest.mark.parametrize(

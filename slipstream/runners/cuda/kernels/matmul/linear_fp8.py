@@ -30,7 +30,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     values_of,
 )
 from slipstream.runners.cuda.kernels.matmul.linear_coded import uses_descriptors
-from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_COLUMNS, TOKEN_BLOCK, tiles_of
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import LIBRARY_TOKENS, MIN_COLUMNS, TOKEN_BLOCK, tiles_of
 from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_partial
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.activations import quantized_activations
@@ -42,7 +42,7 @@ _UNIT = tl.constexpr(2.0**-FACTOR_BITS)
 @triton.jit
 def factors_of(factors, tile, tile_stride, rows, inside):
     """The scales of these rows in a tile. float32 [N]"""
-    found = tl.load(factors + tile.to(tl.int64) * tile_stride + rows, mask=inside, other=0.0)
+    found = tl.load(factors + tile * tile_stride + rows, mask=inside, other=0.0)
     return found.to(tl.float32) * _UNIT
 
 
@@ -53,7 +53,7 @@ def promoted(total, sums, row_factors, token_scales):
 
 
 @triton.jit
-def _tile(source, row, column, width, num_rows, R: tl.constexpr, C: tl.constexpr, POINTERS: tl.constexpr):
+def matrix_tile(source, row, column, width, num_rows, R: tl.constexpr, C: tl.constexpr, POINTERS: tl.constexpr):
     """[R, C] of a matrix of whole tiles, by its descriptor or by a pointer; 0 beyond its rows."""
     if POINTERS:
         rows = row + tl.arange(0, R)
@@ -81,8 +81,8 @@ def _sums(
         following = tl.minimum(tile + 1, end - 1)
         next_scales = tl.load(scales + following * scale_stride + tokens)
         next_factors = factors_of(factors, following, factor_stride, rows, inside)
-        a = _tile(weights, first_row, tile * K, width, end_row, N, K, POINTERS)
-        b = _tile(codes, first, tile * K, width, num_tokens, M, K, POINTERS)
+        a = matrix_tile(weights, first_row, tile * K, width, end_row, N, K, POINTERS)
+        b = matrix_tile(codes, first, tile * K, width, num_tokens, M, K, POINTERS)
         sums = product(a, b.T, tl.zeros([N, M], tl.float32))
         total = promoted(total, sums, row_factors, token_scales)
         token_scales = next_scales
@@ -121,8 +121,8 @@ def _fp8(
         total = tl.zeros([N, M], tl.float32)
         for half in range(2 * begin, 2 * end):
             column = half * (K // 2)
-            a = _tile(kept, beyond * N, column, width, num_out - num_coded, N, K // 2, POINTERS)
-            b = _tile(x, first, column, width, num_tokens, M, K // 2, POINTERS)
+            a = matrix_tile(kept, beyond * N, column, width, num_out - num_coded, N, K // 2, POINTERS)
+            b = matrix_tile(x, first, column, width, num_tokens, M, K // 2, POINTERS)
             total = product(a, b.T, total)
         first_row = num_coded + beyond * N
         end_row = num_out
@@ -150,9 +150,16 @@ def fp8_tile_config(matrix: Fp8Matrix, num_tokens: int) -> TileConfig:
         config = TileConfig(64, TILE, 4)
     else:
         config = TileConfig(128, TILE, 3, warps=8)
-    programs = triton.cdiv(matrix.num_rows, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
-    limit = 8 if num_tokens <= FEW_TOKENS else 3
+    programs = _row_blocks(matrix, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
+    # All sizes beyond LIBRARY_TOKENS are served by the same compiled kernels.
+    limit = 8 if num_tokens <= FEW_TOKENS else 3 if num_tokens <= LIBRARY_TOKENS[8] else 1
     return replace(config, split=max(1, min(2 * PROCESSORS // programs, matrix.width // MIN_COLUMNS, limit)))
+
+
+def _row_blocks(matrix: Fp8Matrix, num_rows: int) -> int:
+    """Those of rows in codes, and after them those of the rows in more bits."""
+    num_kept = 0 if matrix.kept is None else matrix.kept.shape[0]
+    return -(-matrix.words.shape[0] // num_rows) - (-num_kept // num_rows)
 
 
 def tokens_of_a_block(num_tokens: int) -> int:
@@ -203,10 +210,8 @@ def _launch(
     values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
     num_tokens, width = values.shape
     codes, kept = matrix.codes, matrix.kept
-    num_kept = 0 if kept is None else kept.shape[0]
     block_tokens = tokens_of_a_block(num_tokens)
-    blocks = triton.cdiv(codes.shape[0], config.rows) + triton.cdiv(num_kept, config.rows)
-    grid = (triton.cdiv(num_tokens, block_tokens), blocks, config.split)
+    grid = (triton.cdiv(num_tokens, block_tokens), _row_blocks(matrix, config.rows), config.split)
     num_squares = 0 if squares is None else squares.shape[0]
     token_stride = padded(num_tokens)
     assert config.inner == TILE

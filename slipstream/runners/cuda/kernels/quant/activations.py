@@ -2,7 +2,7 @@
 
 The scale is the largest magnitude over 448, in float32; codes are rounded to the nearest, ties to even. Codes lie in
 the order of ``Fp8Matrix.codes``, so that a product may read both as they are: a sum does not care for the order.
-A value that is no number, or infinite, makes the token's products so.
+A tile with a value that is infinite or no number gets a scale that is no number, and so do the token's products.
 """
 
 from __future__ import annotations
@@ -57,10 +57,13 @@ def _quantize_kernel(
     # As whole numbers they compare as sizes do, and what is no number is larger than all that are.
     near_size = near.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     far_size = far.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    largest = tl.max(tl.maximum(near_size, far_size), axis=1).to(tl.float32, bitcast=True)
-    largest = tl.where(largest < _SMALLEST, _SMALLEST, largest)
+    largest_size = tl.max(tl.maximum(near_size, far_size), axis=1)
+    finite = largest_size < 0x7F800000
+    near = tl.where(finite[:, None], near, 0.0)
+    far = tl.where(finite[:, None], far, 0.0)
+    largest = tl.maximum(tl.where(finite, largest_size, 0).to(tl.float32, bitcast=True), _SMALLEST)
     inverse = tl.div_rn(tl.full([T], _MAX_VALUE, tl.float32), largest)[:, None]
-    scale = tl.div_rn(largest, tl.full([T], _MAX_VALUE, tl.float32))
+    scale = tl.where(finite, tl.div_rn(largest, tl.full([T], _MAX_VALUE, tl.float32)), float("nan"))
     tl.store(scales + tile * padded + tokens, scale, mask=tokens < padded)
     word = fp8_codes(near, inverse) | (fp8_codes(far, inverse) << 8)
     target = words + tokens.to(tl.int64)[:, None] * (WIDTH // 2) + (tile * (K // 2) + columns)[None, :]
@@ -69,11 +72,9 @@ def _quantize_kernel(
 
 def padded_tokens(num_tokens: int) -> int:
     """As many as whole blocks of a product have, whatever their size."""
-    return triton.cdiv(num_tokens, MAX_BLOCK) * MAX_BLOCK if num_tokens > MAX_BLOCK else _block(num_tokens)
-
-
-def _block(num_tokens: int) -> int:
-    return max(16, triton.next_power_of_2(num_tokens))
+    if num_tokens > MAX_BLOCK:
+        return -(-num_tokens // MAX_BLOCK) * MAX_BLOCK
+    return max(16, 1 << (num_tokens - 1).bit_length())
 
 
 def quantized_activations(x: Tensor) -> Fp8Activations:
