@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from test_activations_fp8 import in_order
@@ -166,6 +172,22 @@ def test_codes_in_bytes_as_plain_weights(dtype: torch.dtype, device: torch.devic
     check_rows(matrix, coded_weights(matrix).float(), dtype, device)
     check_reordered(matrix, device)
     assert torch.equal(coded_weights(matrix.first(7)), coded_weights(matrix)[:7])
+
+
+def test_the_report_runs() -> None:
+    """What a GPU will be timed with, on small shapes in the interpreter."""
+    script = Path(__file__).parent / "fp8_report.py"
+    paths = os.pathsep.join([str(script.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    command = [sys.executable, str(script), "--tiny", "--seconds", "1000"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines].count("tiny experts") == 2
+    errors = [float(found) for found in re.findall(r" error (\S+)", done.stdout)]
+    assert len(errors) == 2
+    assert max(errors) < TOLERANCE[torch.bfloat16]
+    assert last == "all timed"
 
 
 def test_both_layouts_hold_the_same_weights(device: torch.device) -> None:

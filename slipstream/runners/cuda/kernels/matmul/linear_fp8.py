@@ -173,9 +173,10 @@ def fp8_linear(
     scratch: Scratch,
     bias: Tensor | None = None,  # [num_out]
     add: Tensor | None = None,  # [tokens, num_out], contiguous
+    block_tokens: int = 0,  # of a program; 0: as many as usual
 ) -> Tensor:
     out = values_of(x).new_empty(x.shape[0], matrix.num_rows)
-    _launch(x, matrix, config, scratch, out, add, bias)
+    _launch(x, matrix, config, scratch, out, add, bias, block_tokens=block_tokens)
     return out
 
 
@@ -206,11 +207,12 @@ def _launch(
     *,
     gated: bool = False,
     norm: Norm | NoNorm = NO_NORM,
+    block_tokens: int = 0,
 ) -> None:
     values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
     num_tokens, width = values.shape
     codes, kept = matrix.codes, matrix.kept
-    block_tokens = tokens_of_a_block(num_tokens)
+    block_tokens = block_tokens or tokens_of_a_block(num_tokens)
     grid = (triton.cdiv(num_tokens, block_tokens), _row_blocks(matrix, config.rows), config.split)
     num_squares = 0 if squares is None else squares.shape[0]
     token_stride = padded(num_tokens)

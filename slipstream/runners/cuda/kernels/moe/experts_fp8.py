@@ -23,7 +23,7 @@ from slipstream.runners.cuda.kernels.quant.activations import Fp8Activations, qu
 from slipstream.runners.cuda.kernels.quant.fp8 import TILE, Fp8Matrix
 
 
-class _Tiles(NamedTuple):
+class ExpertTiles(NamedTuple):
     pairs: int  # a block
     num_rows: int
     num_warps: int
@@ -84,13 +84,14 @@ def fp8_expert_pairs(
     down: Fp8Matrix,  # [experts * hidden, inner]
     expert: Tensor,  # int32 [tokens, active]
     positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are not written
+    tiles: ExpertTiles | None = None,  # None: as usual
 ) -> Tensor:
     """Each active expert's MLP of its token. [tokens, active, hidden]"""
     (num_tokens, num_active), hidden, inner = expert.shape, gate_up.width, down.width
     num_experts = down.num_rows // hidden
     assert gate_up.num_rows == num_experts * 2 * inner
     few, pointers = num_tokens <= FEW_TOKENS, not uses_descriptors(x.device)
-    tiles = expert_tiles(num_tokens, num_tokens * num_active / num_experts)
+    tiles = tiles or expert_tiles(num_tokens, num_tokens * num_active / num_experts)
     groups = None if few else group(expert, positions, num_experts, tiles.pairs)
     num_blocks = groups.num_blocks if groups else num_tokens * num_active
     work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
@@ -112,12 +113,12 @@ def fp8_expert_pairs(
     return made.view(num_tokens, num_active, hidden)
 
 
-def expert_tiles(num_tokens: int, pairs_per_expert: float) -> _Tiles:
+def expert_tiles(num_tokens: int, pairs_per_expert: float) -> ExpertTiles:
     """By registers and bytes read: no GPU has timed these yet (tests/runners/cuda/fp8_report.py does)."""
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
-        return _Tiles(16, 64, 4, 4)
+        return ExpertTiles(16, 64, 4, 4)
     if pairs_per_expert <= 24:
-        return _Tiles(32, 64, 4, 3)
+        return ExpertTiles(32, 64, 4, 3)
     if pairs_per_expert <= 96:
-        return _Tiles(64, 64, 8, 3)
-    return _Tiles(128, 64, 8, 2)
+        return ExpertTiles(64, 64, 8, 3)
+    return ExpertTiles(128, 64, 8, 2)
