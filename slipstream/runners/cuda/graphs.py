@@ -38,9 +38,9 @@ class Graphs:
             self._warm.add(kind)
 
     def seconds(self, step: Callable[[], None]) -> float:
-        """How long the device takes for it, captured: the median of a few replays. Not kept."""
+        """How long the device takes for it, captured: the median of a few replays. Kept as by ``dry_run``."""
         step()  # as it is: compiles what is not compiled yet
-        graph = self._capture(step)
+        graph = self._dry_run = self._capture(step)
         times: list[float] = []
         for _ in range(1 + TIMED):  # the first is not timed
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -7,20 +7,32 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from test_activations_fp8 import in_order
+from test_fused_layers import BATCH, HIDDEN, layers_of, matrices, weights_of
 from test_linear_fp8 import CODES
 from torch import Tensor
 from unpacking import check_reordered, check_rows
 
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, interleaved_rows
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, Unscaled, interleaved_rows
 from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_gated, fp8_linear, fp8_normed, fp8_tile_config
-from slipstream.runners.cuda.kernels.matmul.linear_quantized import SCRATCH_FLOATS, SPLIT_K_COUNTERS, quantized_linear
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
+    SCRATCH_FLOATS,
+    SPLIT_K_COUNTERS,
+    quantized_gated,
+    quantized_linear,
+    quantized_normed,
+)
 from slipstream.runners.cuda.kernels.quant.activations import quantized_activations
 from slipstream.runners.cuda.kernels.quant.fp8 import BYTES, FACTOR_BITS, TILE, Fp8Matrix, empty, put, quantize
-from slipstream.runners.torch.ops import TorchOps
+from slipstream.runners.cuda.model.fp8 import Fp8Linear, Fp8QuantizingFormat
+from slipstream.runners.cuda.model.fused_layers import FusedLayers, stack
+from slipstream.runners.cuda.model.ops import CudaOps
+from slipstream.runners.torch.models.layers import Sequential
+from slipstream.runners.torch.ops import DenseLinear, RmsNorm, TorchOps
 
 # Of a product's length. Sums are in float32; those of the FP8 tensor cores over a tile keep about 14 bits.
 TOLERANCE = {torch.float32: 3e-4, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -172,6 +184,57 @@ def test_codes_in_bytes_as_plain_weights(dtype: torch.dtype, device: torch.devic
     check_rows(matrix, coded_weights(matrix).float(), dtype, device)
     check_reordered(matrix, device)
     assert torch.equal(coded_weights(matrix.first(7)), coded_weights(matrix)[:7])
+
+
+class Rounded(DenseLinear):
+    """In float64, of activations rounded as the kernels do."""
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return DenseLinear.__call__(self, rounded(x.float()), add)
+
+
+def test_fused_layers_round_each_product_s_activations(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With norms and activations inside them: as far from unrounded layers as float64 says that rounding leads."""
+    weights = [[weight.to(device, torch.bfloat16) for weight in matrices()] for _ in range(2)]
+    norms = (1 + 0.3 * torch.randn(2, 2, HIDDEN)).to(device)
+    form = Fp8QuantizingFormat(CudaOps(device, torch.bfloat16))
+    fused = stack(layers_of(weights, norms, form.ops, lambda weight: form.dense(weight.clone())))
+    assert isinstance(fused, FusedLayers)
+    x, exact = torch.randn(5, HIDDEN).to(device, torch.bfloat16), {}
+    for kind in (DenseLinear, Rounded):
+        made: Any = [[kind(weights_of(form.dense(weight)).cpu()) for weight in each] for each in weights]
+        layers = layers_of(made, norms.cpu(), TorchOps(torch.device("cpu"), torch.float64), lambda each: each)
+        exact[kind] = Sequential(layers)(x.cpu().double(), BATCH)
+    off = {}
+    for unmeasured in (64, 0):
+        monkeypatch.setattr("slipstream.runners.cuda.model.fp8.UNMEASURED", unmeasured)
+        off[unmeasured] = distance(fused(x.clone(), BATCH).cpu().double(), exact[DenseLinear])
+    assert off[64] < 0.02
+    # Not to the other's own values: what differs a little before it is rounded may differ by a step after it.
+    size = distance(exact[Rounded], exact[DenseLinear])
+    assert 0.7 * size < off[0] < 1.5 * size
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    return float((got - wanted).norm() / wanted.norm())
+
+
+def test_a_linear_asks_how_to_multiply(device: torch.device) -> None:
+    form = Fp8QuantizingFormat(CudaOps(device, torch.bfloat16))
+    linear = form.dense(torch.randn(64, WIDTH, device=device))
+    assert isinstance(linear, Fp8Linear)
+    x, add = (torch.randn(3, width, device=device).bfloat16() for width in (WIDTH, 64))
+    norm = RmsNorm(torch.rand(64, device=device), 1e-3, form.ops)
+    for rounds in (False, True):
+        form.choice.set(linear.shape, 16, rounds)
+        usual = quantized_linear, quantized_normed, quantized_gated
+        plain, normed, gated = (fp8_linear, fp8_normed, fp8_gated) if rounds else usual
+        others = (linear.matrix, CONFIGS[0], form._quantized_scratch)
+        wanted = [plain(x, *others, None, add), *normed(x, *others, add, norm.weight, norm.eps), gated(x, *others)]
+        got = [linear(x, add), *linear.normed(x, add, norm), linear.gated(x)]
+        for one, other in zip(got, wanted, strict=True):
+            one, other = (each.values if isinstance(each, Unscaled) else each for each in (one, other))
+            assert torch.equal(one, other)
 
 
 def test_the_report_runs() -> None:
