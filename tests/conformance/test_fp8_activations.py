@@ -22,6 +22,7 @@ from slipstream.load.hf.folder import open_hf
 from slipstream.load.random.model import open_random
 from slipstream.runners.choose import choose_backend
 from slipstream.runners.cuda import platform as platforms
+from slipstream.runners.cuda.drafter import CudaMtpDrafter
 from slipstream.runners.cuda.model import fp8
 from slipstream.runners.cuda.model.fp8 import Fp8Choice, Fp8Experts, Fp8Linear
 from slipstream.runners.cuda.model.fp8_choice import Trial, choose, parts_in, trials_of
@@ -92,6 +93,16 @@ def test_each_shape_and_size_is_tried_once(tmp_path: Path) -> None:
     for trial in smallest:
         for rounds in (False, True):
             trial.run(rounds)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_5", "qwen3_5_moe"])
+def test_other_models_have_nothing_to_try(tmp_path: Path, kind: str) -> None:
+    """Every start asks, the flag off or on."""
+    runner = open_resident(tiny.save(tiny.build(kind), tmp_path, head=True))
+    drafter = runner.program.drafter
+    assert isinstance(drafter, CudaMtpDrafter)
+    assert len(list(parts_in((runner.decoder, drafter.head)))) > 10
+    assert not list(trials_of((runner.decoder, drafter.head), 2048))
 
 
 def test_the_faster_product_is_taken_and_stays() -> None:

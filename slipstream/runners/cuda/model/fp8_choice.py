@@ -79,7 +79,7 @@ def parts_in(part: object) -> Iterator[object]:
     if isinstance(part, list | tuple):
         for each in part:
             yield from parts_in(each)
-    elif is_dataclass(part):
+    elif is_dataclass(part) and not isinstance(part, type):
         yield part
         for field in fields(part):
             yield from parts_in(getattr(part, field.name))
