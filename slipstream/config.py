@@ -71,6 +71,7 @@ class RunnerConfig:
     simulate_acceptance: tuple[float, ...] = ()
     runner: str = "auto"  # the array library: see RUNNERS
     kv_dtype: str = "auto"  # of keys and values in the cache: see KV_DTYPES
+    fp8_activations: bool = False  # on a GPU, beside matrices in FP8: round activations to FP8 where that is faster
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:

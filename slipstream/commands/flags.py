@@ -80,6 +80,13 @@ def model_flags(parser: argparse.ArgumentParser) -> None:
         help=f"how matrices are stored: {', '.join(DTYPES)}; int8, int4 and fp8 quantize at load, int8 on a CPU or a "
         "GPU, the others on a GPU",
     )
+    flag(
+        group,
+        "--fp8-activations",
+        default="off",
+        choices=SWITCH,
+        help="matrices in FP8 on a GPU: products round their activations to FP8, too, where that is faster",
+    )
     flag(group, "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:N")
     flag(group, "--runner", default="auto", choices=RUNNERS, help="auto: mlx on a Mac, torch elsewhere")
     flag(

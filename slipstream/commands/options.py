@@ -42,6 +42,7 @@ class ModelOptions:
     kv_dtype: str = "auto"
     max_context: int | None = None
     draft_vocab: int | None = None
+    fp8_activations: str = "off"  # see SWITCH
     simulate_acceptance: tuple[float, ...] = ()
     prefix_cache: str = "on"  # see SWITCH
     cache_host: int | None = None
@@ -77,6 +78,7 @@ class ModelOptions:
             simulate_acceptance=self.simulate_acceptance,
             runner=self.runner,
             kv_dtype=self.kv_dtype,
+            fp8_activations=self.fp8_activations == "on",
         )
 
     @property

@@ -15,6 +15,7 @@ from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel, open_model
 from slipstream.load.hf.folder import open_hf
+from slipstream.runners.cuda.model.fp8 import Fp8StoredFormat
 from slipstream.runners.cuda.model.quantized import CudaStoredFormat, quantized_format
 from slipstream.runners.cuda.platform import cuda_platform
 from slipstream.runners.cuda.runner import CudaRunner
@@ -74,7 +75,8 @@ def open_resident(
 ) -> CudaRunner:
     """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
 
-    ``rounded``: how matrices are stored, whatever the type of activations: int8, int4, or as in the file.
+    ``rounded``: how matrices are stored, whatever the type of activations: int8, int4, or as in the file, the latter
+    also with products that round activations to FP8.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if folder.is_file():  # a GGUF with its head
@@ -89,7 +91,8 @@ def open_resident(
     if kv_dtype == "fp8":
         platform = platform.with_coded_kv()
     if rounded:
-        form = CudaStoredFormat(platform.ops) if rounded == "stored" else quantized_format(platform.ops, rounded)
+        forms = {"stored": CudaStoredFormat, "stored, activations in fp8": Fp8StoredFormat}
+        form = forms[rounded](platform.ops) if rounded in forms else quantized_format(platform.ops, rounded)
         platform = replace(platform, form=form, head_form=form)
     runner = load_runner(model, engine, config, platform)
     assert isinstance(runner, CudaRunner)

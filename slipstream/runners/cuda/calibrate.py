@@ -14,6 +14,7 @@ from slipstream.runners.costs import Points, rising
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.launch import StepLauncher
 from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape
+from slipstream.runners.cuda.model.fp8_choice import choose_products
 from slipstream.runners.cuda.warmup import warm_up
 
 ROUNDS = 3
@@ -31,6 +32,7 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
     row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
     sizes = _sizes(row_sizes, launcher.program.depth)
     untimed = [*_mixed(launcher, max_rows), _layout(launcher, 1, 1, 0, plain=False)]
+    choose_products(launcher.program, launcher.graphs)
     warm_up(launcher.program, launcher.graphs, _to_warm_up(launcher, sizes, untimed))
     verify = {(n, num_rows): _seconds(launcher, n, num_rows)[0] for n, num_rows in sizes}
     draft = {n: _draft_seconds(launcher, n) for n in row_sizes} if launcher.program.depth > 1 else {}

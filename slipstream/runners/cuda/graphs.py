@@ -6,8 +6,11 @@ A captured step costs the host one launch. All graphs share one pool of memory: 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from statistics import median
 
 import torch
+
+TIMED = 5  # replays
 
 
 class Graphs:
@@ -33,6 +36,20 @@ class Graphs:
         else:
             step()
             self._warm.add(kind)
+
+    def seconds(self, step: Callable[[], None]) -> float:
+        """How long the device takes for it, captured: the median of a few replays. Kept as by ``dry_run``."""
+        step()  # as it is: compiles what is not compiled yet
+        graph = self._dry_run = self._capture(step)
+        times: list[float] = []
+        for _ in range(1 + TIMED):  # the first is not timed
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return median(times[1:])
 
     def dry_run(self, step: Callable[[], None]) -> None:
         """Capture a step and never replay it: the device does nothing. One is kept: the pool's memory goes with it."""

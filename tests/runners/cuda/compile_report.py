@@ -16,24 +16,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
+from launched_rows import BF16, attention, ints, recurrence, rope
 from some_gpus import GPUS
 from tiny_server import tiny_server
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from slipstream.engine.contract import MAX_KEEPS
-from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.kernels import gpus
-from slipstream.runners.cuda.kernels.attention.attention import attend
-from slipstream.runners.cuda.kernels.attention.rope import rope_store
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.cuda.kernels.matmul import linear_coded
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
+from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_gated, fp8_linear, fp8_normed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
     SPLIT_K_COUNTERS,
@@ -43,6 +40,7 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
 )
 from slipstream.runners.cuda.kernels.moe.experts import expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
+from slipstream.runners.cuda.kernels.moe.experts_fp8 import fp8_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.norm import concat_norm, rms_norm
 from slipstream.runners.cuda.kernels.quant import coded, fp8
@@ -51,17 +49,16 @@ from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
 from slipstream.runners.cuda.kernels.quant.int4 import Int4Matrix, num_tiles
 from slipstream.runners.cuda.kernels.quant.int8 import Int8Matrix, num_words
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
-from slipstream.runners.cuda.kernels.recurrent.gdn import gdn_mix
 from slipstream.runners.cuda.model import coded as coded_model
+from slipstream.runners.cuda.model import fp8 as fp8_model
 from slipstream.runners.cuda.model import linear as dense_model
 from slipstream.runners.cuda.model.quantized import fitted_config
 from slipstream.runners.cuda.warmup import recorded
-from slipstream.runners.torch.caches import FP8, GdnRings, LayerKv, coded_layer, kv_bytes
-from slipstream.runners.torch.ops import HeadShape, Rotary
+from slipstream.runners.torch.caches import FP8
+from slipstream.runners.torch.ops import HeadShape
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 QWEN, SMOLLM, LLAMA = HeadShape(24, 4, 256), HeadShape(9, 3, 64), HeadShape(32, 8, 128)
-BF16 = torch.bfloat16
 
 
 class H100:
@@ -91,65 +88,9 @@ def resources(kernel: Any) -> dict[str, Any]:
         "spilled_bytes": int(usage["STACK"]) + int(usage["LOCAL"]),
         "shared_bytes": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
+        "fp8_products": bool(re.search(r"mma\S*\.e4m3\.e4m3", kernel.asm["ptx"])),
         "waits": "griddepcontrol.wait" in kernel.asm["ptx"] and kernel.metadata.launch_pdl,
     }
-
-
-def ints(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.int32)
-
-
-def step(num_tokens: int, tile_size: int, context: int) -> Any:
-    num_rows = num_tokens // tile_size
-    rows = {name: ints(num_rows) for name in ("row_slots", "row_offsets", "row_starts", "row_fed")}
-    tokens = {name: ints(num_tokens) for name in ("positions", "token_slots", "token_rows")}
-    tiles = {"tile_rows": ints(num_rows), "tile_firsts": ints(num_rows), "tile_size": tile_size}
-    tokens["rope_positions"] = tokens["positions"]
-    return SimpleNamespace(**rows, **tokens, **tiles, block_table=ints(64, 4096), context_hint=context)
-
-
-def cache(heads: HeadShape, dtype: torch.dtype) -> LayerKv:
-    if dtype == FP8:
-        num_bytes = kv_bytes(heads.num_kv * 16, heads.dim, FP8)
-        return coded_layer(torch.empty(2, 8, num_bytes, dtype=torch.uint8), (heads.num_kv, 16, heads.dim))
-    return LayerKv(*torch.empty(2, 8, heads.num_kv, 16, heads.dim, dtype=dtype))
-
-
-def attention(
-    heads: HeadShape,
-    num_tokens: int,
-    tile_size: int,
-    context: int,
-    dtype: torch.dtype = BF16,
-    kv_dtype: torch.dtype | None = None,
-) -> None:
-    wide = torch.empty(num_tokens, 2 * heads.num_q * heads.dim, dtype=dtype)
-    q, gate = wide.chunk(2, dim=1)
-    attend(q, heads, cache(heads, kv_dtype or dtype), step(num_tokens, tile_size, context), gate)
-
-
-def rope(heads: HeadShape, num_tokens: int, half: int, kv_dtype: torch.dtype = BF16) -> None:
-    mixed = torch.empty(num_tokens, heads.qkv_width, dtype=BF16)
-    rotary = Rotary(torch.empty(64, half), torch.empty(64, half))
-    weight = torch.empty(heads.dim)
-    rope_store(mixed, heads, rotary, cache(heads, kv_dtype), step(num_tokens, 1, 64), (weight, weight, 1e-6))
-
-
-def recurrence(
-    num_rows: int, num_tokens: int, has_prompts: bool = False, dtype: torch.dtype = BF16, max_keeps: int = MAX_KEEPS
-) -> None:
-    gdn = GdnSpec(16, 48, 128, 128, 4)
-    cache = GdnRings(gdn, 1, 2, 2, 3, torch.device("cpu"), dtype).layers[0]
-    width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
-    batch = step(num_tokens, num_tokens // num_rows, 512)
-    batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3
-    batch.row_committed, batch.row_replay = ints(num_rows), ints(num_rows)
-    batch.keep_positions, batch.keep_states = ints(num_rows * MAX_KEEPS), ints(num_rows * MAX_KEEPS)
-    batch.max_keeps = max_keeps
-    vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))
-    conv = torch.empty(4, gdn.conv_channels, dtype=dtype)
-    mixed = torch.empty(num_tokens, width, dtype=dtype)
-    gdn_mix(mixed, conv, *vectors, 1e-6, gdn, cache.state, cache.ring, batch)
 
 
 def head_entry(width: int) -> None:
@@ -177,9 +118,22 @@ def int4_matrix(num_out: int, width: int) -> Int4Matrix:
     return Int4Matrix(torch.empty(num_out, tiles * 64, dtype=torch.int16), ints(tiles * 4, num_out), width)
 
 
-def fp8_matrix(num_out: int, width: int, num_kept: int = 0) -> Fp8Matrix:
+def fp8_matrix(num_out: int, width: int, num_kept: int = 0, layout: int = fp8.MOVED) -> Fp8Matrix:
     kept = torch.empty(num_kept, width, dtype=BF16) if num_kept else None
-    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept)
+    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept, layout)
+
+
+def fp8_product(num_out: int, width: int, num_tokens: int, num_kept: int = 0, fused: bool = False) -> None:
+    """Activations in FP8, too. ``fused``: before the norm, or with the gated activation in it, by its width."""
+    matrix, x = fp8_matrix(num_out, width, num_kept, fp8.BYTES), torch.empty(num_tokens, width, dtype=BF16)
+    config = fp8_model.fitted_config(matrix, num_tokens)
+    scratch, add = Scratch(x.device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), torch.empty(num_tokens, num_out, dtype=BF16)
+    if not fused:
+        fp8_linear(x, matrix, config, scratch, add=add)
+    elif num_out > width:
+        fp8_gated(x, matrix, config, scratch)
+    else:
+        fp8_normed(x, matrix, config, scratch, add, torch.empty(num_out), 1e-6)
 
 
 def fused_quantized(make: Callable[[int, int], QuantizedMatrix], num_tokens: int) -> None:
@@ -209,6 +163,11 @@ def dense_experts(num_tokens: int) -> None:
     num_tokens = max(1, num_tokens // 16)
     x, expert = torch.empty(num_tokens, 2048, dtype=BF16), ints(num_tokens, 8)
     expert_pairs(x, *stacks, expert, ints(num_tokens))
+
+
+def fp8_experts(num_tokens: int) -> None:
+    stacks = fp8_matrix(256 * 1024, 2048, layout=fp8.BYTES), fp8_matrix(256 * 2048, 512, layout=fp8.BYTES)
+    fp8_expert_pairs(torch.empty(num_tokens, 2048, dtype=BF16), *stacks, ints(num_tokens, 8), ints(num_tokens))
 
 
 def quantized_product(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dtype = BF16) -> None:
@@ -302,6 +261,16 @@ CASES: dict[str, Callable[[], object]] = {
     "fp8 27B, 16480 x 5120, 1": lambda: quantized_product(fp8_matrix(16480, 5120, 96), 1),
     "fp8 27B, 16480 x 5120, 64": lambda: quantized_product(fp8_matrix(16480, 5120, 96), 64),
     "fp8 27B in float16, 16480 x 5120, 16": lambda: quantized_product(fp8_matrix(16480, 5120), 16, torch.float16),
+    **{
+        f"fp8 x fp8 27B, {num_out} x {width}, {n}": partial(fp8_product, num_out, width, n, num_kept)
+        for num_out, width, num_kept in ((34816, 5120, 0), (5120, 17408, 0), (16480, 5120, 96))
+        for n in (1, 64, 256)
+    },
+    **{f"fp8 x fp8 27B gated, {n}": partial(fp8_product, 34816, 5120, n, fused=True) for n in (1, 64)},
+    **{f"fp8 x fp8 27B normed, {n}": partial(fp8_product, 5120, 6144, n, fused=True) for n in (1, 64)},
+    **{f"fp8 x fp8 35B-A3B experts, {n}": partial(fp8_experts, n) for n in (1, 64, 640, 1024, 4096)},
+    "fp8 in bytes 27B, 34816 x 5120, 1": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 1),
+    "fp8 in bytes 27B, 34816 x 5120, 64": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 64),
     "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
     "int8 27B fused, 1": lambda: fused_quantized(int8_matrix, 1),
     "fp8 27B fused, 1": lambda: fused_quantized(fp8_matrix, 1),

@@ -117,6 +117,23 @@ def test_all_kernels_compile_for_other_gpus(capability: int, tmp_path: Path) -> 
         assert launch["waits"] <= gpu.has_pdl, launch
 
 
+FP8_PRODUCTS = (89, 90, 120)  # compute capabilities that have them
+FP8_CASES = ["fp8 x fp8 27B, 16480 x 5120, 256", "fp8 x fp8 27B gated, 64", "fp8 x fp8 27B normed, 1"]
+FP8_CASES += ["fp8 x fp8 35B-A3B experts, 1", "fp8 x fp8 35B-A3B experts, 1024"]
+FP8_CASES += ["fp8 x fp8 35B-A3B experts, 4096"]
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in FP8_PRODUCTS if each != 90)]
+)
+def test_fp8_products_are_those_of_the_tensor_cores(capability: int, tmp_path: Path) -> None:
+    for launch in compiled(FP8_CASES, capability, tmp_path):
+        assert launch["waits"] == GPUS[capability].has_pdl, launch
+        assert launch["fp8_products"] == launch["kernel"].startswith("_fp8"), launch
+        assert launch["spilled_bytes"] <= (0 if capability == 90 else 64), launch
+        assert launch["shared_bytes"] <= GPUS[capability].shared_bytes, launch
+
+
 def compiled(cases: list[str], capability: int, cache: Path) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(SCRIPT.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -132,6 +132,8 @@ class CudaStoredFormat(CudaFormat):
     type in codes was planned for.
     """
 
+    _fp8_layout = fp8.MOVED
+
     def __init__(self, ops: Ops, unpacks: bool = True) -> None:
         super().__init__(ops)
         self._unpacks = unpacks
@@ -183,7 +185,7 @@ class CudaStoredFormat(CudaFormat):
         stacks = [self._quantized_matrix([part for parts in each for part in parts]) for each in (gate_up, down)]
         if any(stack is None or stack.kept is not None for stack in stacks):
             return super().experts(gate_up, down)
-        return QuantizedExperts(*(stack for stack in stacks if stack is not None))
+        return self._make_experts(*(stack for stack in stacks if stack is not None))
 
     def _coded_stacks(self, matrices: Sequence[Parts]) -> CodedStacks:
         """Parts of one layout in one stack, as they follow each other in an expert: the first one's decides."""
@@ -210,7 +212,8 @@ class CudaStoredFormat(CudaFormat):
 
     def _as_stored(self, coded: Parts, others: Parts) -> QuantizedMatrix:
         """``others``: rows after the coded ones that the checkpoint keeps in more bits."""
-        matrix = fp8.empty(_stacked_shape(coded), self.ops.device, self.matrix(others) if others else None)
+        kept = self.matrix(others) if others else None
+        matrix = fp8.empty(_stacked_shape(coded), self.ops.device, kept, self._fp8_layout)
         start = 0
         for slab in (slab for part in coded for slab in _slabs(part)):
             assert slab.scale is not None
@@ -221,6 +224,9 @@ class CudaStoredFormat(CudaFormat):
 
     def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> Linear:
         return CudaQuantizedLinear(matrix, bias, self._quantized_scratch, self.ops.dtype)
+
+    def _make_experts(self, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> Experts:
+        return QuantizedExperts(gate_up, down)
 
     def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
         layout = self._layout(dtype)
@@ -257,7 +263,7 @@ class CudaQuantizedFormat(CudaStoredFormat):
         if not self._fits(gate_up.shape[2]) or not self._fits(down.shape[2]):
             return super().dense_experts(gate_up, down)
         stacks = (self._quantize([stack.flatten(0, 1)], _flattened_shape(stack.shape)) for stack in (gate_up, down))
-        return QuantizedExperts(*stacks)
+        return self._make_experts(*stacks)
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         if not self._fits(parts[0].shape[1]):

@@ -132,7 +132,7 @@ def add_tile(
         total = product(weights_of(found, scales.load([tile * 4, row]), dtype), near.T, total)
     else:
         if FP8:
-            low, high = coded_weights(found, scales.load([tile, row]), dtype)
+            low, high = coded_weights(found, scales.load([tile, row]), dtype, FP8)
         else:
             low, high = halves(found, dtype)
         total = product(low, near.T, total)
@@ -302,7 +302,7 @@ def _launch(
         None if kept is None else tiles_of(kept, config.rows, matrix.at_once),
         out, add, bias, *norm, scratch.partial, scratch.arrived,
         num_tokens, matrix.num_rows, words.shape[0], width, matrix.num_tiles, num_squares, token_stride, eps,
-        config.split, M=block_tokens, N=config.rows, K=config.inner, BITS=matrix.bits, FP8=matrix.kind == "fp8",
+        config.split, M=block_tokens, N=config.rows, K=config.inner, BITS=matrix.bits, FP8=matrix.fp8_layout,
         SPLIT=config.split > 1, SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated,
         num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
     )  # fmt: skip

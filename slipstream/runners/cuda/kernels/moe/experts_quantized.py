@@ -98,7 +98,7 @@ def quantized_expert_pairs(
             out, *work, source.stride(0),
             ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
             WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=num_rows, K=matrix.tile,
-            BITS=matrix.bits, FP8=matrix.kind == "fp8", GATED=gated,
+            BITS=matrix.bits, FP8=matrix.fp8_layout, GATED=gated,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
         return out

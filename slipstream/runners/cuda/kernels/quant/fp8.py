@@ -5,13 +5,16 @@ multiplication by the stored factor makes two weights. Of every ``TILE`` columns
 columns c and c + 64, as in int8.py, but so that few bits are left to move: those of the first are where bfloat16 wants
 them, those of the second lie in the gaps between, four bits too low or four too high.
 
+That is the layout ``MOVED``. In the layout ``BYTES`` the two codes are a word's two bytes, as the FP8 tensor cores take
+them (decision 22): two instructions more for four weights.
+
 Rows that a checkpoint keeps in more bits may follow the rows in codes: they are read as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -28,6 +31,8 @@ from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, plain, row
 TILE = FP8_GROUP
 MAX_VALUE = 448.0  # the largest code's value
 FACTOR_BITS = 120 - UNIT_BITS  # a scale is stored times two to the power of this
+MOVED, BYTES = 1, 2  # layouts; 0 is for matrices that are not in FP8
+_BYTES = tl.constexpr(BYTES)
 _ROWS = 32  # a program dequantizes
 
 _WEIGHTS = tl.constexpr("""{
@@ -41,23 +46,41 @@ _WEIGHTS = tl.constexpr("""{
     fma.rn.bf16x2 $0, low, $3, zero;
     fma.rn.bf16x2 $1, high, $3, zero;
 }""")
+_WEIGHTS_OF_BYTES = tl.constexpr("""{
+    .reg .b32 low, high, rest, zero;
+    mov.b32 zero, 0x80008000;
+    shl.b32 low, $2, 4;
+    and.b32 low, low, 0x07f007f0;
+    shl.b32 rest, $2, 8;
+    lop3.b32 low, rest, 0x80008000, low, 0xea;
+    shr.u32 high, $2, 4;
+    and.b32 high, high, 0x07f007f0;
+    lop3.b32 high, $2, 0x80008000, high, 0xea;
+    fma.rn.bf16x2 $0, low, $3, zero;
+    fma.rn.bf16x2 $1, high, $3, zero;
+}""")
 
 
 @triton.jit
-def coded_weights(words, factors, dtype: tl.constexpr):
-    """Dequantized codes of the low and of the high bytes, rounded once to that type; see ``plain``.
+def coded_weights(words, factors, dtype: tl.constexpr, LAYOUT: tl.constexpr):
+    """Dequantized codes of the tile's first and of its second half, rounded once to that type; see ``plain``.
 
     words: [N, W], factors: [1, N] -> two of [N, W]
     """
     factor = tl.broadcast_to(factors.T, words.shape)
     if dtype == tl.bfloat16 and not INTERPRETED:
+        made: tl.constexpr = _WEIGHTS_OF_BYTES if LAYOUT == _BYTES else _WEIGHTS
         low, high = tl.inline_asm_elementwise(
-            _WEIGHTS, "=r,=r,r,r", [words, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            made, "=r,=r,r,r", [words, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:
         bits = words.to(tl.int32)
-        low = _weight(bits & 0x87F0, factor, dtype)
-        high = _weight((bits << 4 & 0x80F0) | (bits >> 4 & 0x0700), factor, dtype)
+        if LAYOUT == _BYTES:
+            low = _weight((bits << 8 & 0x8000) | (bits << 4 & 0x07F0), factor, dtype)
+            high = _weight((bits & 0x8000) | (bits >> 4 & 0x07F0), factor, dtype)
+        else:
+            low = _weight(bits & 0x87F0, factor, dtype)
+            high = _weight((bits << 4 & 0x80F0) | (bits >> 4 & 0x0700), factor, dtype)
     return low, high
 
 
@@ -73,6 +96,7 @@ class Fp8Matrix:
     words: Tensor  # int16 [rows in codes, columns / 2], contiguous
     factors: Tensor  # bfloat16 [tiles, rows in codes]; a tile's start at a multiple of 16 bytes
     kept: Tensor | None = None  # [rows, columns], contiguous: those after the rows in codes
+    fp8_layout: int = MOVED
 
     kind: ClassVar[str] = "fp8"
     bits: ClassVar[int] = 8
@@ -95,13 +119,19 @@ class Fp8Matrix:
     def num_bytes(self) -> int:
         return stored_bytes((self.words.shape[0], self.width)) + (0 if self.kept is None else self.kept.nbytes)
 
+    @property
+    def codes(self) -> Tensor:
+        """As the FP8 tensor cores take them: of each tile columns 0, 64, 1, 65, ... float8 [rows in codes, columns]"""
+        assert self.fp8_layout == BYTES
+        return self.words.view(torch.float8_e4m3fn)
+
     def kernel_scales(self, num_rows: int) -> TensorDescriptor:
         assert num_rows >= 64, "tiles of factors follow each other, each at a multiple of 128 bytes"
         return TensorDescriptor(self.factors, list(self.factors.shape), list(self.factors.stride()), [1, num_rows])
 
     def first(self, num_rows: int) -> Fp8Matrix:
         assert num_rows <= self.words.shape[0]
-        return Fp8Matrix(self.words[:num_rows], self.factors[:, :num_rows])
+        return replace(self, words=self.words[:num_rows], factors=self.factors[:, :num_rows], kept=None)
 
     def reorder(self, rows: Tensor) -> None:
         assert self.kept is None
@@ -118,7 +148,7 @@ class Fp8Matrix:
         assert ids is None or self.kept is None
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
             self.words, self.factors, ids, out, num_rows, self.width, self.factors.stride(0), N=_ROWS, K=TILE,
-            num_warps=4, **pdl_options(out.device),
+            LAYOUT=self.fp8_layout, num_warps=4, **pdl_options(out.device),
         )  # fmt: skip
         return out
 
@@ -133,9 +163,9 @@ def _padded(num_rows: int) -> int:
     return -(-num_rows // 8) * 8
 
 
-def quantize(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device) -> Fp8Matrix:
+def quantize(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, layout: int = MOVED) -> Fp8Matrix:
     """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type."""
-    matrix = empty(shape, device)
+    matrix = empty(shape, device, layout=layout)
     for rows, weights in slabs(parts, shape[0], device):
         groups = weights.view(weights.shape[0], -1, TILE)
         scale = (groups.abs().amax(dim=2) / MAX_VALUE).bfloat16().float()
@@ -145,25 +175,28 @@ def quantize(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device
     return matrix
 
 
-def empty(shape: Sequence[int], device: torch.device, kept: Tensor | None = None) -> Fp8Matrix:
+def empty(shape: Sequence[int], device: torch.device, kept: Tensor | None = None, layout: int = MOVED) -> Fp8Matrix:
     num_rows, width = shape
     assert width % TILE == 0
     words = torch.empty(num_rows, width // 2, dtype=torch.int16, device=device)
     factors = torch.empty(width // TILE, _padded(num_rows), dtype=torch.bfloat16, device=device)[:, :num_rows]
-    return Fp8Matrix(words, factors, kept)
+    return Fp8Matrix(words, factors, kept, layout)
 
 
 def put(matrix: Fp8Matrix, rows: slice, codes: Tensor, scale: Tensor) -> None:
     """``codes``: uint8 [rows, columns]; ``scale``: float32 [rows, tiles], below 2^31"""
     low, high = codes.to(torch.int16).view(codes.shape[0], -1, 2, TILE // 2).unbind(2)
-    bits = (low & 0x80) << 8 | (low & 0x7F) << 4 | (high & 0x70) << 8 | (high & 0x80) << 4 | (high & 0x0F)
+    if matrix.fp8_layout == BYTES:
+        bits = low | high << 8
+    else:
+        bits = (low & 0x80) << 8 | (low & 0x7F) << 4 | (high & 0x70) << 8 | (high & 0x80) << 4 | (high & 0x0F)
     matrix.words[rows] = bits.flatten(1)
     matrix.factors[:, rows] = (scale * 2.0**FACTOR_BITS).T.bfloat16()
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _weights_kernel(
-    words, factors, ids, out, num_rows, width, tile_stride, N: tl.constexpr, K: tl.constexpr
+    words, factors, ids, out, num_rows, width, tile_stride, N: tl.constexpr, K: tl.constexpr, LAYOUT: tl.constexpr
 ):  # fmt: skip
     launch_dependents_and_wait()
     out_row, inside, row = rows_to_unpack(ids, num_rows, N)
@@ -172,7 +205,7 @@ def _weights_kernel(
     found = tl.load(words + row[:, None] * (width // 2) + word[None, :], mask=inside[:, None], other=0)
     factor = tl.load(factors + tile.to(tl.int64) * tile_stride + row, mask=inside, other=0.0)[None, :]
     dtype: tl.constexpr = out.dtype.element_ty
-    low, high = coded_weights(found, factor, dtype)
+    low, high = coded_weights(found, factor, dtype, LAYOUT)
     target = out + out_row[:, None].to(tl.int64) * width + tile * K + tl.arange(0, K // 2)[None, :]
     tl.store(target, plain(low.to(tl.float32), dtype).to(dtype), mask=inside[:, None])
     tl.store(target + K // 2, plain(high.to(tl.float32), dtype).to(dtype), mask=inside[:, None])

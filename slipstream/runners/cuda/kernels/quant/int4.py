@@ -92,6 +92,7 @@ class Int4Matrix:
     kind: ClassVar[str] = "int4"
     bits: ClassVar[int] = 4
     kept: ClassVar[None] = None
+    fp8_layout: ClassVar[int] = 0
     tile: ClassVar[int] = TILE
     at_once: ClassVar[int] = TILE
 

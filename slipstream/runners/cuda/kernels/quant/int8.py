@@ -76,6 +76,7 @@ class Int8Matrix:
     kind: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
     kept: ClassVar[None] = None
+    fp8_layout: ClassVar[int] = 0
 
     @property
     def at_once(self) -> int:

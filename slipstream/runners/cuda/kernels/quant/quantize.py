@@ -33,6 +33,9 @@ class QuantizedMatrix(Protocol):
     def kind(self) -> str: ...  # int8, int4, fp8
 
     @property
+    def fp8_layout(self) -> int: ...  # see fp8.py; 0: not in FP8
+
+    @property
     def bits(self) -> int: ...  # of a code
 
     @property

@@ -1,0 +1,244 @@
+"""Products of the FP8 tensor cores: matrices in FP8 (layout ``BYTES``) times activations rounded to FP8 on the fly.
+
+As linear_quantized.py, fused operations included, but nothing is unpacked: both operands go from shared memory into the
+tensor cores. Each ``TILE`` columns are summed from zero there, where sums keep few bits, and added in float32 times
+both scales. Rows that a checkpoint keeps in more bits are multiplied with the activations as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from slipstream.runners.cuda.kernels.gpus import gpu
+from slipstream.runners.cuda.kernels.matmul.linear import (
+    FEW_TOKENS,
+    MAX_TOKENS,
+    NO_NORM,
+    PROCESSORS,
+    NoNorm,
+    Norm,
+    Scratch,
+    TileConfig,
+    Unscaled,
+    padded,
+    unscaled_like,
+    values_of,
+)
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import LIBRARY_TOKENS, MIN_COLUMNS, TOKEN_BLOCK, tiles_of
+from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
+from slipstream.runners.cuda.kernels.quant.activations import quantized_activations
+from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix
+
+_UNIT = tl.constexpr(2.0**-FACTOR_BITS)
+
+
+@triton.jit
+def factors_of(factors, tile, tile_stride, rows, inside):
+    """The scales of these rows in a tile. float32 [N]"""
+    found = tl.load(factors + tile * tile_stride + rows, mask=inside, other=0.0)
+    return found.to(tl.float32) * _UNIT
+
+
+@triton.jit
+def promoted(total, sums, row_factors, token_scales):
+    """A tile's sums out of the tensor cores, added in float32. [N, M]"""
+    return total + sums * token_scales[None, :] * row_factors[:, None]
+
+
+@triton.jit
+def matrix_tile(source, row, column, width, num_rows, R: tl.constexpr, C: tl.constexpr, POINTERS: tl.constexpr):
+    """[R, C] of a matrix of whole tiles, by its descriptor or by a pointer; 0 beyond its rows."""
+    if POINTERS:
+        rows = row + tl.arange(0, R)
+        where = rows.to(tl.int64)[:, None] * width + (column + tl.arange(0, C))[None, :]
+        found = tl.load(source + where, mask=(rows < num_rows)[:, None], other=0.0)
+    else:
+        found = source.load([row, column])
+    return found
+
+
+@triton.jit
+def _sums(
+    codes, scales, weights, factors, first, first_row, num_tokens, end_row, width, begin, end, scale_stride,
+    factor_stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, POINTERS: tl.constexpr,
+):  # fmt: skip
+    """The sums over these tiles. [N, M]"""
+    tokens = first + tl.arange(0, M)
+    rows = first_row + tl.arange(0, N)
+    inside = rows < end_row
+    total = tl.zeros([N, M], tl.float32)
+    # Scales feed no product, so Triton does not fetch them ahead: they are read a tile early.
+    token_scales = tl.load(scales + begin * scale_stride + tokens)
+    row_factors = factors_of(factors, begin, factor_stride, rows, inside)
+    for tile in range(begin, end):
+        following = tl.minimum(tile + 1, end - 1)
+        next_scales = tl.load(scales + following * scale_stride + tokens)
+        next_factors = factors_of(factors, following, factor_stride, rows, inside)
+        a = matrix_tile(weights, first_row, tile * K, width, end_row, N, K, POINTERS)
+        b = matrix_tile(codes, first, tile * K, width, num_tokens, M, K, POINTERS)
+        sums = product(a, b.T, tl.zeros([N, M], tl.float32))
+        total = promoted(total, sums, row_factors, token_scales)
+        token_scales = next_scales
+        row_factors = next_factors
+    return total
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split"])
+def _fp8(
+    x, codes, scales, squares, weights, factors, kept, out, add, bias, norm, normed, normed_squares, partial, arrived,
+    num_tokens, num_out, num_coded, width, num_tiles, num_squares, token_stride, scale_stride, factor_stride, eps,
+    split, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr, POINTERS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * M
+    block = tl.program_id(1)
+    part = tl.program_id(2)
+    first_row = block * N
+    end_row = num_coded
+    wait_for_previous()
+    launch_dependents()
+    tokens = first + tl.arange(0, M)
+    found = None
+    if squares is not None:
+        which = tl.arange(0, SQUARES)[:, None]
+        found = tl.load(squares + which * token_stride + tokens[None, :], mask=which < num_squares, other=0.0)
+    begin = num_tiles * part // split
+    end = num_tiles * (part + 1) // split
+    beyond = block - tl.cdiv(num_coded, N)
+    if kept is None or beyond < 0:
+        total = _sums(
+            codes, scales, weights, factors, first, first_row, num_tokens, num_coded, width, begin, end, scale_stride,
+            factor_stride, M, N, K, POINTERS,
+        )  # fmt: skip
+    else:
+        total = tl.zeros([N, M], tl.float32)
+        for half in range(2 * begin, 2 * end):
+            column = half * (K // 2)
+            a = matrix_tile(kept, beyond * N, column, width, num_out - num_coded, N, K // 2, POINTERS)
+            b = matrix_tile(x, first, column, width, num_tokens, M, K // 2, POINTERS)
+            total = product(a, b.T, total)
+        first_row = num_coded + beyond * N
+        end_row = num_out
+    if SPLIT:
+        counter = tl.program_id(0) * tl.num_programs(1) + block
+        in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+        base = partial + counter.to(tl.int64) * split * (N * M)
+        if store_partial(total, base + part * (N * M) + in_tile, arrived + counter) < split - 1:
+            return
+        total = tl.zeros([N, M], tl.float32)
+        for other in range(split):
+            total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
+        tl.store(arrived + counter, 0)
+    epilogue(
+        total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
+        out, add, bias, norm, normed, None if norm is None else normed_squares + block * token_stride, N, M, GATED,
+    )  # fmt: skip
+
+
+def fp8_tile_config(matrix: Fp8Matrix, num_tokens: int) -> TileConfig:
+    """By bytes read and registers: no GPU has timed these yet (tests/runners/cuda/fp8_report.py does)."""
+    if num_tokens <= FEW_TOKENS:
+        config = TileConfig(64, TILE, 6)
+    elif num_tokens <= MAX_TOKENS:
+        config = TileConfig(64, TILE, 4)
+    else:
+        config = TileConfig(128, TILE, 3, warps=8)
+    programs = _row_blocks(matrix, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
+    # All sizes beyond LIBRARY_TOKENS are served by the same compiled kernels.
+    limit = 8 if num_tokens <= FEW_TOKENS else 3 if num_tokens <= LIBRARY_TOKENS[8] else 1
+    return replace(config, split=max(1, min(2 * PROCESSORS // programs, matrix.width // MIN_COLUMNS, limit)))
+
+
+def _row_blocks(matrix: Fp8Matrix, num_rows: int) -> int:
+    """Those of rows in codes, and after them those of the rows in more bits."""
+    num_kept = 0 if matrix.kept is None else matrix.kept.shape[0]
+    return -(-matrix.words.shape[0] // num_rows) - (-num_kept // num_rows)
+
+
+def tokens_of_a_block(num_tokens: int) -> int:
+    return padded(num_tokens) or TOKEN_BLOCK
+
+
+def fp8_linear(
+    x: Tensor | Unscaled,  # [tokens, width], contiguous
+    matrix: Fp8Matrix,
+    config: TileConfig,
+    scratch: Scratch,
+    bias: Tensor | None = None,  # [num_out]
+    add: Tensor | None = None,  # [tokens, num_out], contiguous
+    block_tokens: int = 0,  # of a program; 0: as many as usual
+) -> Tensor:
+    out = values_of(x).new_empty(x.shape[0], matrix.num_rows)
+    _launch(x, matrix, config, scratch, out, add, bias, block_tokens=block_tokens)
+    return out
+
+
+def fp8_gated(x: Tensor | Unscaled, matrix: Fp8Matrix, config: TileConfig, scratch: Scratch) -> Tensor:
+    """silu(gate) * up, of a matrix whose rows lie as ``interleaved_rows`` says. [tokens <= MAX_TOKENS, num_out / 2]"""
+    out = values_of(x).new_empty(x.shape[0], matrix.num_rows // 2)
+    _launch(x, matrix, config, scratch, out, gated=True)
+    return out
+
+
+def fp8_normed(
+    x: Tensor, matrix: Fp8Matrix, config: TileConfig, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
+) -> tuple[Tensor, Unscaled]:
+    """The product of up to MAX_TOKENS, and the product normalised."""
+    out, normed = torch.empty_like(add), unscaled_like(add, config, eps)
+    _launch(x, matrix, config, scratch, out, add, norm=(norm, normed.values, normed.squares))
+    return out, normed
+
+
+def _launch(
+    x: Tensor | Unscaled,
+    matrix: Fp8Matrix,
+    config: TileConfig,
+    scratch: Scratch,
+    out: Tensor,
+    add: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    norm: Norm | NoNorm = NO_NORM,
+    block_tokens: int = 0,
+) -> None:
+    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
+    num_tokens, width = values.shape
+    codes, kept = matrix.codes, matrix.kept
+    block_tokens = block_tokens or tokens_of_a_block(num_tokens)
+    grid = (triton.cdiv(num_tokens, block_tokens), _row_blocks(matrix, config.rows), config.split)
+    num_squares = 0 if squares is None else squares.shape[0]
+    token_stride = padded(num_tokens)
+    assert config.inner == TILE
+    assert width == matrix.width
+    assert values.is_contiguous()
+    assert add is None or add.is_contiguous()
+    assert squares is None or squares.shape[1] == token_stride
+    assert kept is None or (not gated and norm is NO_NORM)
+    if config.split > 1:
+        assert grid[0] * grid[1] <= scratch.arrived.numel()
+        assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
+    rounded, pointers = quantized_activations(values), not gpu(out.device).multiplies_from_shared
+
+    def tiles(source: Tensor, num_rows: int, num_columns: int) -> Tensor | TensorDescriptor:
+        return source if pointers else tiles_of(source, num_rows, num_columns)
+
+    _fp8[grid](
+        None if kept is None else tiles(values, block_tokens, TILE // 2),
+        tiles(rounded.codes, block_tokens, TILE), rounded.scales, squares,
+        tiles(codes, config.rows, TILE), matrix.factors,
+        None if kept is None else tiles(kept, config.rows, TILE // 2),
+        out, add, bias, *norm, scratch.partial, scratch.arrived,
+        num_tokens, matrix.num_rows, codes.shape[0], width, matrix.num_tiles, num_squares, token_stride,
+        rounded.scales.stride(0), matrix.factors.stride(0), eps, config.split,
+        M=block_tokens, N=config.rows, K=config.inner, SPLIT=config.split > 1,
+        SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated, POINTERS=pointers,
+        num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
+    )  # fmt: skip
