@@ -133,6 +133,14 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         group,
+        "--max-slowdown",
+        type=float,
+        default=2.0,
+        metavar="X",
+        help="a step that decodes takes at most X times as long for the prompt tokens that it reads",
+    )
+    flag(
+        group,
         "--prefix-cache",
         default="on",
         choices=SWITCH,

@@ -174,6 +174,9 @@ class StepCosts:
     verify: tuple[tuple[int, float], ...] = ()  # by tokens in the step
     draft: tuple[tuple[int, float], ...] = ()  # one draft pass, by rows
     per_row: float = 0.0  # of verification, besides its tokens: reading and writing a row's recurrent state
+    context: float = 0.0  # of verification, for each KV token that a row attends to
+    read: tuple[tuple[int, float], ...] = ()  # a step that reads a prompt and nothing else, by tokens
+    read_context: float = 0.0  # of such a step, for each KV token before a tile of 64 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ class RunnerInfo:
     max_depth: int  # 0: this model does not draft
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
+    step_sizes: tuple[int, ...] = ()  # steps are padded to one of these numbers of tokens; (): they are not
     prompt_tokens: int = 0  # prefill budget of a step in which no stream decodes, if above the engine's
     keep_grid: int = 0  # rows start from kept positions that are multiples of this, as of block_size; 0: they cannot
     num_states: int = 0  # state slots for what rows keep; 0: no layer is recurrent
@@ -233,7 +237,7 @@ class Runner(Protocol):
         ...
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
-        """Time verification by tokens and draft passes by rows. Only while no slot is in use."""
+        """Time verification by tokens and draft passes by rows, and reading. Only while no slot is in use."""
         ...
 
     @property

@@ -20,6 +20,7 @@ from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan,
 from slipstream.engine.draft_requests import DraftRequests
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.prefix_sharing import PrefixSharing
+from slipstream.engine.prompt_pieces import PromptPieces
 from slipstream.engine.request import (
     Commit,
     FinishReason,
@@ -32,6 +33,7 @@ from slipstream.engine.request import (
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
 from slipstream.engine.step_builder import InFlight, StepBuilder
 from slipstream.engine.waiting import WaitingLine
+from slipstream.speculate.cost_model import CostModel
 from slipstream.speculate.policy import DepthPolicy
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
@@ -47,8 +49,9 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
+        costs: CostModel | None = None,
     ) -> None:
-        """``disk``: for what the prefix cache keeps beyond this process."""
+        """``disk``: for what the prefix cache keeps beyond this process. ``costs``: the policy's; None: of its own."""
         self.info = info
         self.policy = policy
         self.config = config
@@ -68,6 +71,8 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
+        self._costs = costs or CostModel()
+        self._pieces = PromptPieces(info, config, self._costs)
         self._drafts = DraftRequests(policy, config, self._cache, self.max_depth)
         self._step_seconds: tuple[float, float] | None = None  # of the step being applied, and of a plain one
 
@@ -113,26 +118,16 @@ class Scheduler:
         """The next step, or None if nothing can be planned before a result comes in."""
         assert len(self._in_flight) <= self.info.lag
         rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
-        step = self._new_step(rows)
+        step = StepBuilder(max(self.config.max_step_tokens, self.info.prompt_tokens))
         parents = at_rest(self._running)
         self._schedule_decoding(step, rows, sum(1 + len(parent.children) for parent in parents))
         self._schedule_children(step, parents)
         self._schedule_prompts(step, rows)
-        self._admit(step)
         self._drafts.request(step, len(self._running))
         is_empty = not step.rows and not self._leaves and not self._sharing.has_saves
         if is_empty or (not step.rows and self._in_flight):
             return None
         return self._launch(step)
-
-    def _new_step(self, rows: Rows) -> StepBuilder:
-        """A prompt is read in large chunks where no stream decodes, otherwise in small ones."""
-        budget = max(self.config.max_step_tokens, self.info.prompt_tokens)
-        num_decoding = sum(bounds.num_uncomputed == 1 for _, bounds in rows)
-        if not num_decoding:
-            return StepBuilder(budget, budget)
-        num_prompts = len(rows) - num_decoding + min(len(self._waiting), len(self._free_slots))
-        return StepBuilder(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
         """False for a row that waits for its parent or its children, that the steps in flight are sure to finish, or
@@ -162,19 +157,31 @@ class Scheduler:
                     step.add(sequence, sequence.bounds, 1)
 
     def _schedule_prompts(self, step: StepBuilder, rows: Rows) -> None:
-        """Prompts share the rest of the budget, the oldest first. They have had their blocks since their admission."""
-        for sequence, bounds in rows:
-            if bounds.num_uncomputed > 1 and step.chunk and step.may_run(sequence):
+        """Prompts share a piece: the oldest is sure of half, so that it never starves, and those with the least left
+        come first, so that they need not wait for long ones. All have had their blocks since their admission."""
+        prompts = [(s, bounds) for s, bounds in rows if bounds.num_uncomputed > 1 and step.may_run(s)]
+        before = max((bounds.max_computed for _, bounds in prompts), default=0)
+        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before)
+        self._sharing.poll()
+        self._waiting.unpark(self._sharing.still_waits)
+        oldest = prompts[:1]
+        step.reserved = sum(min(bounds.num_uncomputed, (step.chunk + 1) // 2) for _, bounds in oldest)
+        for sequence, bounds in sorted(prompts, key=lambda each: each[1].num_uncomputed):
+            if step.chunk:
+                self._admit(step, bounds.num_uncomputed)
+            if sequence is oldest[0][0]:
+                step.reserved = 0
+            if step.chunk:
                 self._schedule_chunk(step, sequence, bounds)
+        self._admit(step)
 
     def _schedule_chunk(self, step: StepBuilder, sequence: Sequence, bounds: Bounds) -> None:
         """The last token is fed when the children are there to feed theirs."""
         max_feed = bounds.num_uncomputed - bool(sequence.children)
         step.add(sequence, bounds, min(max_feed, step.chunk))
 
-    def _admit(self, step: StepBuilder) -> None:
-        self._sharing.poll()
-        self._waiting.unpark(self._sharing.still_waits)
+    def _admit(self, step: StepBuilder, shorter_than: int | None = None) -> None:
+        """Those whose turn it is; while others have prompts to read, only if they have less to read."""
         while self._waiting.has_next and not step.starved:
             group = self._waiting.first_group()
             first = group[0]
@@ -183,7 +190,8 @@ class Scheduler:
             if self._sharing.must_wait(first, found, may_draft, self._running):
                 self._waiting.park(group)
                 continue
-            group = self._fitting(group) if step.chunk else []
+            waits = shorter_than is not None and len(first.tokens) - found.num_tokens >= shorter_than
+            group = self._fitting(group) if step.chunk and not waits else []
             if not group:
                 return
             self._waiting.take(group)
@@ -294,13 +302,13 @@ class Scheduler:
             self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
         self._step_seconds = None
+        if result.rows:
+            timing = step.timing(result, now - self._applied_at, self.info.stops_early)
+            self._costs.observe(timing)
+            plain_seconds = None if step.has_prompts else self._costs.plain_seconds(timing)
+            self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
         if step.has_prompts:
             self._sharing.observe_reading(sum(row.num_fed for row in result.rows), now - self._applied_at)
-        if result.rows and not step.has_prompts:
-            timing = step.timing(result, now - self._applied_at, self.info.stops_early)
-            self.policy.observe_step(timing)
-            plain_seconds = self.policy.plain_seconds(timing)
-            self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
         self._applied_at = now
         events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))
         return [event for event in events if event is not None]

@@ -6,7 +6,7 @@ Never decreasing, linear between its points, extrapolated beyond the last. Knows
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from slipstream.speculate.tuning import TUNING, CostTuning
 
@@ -25,6 +25,11 @@ class CostCurve:
     @property
     def known(self) -> bool:
         return bool(self._xs)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Of its points."""
+        return self._xs
 
     def at(self, x: int) -> float:
         assert self._xs

@@ -24,22 +24,25 @@ class Recorded:
         yield ("verify", n), partial(self.done.append, n)
 
 
+def timed(sizes: Recorded, seconds: float = calibrate.SECONDS) -> set[tuple[str, int]]:
+    return set(calibrate._timed_rounds(sizes, calibrate.ROUNDS, seconds))  # type: ignore[arg-type]
+
+
 def test_small_work_is_timed_before_large_and_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "SETTLING", 0.0)
     sizes = Recorded(64, 1, 8)
-    assert calibrate._timed_rounds(sizes).keys() == {("verify", n) for n in (1, 8, 64)}  # type: ignore[arg-type]
+    assert timed(sizes) == {("verify", n) for n in (1, 8, 64)}
     assert sizes.done == [1, 8, 64] * (calibrate.ROUNDS + 1)
     sizes.done.clear()
     monkeypatch.setattr(calibrate, "SETTLING", 0.001)
-    calibrate._timed_rounds(sizes)  # type: ignore[arg-type]
+    timed(sizes)
     starts = [i for i, n in enumerate(sizes.done) if i and sizes.done[i - 1] == 64]
     assert len(starts) == calibrate.ROUNDS
     assert all(sizes.done[i : i + 2] == [1, 1] for i in starts)  # one of them, at least, was not timed
 
 
 def test_without_time_two_sizes_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "SECONDS", 0.0)
     monkeypatch.setattr(calibrate, "SETTLING", 0.0)
     sizes = Recorded(64, 1, 8, 256)
-    assert calibrate._timed_rounds(sizes).keys() == {("verify", 1), ("verify", 8)}  # type: ignore[arg-type]
+    assert timed(sizes, 0.0) == {("verify", 1), ("verify", 8)}
     assert sizes.done == [1, 8]

@@ -18,7 +18,8 @@ DRAFT_VOCAB = 65536  # where a vocabulary is much larger than that
 
 def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.cuda.model.fused_layers import stack  # Triton is not everywhere
+    from slipstream.runners.cuda.layout import TOKEN_BUCKETS  # Triton is not everywhere
+    from slipstream.runners.cuda.model.fused_layers import stack
     from slipstream.runners.cuda.model.linear import CudaFormat
     from slipstream.runners.cuda.model.ops import CudaOps
     from slipstream.runners.cuda.model.quantized import CudaStoredFormat, quantized_format
@@ -34,8 +35,18 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
     stored = f", matrices {_quantized_note(few_bits, name)}" if few_bits else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = draft_vocab(config, spec, _default_draft_vocab(spec))
-    sizes = {"chunk": GDN_CHUNK, "prompt_tokens": PROMPT_TOKENS}
-    return Platform(ops, form, form, note, vocab, device_resident=True, stack=stack, **sizes)
+    return Platform(
+        ops,
+        form,
+        form,
+        note,
+        vocab,
+        device_resident=True,
+        stack=stack,
+        chunk=GDN_CHUNK,
+        step_sizes=TOKEN_BUCKETS,
+        prompt_tokens=PROMPT_TOKENS,
+    )
 
 
 def why_no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:

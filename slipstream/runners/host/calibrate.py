@@ -1,6 +1,7 @@
-"""Times verification by tokens and a draft pass by rows on this machine, for the depth policy.
+"""Times verification by tokens, a draft pass by rows and the reading of prompts on this machine.
 
-The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass.
+The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass; where a prompt is read, as part
+of reading.
 
 Runs the real model and head on made-up tokens in caches that nobody owns yet. All sizes are timed round by round, and
 the median counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them
@@ -30,7 +31,14 @@ ROUNDS = 5
 SECONDS = 12.0
 MIN_SIZES = 2  # timed however long they take: a slope needs two
 CONTEXT = 64  # tokens before each made-up row
+LONG_CONTEXT = 1024  # the same where the cost of a long context is timed
 SETTLING = 0.05  # seconds of the smallest work before a round
+READ_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens of a prompt; what more of them take is learned while they are read
+READ_ROUNDS = 2
+READ_SECONDS = 3.0
+READ_TILE = 64  # tokens for which StepCosts.read_context is the cost of a token before them
+CONTEXT_ROWS = 8
+CONTEXTS = (("short", CONTEXT), ("long", LONG_CONTEXT))
 
 Task = Callable[[], object]
 Key = tuple[str, int]  # what is timed, and its size
@@ -46,13 +54,36 @@ def measure(
 ) -> StepCosts:
     for slot in range(info.num_slots):
         model.join(RowJoin(slot, (1,), 1, SamplingParams(), 0, 0.0))
-    seconds = _timed_rounds(_Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows)))
+    sizes = _Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows))
+    seconds = _timed_rounds(sizes, ROUNDS, SECONDS)
+    read = _timed_rounds(_Reads(info, model, drafter), READ_ROUNDS, READ_SECONDS)
     for slot in reversed(range(info.num_slots)):
         model.leave(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
-    costs = StepCosts(rising(_of(seconds, "verify")), rising(draft))
+    costs = StepCosts(
+        rising(_of(seconds, "verify")),
+        rising(draft),
+        context=_by_context(info, seconds),
+        read=rising(_of(read, "read")),
+        read_context=_by_context(info, read, READ_TILE),
+    )
     log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
+    log.debug("reading by tokens: %s", describe(costs.read))
     return costs
+
+
+def _by_context(info: RunnerInfo, seconds: dict[Key, float], num_sharing: int = 1) -> float:
+    """Seconds for each token of context. ``num_sharing``: tokens of a row, which share it."""
+    ends = [_of(seconds, kind) for kind in ("short", "long")]
+    if not all(ends):
+        return 0.0
+    [(n, short)], [(_, long)] = ends
+    more = _context(info, LONG_CONTEXT) - _context(info, CONTEXT)
+    return max(0.0, long - short) / (more * max(1, n // num_sharing)) if more > 0 else 0.0
+
+
+def _context(info: RunnerInfo, num_tokens: int) -> int:
+    return min(num_tokens, info.max_context // 2)
 
 
 def describe(points: Points) -> str:
@@ -78,12 +109,42 @@ class _Sizes(Generic[A, B]):
         return iter(sorted(self.num_tokens | self.num_rows))
 
     def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
-        start = min(CONTEXT, self.info.max_context // 2)
+        start = _context(self.info, CONTEXT)
         if n in self.num_tokens:
             yield ("verify", n), partial(_verify_step, self.model, _spans(self.info, n, start))
+        if n == min(CONTEXT_ROWS, self.info.num_slots):
+            for kind, context in CONTEXTS:
+                spans = [RowSpan(slot, _context(self.info, context), slot, 1) for slot in range(n)]
+                yield (kind, n), partial(_verify_step, self.model, spans)
         if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
             for depth in (1, 2):
                 yield (f"depth {depth}", n), _draft_step(self.model, self.drafter, n, start, depth)
+
+
+@dataclass(frozen=True)
+class _Reads(Generic[A, B]):
+    """A prompt of each size, and one after a long context."""
+
+    info: RunnerInfo
+    model: HostModel[A, B]
+    drafter: HostDrafter[A, B]
+
+    def __iter__(self) -> Iterator[int]:
+        return (n for n in READ_SIZES if n <= self.info.max_context // 2)
+
+    def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
+        yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
+        if n == READ_TILE:
+            for kind, context in CONTEXTS:
+                yield (kind, n), partial(_read_step, self.model, self.drafter, n, _context(self.info, context))
+
+
+def _read_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_tokens: int, start: int) -> None:
+    span = RowSpan(0, start, 0, num_tokens)
+    batch = model.lay_out([span])
+    hidden = model.forward([1] * num_tokens, batch)
+    drafter.committed(CommittedStep(hidden, batch, [CommittedRow(span, num_tokens, [1] * num_tokens, True)]))
+    model.finish()
 
 
 def _spans(info: RunnerInfo, num_tokens: int, start: int) -> list[RowSpan]:
@@ -125,9 +186,9 @@ def _draft_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_rows: in
     return run
 
 
-def _timed_rounds(sizes: _Sizes[A, B]) -> dict[Key, float]:
+def _timed_rounds(sizes: _Sizes[A, B] | _Reads[A, B], rounds: int, seconds: float) -> dict[Key, float]:
     """Median seconds of each task there was time for. The first round warms up, and counts if it is all there is."""
-    until = time.perf_counter() + SECONDS
+    until = time.perf_counter() + seconds
     tasks: dict[Key, Task] = {}
     times: dict[Key, list[float]] = {}
     for index, n in enumerate(sizes):
@@ -135,7 +196,7 @@ def _timed_rounds(sizes: _Sizes[A, B]) -> dict[Key, float]:
             break
         for key, task in sizes.tasks(n):
             tasks[key], times[key] = task, [_seconds(task)]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         _settle(next(iter(tasks.values())))
         for key, task in tasks.items():
             if time.perf_counter() < until:

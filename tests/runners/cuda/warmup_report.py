@@ -89,8 +89,10 @@ def calibration() -> dict[str, list[str]]:
     runner, row_sizes = tiny_runner(), [1, 2, 4]
     launcher, program = runner.launcher, runner.program
     sizes = calibrate._sizes(row_sizes, program.depth)
-    untimed = [*calibrate._mixed(launcher, 4), calibrate._layout(launcher, 1, 1, 0, plain=False)]
+    sampled = calibrate._layout(launcher, 1, 1, 0, plain=False)
+    untimed = [*calibrate._mixed(launcher, 4, {n: 1.0 + n / 256 for n in calibrate.READ_SIZES}), sampled]
     timed = [calibrate._layout(launcher, n, num_rows, 0) for n, num_rows in sizes]
+    timed += [calibrate._prompt(launcher, n) for n in calibrate.READ_SIZES]
     timed += [calibrate._layout(launcher, n, n, depth) for n in row_sizes for depth in (1, 2)]
     with torch.inference_mode(), recorded() as launches:
         for layout in timed + untimed:
@@ -98,7 +100,7 @@ def calibration() -> dict[str, list[str]]:
     program.buffers.upload.zero_()  # of no consequence where steps are captured
     short = program.with_layers(one_of_each(program.decoder.layers))
     with torch.inference_mode(), recorded() as ahead:
-        for layout in distinct(calibrate._to_warm_up(launcher, sizes, untimed)):
+        for layout in distinct(calibrate._to_warm_up(launcher, sizes, [sampled])):
             short.step(layout)
     return {"calibration": names(launches), "not warmed up": names(set(launches) - set(ahead))}
 
