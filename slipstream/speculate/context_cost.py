@@ -55,12 +55,13 @@ class ContextCost:
         """``context``: KV tokens."""
         return self._slope.value * context
 
-    def observe(self, size: int, context: float, seconds: float) -> None:
+    def observe(self, size: int, context: float, seconds: float, *, drifts: bool = True) -> float:
+        """The factor by which the whole curve has moved; see CostCurve."""
         if seconds <= 0.0 or size <= 0:
-            return
-        if self.known:
+            return 1.0
+        if not self.curve.is_outside(size):
             expected, tuning = self.at(size, context), self._tuning
-            seconds = min(max(seconds, tuning.min_error * expected), tuning.max_error * expected)
-            self._slope.observe(context, seconds - self.curve.at(size))
+            likely = min(max(seconds, tuning.min_error * expected), tuning.max_error * expected)
+            self._slope.observe(context, likely - self.curve.at(size))
         attending = min(self.of_context(context), self._tuning.max_context_share * seconds)
-        self.curve.observe(size, seconds - attending)
+        return self.curve.observe(size, seconds - attending, drifts=drifts)

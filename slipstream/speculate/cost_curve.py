@@ -43,19 +43,29 @@ class CostCurve:
             values += self._segment(start + len(values), start + count)
         return values
 
-    def observe(self, x: int, seconds: float) -> None:
+    def is_outside(self, x: int) -> bool:
+        """Of all sizes known, and not near one."""
+        return not self._xs or x * self._tuning.spacing < self._xs[0] or x > self._xs[-1] * self._tuning.spacing
+
+    def observe(self, x: int, seconds: float, *, drifts: bool = True) -> float:
+        """The factor by which the whole curve has moved. ``drifts``: an error here says something about all sizes."""
         if seconds <= 0.0 or x <= 0:
-            return
-        if not self.known:
-            self._xs, self._ys, self._weights = [x], [seconds], [1.0]
-            return
+            return 1.0
+        if not self._settling and self.is_outside(x):
+            self._add(x, seconds)  # a line drawn on from other sizes is no reason to doubt it
+            return 1.0
         expected = self.at(x)
         error = min(max(seconds / expected, self._tuning.min_error), self._tuning.max_error) - 1.0
         if self._settling:
             self._settling -= 1
         else:
             self._bend(x, expected, error)
-        self._scale *= 1.0 + self._tuning.scale_rate * error
+        factor = 1.0 + self._tuning.scale_rate * error if drifts else 1.0
+        self.rescale(factor)
+        return factor
+
+    def rescale(self, factor: float) -> None:
+        self._scale *= factor
         self._smooth = None
 
     def _bend(self, x: int, expected: float, error: float) -> None:
@@ -94,9 +104,14 @@ class CostCurve:
         right = bisect_left(self._xs, x)
         near = self._xs[max(0, right - 1) : right + 1]
         if all(max(x, other) > self._tuning.spacing * min(x, other) for other in near):
-            self._xs.insert(right, x)
-            self._ys.insert(right, expected / self._scale)
-            self._weights.insert(right, 1.0)
+            self._add(x, expected)
+
+    def _add(self, x: int, seconds: float) -> None:
+        right = bisect_left(self._xs, x)
+        self._xs.insert(right, x)
+        self._ys.insert(right, seconds / self._scale)
+        self._weights.insert(right, 1.0)
+        self._smooth = None
 
     def _neighbours(self, x: int) -> list[tuple[int, float]]:
         """The points next to x and their weights in the value at x."""

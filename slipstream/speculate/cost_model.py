@@ -7,7 +7,7 @@ nothing about verification: their tokens are cheaper, since few of them are samp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipstream.engine.contract import StepCosts
@@ -67,8 +67,8 @@ class CostModel:
         costs = costs or StepCosts()
         self.verify = ContextCost(costs.verify, costs.context, tuning.costs)  # by tokens
         self.draft = ContextCost(costs.draft, 0.0, tuning.costs)  # one pass, by rows
-        # Of prompts, by tokens. Nothing to settle: a prompt's tokens before it are counted, not guessed.
-        self.read = ContextCost(costs.read, costs.read_context, replace(tuning.costs, num_settling=0))
+        self.read = ContextCost(costs.read, costs.read_context, tuning.reading)  # a step with prompts only, by tokens
+        self._read_calibrated = bool(costs.read)
         self._per_row = costs.per_row
         self._other = 0.0  # seconds a step takes outside of the runner, whatever its size
         self._tuning = tuning.costs
@@ -126,7 +126,11 @@ class CostModel:
     def _observe_decoding(self, timing: StepTiming) -> None:
         rows = timing.decoding
         own = min(self._per_row * rows.num_rows, timing.verify_seconds * self._tuning.max_row_share)
-        self.verify.observe(rows.num_tokens, rows.context, timing.verify_seconds - own)
+        drift = self.verify.observe(rows.num_tokens, rows.context, timing.verify_seconds - own)
+        if self._read_calibrated:
+            self.read.curve.rescale(drift)  # what slows the machine slows reading
+        else:  # few tokens of a prompt take about as long
+            self.read.observe(rows.num_tokens, 0.0, timing.verify_seconds - self.verify.of_context(rows.context))
         self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
         if not rows.pass_rows or timing.draft_seconds <= 0.0:
             return
@@ -138,13 +142,15 @@ class CostModel:
             self.draft.observe(num_rows, context, error * self.draft.at(num_rows, context))
 
     def _observe_reading(self, timing: StepTiming) -> None:
-        """What the step took more than its decoding rows alone is the price of the tokens after theirs."""
+        """Beside decoding rows: what the step took more than they alone is the price of the tokens after theirs. It
+        says nothing about the machine: where the price of all tokens is wrong, the difference may be right."""
         rows, reading = timing.decoding, timing.reading
-        seconds, before = timing.verify_seconds + timing.draft_seconds, 0.0
-        if rows.num_rows:
-            undisturbed = self.undisturbed(rows)
-            if undisturbed is None or not self.read.known:
-                return
-            before = self.reading(rows.num_tokens)
-            seconds -= undisturbed - self._other
-        self.read.observe(rows.num_tokens + reading.num_tokens, reading.context, max(0.0, seconds) + before)
+        seconds = timing.verify_seconds + timing.draft_seconds
+        if not rows.num_rows:
+            self.read.observe(reading.num_tokens, reading.context, seconds)
+            return
+        undisturbed = self.undisturbed(rows)
+        if undisturbed is not None and self.read.known:
+            more = max(0.0, seconds - undisturbed + self._other)
+            total = rows.num_tokens + reading.num_tokens
+            self.read.observe(total, reading.context, self.reading(rows.num_tokens) + more, drifts=False)
