@@ -61,7 +61,7 @@ class ContextCost:
             return 1.0
         if not self.curve.is_outside(size):
             expected, tuning = self.at(size, context), self._tuning
-            likely = min(max(seconds, tuning.min_error * expected), tuning.max_error * expected)
+            likely = min(max(seconds, tuning.min_error * expected), tuning.max_context_error * expected)
             self._slope.observe(context, likely - self.curve.at(size))
         attending = min(self.of_context(context), self._tuning.max_context_share * seconds)
         return self.curve.observe(size, seconds - attending, drifts=drifts)

@@ -48,6 +48,7 @@ class CostTuning:
     context_span: float = 8192.0  # KV tokens: a change as large counts as much as the slope that it started from
     context_rate: float = 0.125  # at which the KV tokens of the last steps are followed; no measurement in the log
     context_decay: float = 0.999  # of what the slope was learned from, per step; no measurement in the log
+    max_context_error: float = 4.0  # as max_error; a hiccup counts only where the context changes; none in the log
     max_context_share: float = 0.9  # of a step's seconds, for attention; no measurement in the log
     max_row_share: float = 0.5  # of a step's seconds, for the per-row part; no measurement in the log
     other_rate: float = 0.05  # at which the time outside of the runner is followed (that it counts: log 7)

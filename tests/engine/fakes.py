@@ -338,14 +338,9 @@ def make_info(**changes: object) -> RunnerInfo:
 
 
 def make_request(
-    key: str,
-    prompt: Iterable[int] = (1, 2, 3),
-    *,
-    seed: int = 1,
-    ends: Iterable[int] = (),
-    client: str = "",
-    **params: object,
+    key: str, prompt: Iterable[int] = (1, 2, 3), *, seed: int = 1, ends: Iterable[int] = (), **params: object
 ) -> Request:
+    client = str(params.pop("client", ""))
     params.setdefault("max_tokens", 16)
     chosen = SamplingParams(**params)  # type: ignore[arg-type]
     return Request(key, tuple(prompt), chosen, seed, 0.0, frozenset(ends), 0.0, client)
