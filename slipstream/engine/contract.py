@@ -175,6 +175,7 @@ class StepCosts:
     draft: tuple[tuple[int, float], ...] = ()  # one draft pass, by rows
     per_row: float = 0.0  # of verification, besides its tokens: reading and writing a row's recurrent state
     context: float = 0.0  # of verification, for each KV token that a row attends to
+    context_share: float = 0.0  # of that, for each further token that the row feeds: 0 where they share what is read
     read: tuple[tuple[int, float], ...] = ()  # a step that reads a prompt and nothing else, by tokens
     read_context: float = 0.0  # of such a step, for each KV token before a tile of 64 tokens
 

@@ -116,4 +116,11 @@ def _decoding(rows: list[tuple[ScheduledRow, int, int]]) -> Decoding:
     drafting = [row.context for row, _, depth in rows if depth]
     passes = tuple(sum(depth > i for depth in depths) for i in range(max(depths, default=0)))
     mean = sum(drafting) / len(drafting) if drafting else 0.0
-    return Decoding(sum(feed for _, feed, _ in rows), len(rows), sum(row.context for row, _, _ in rows), passes, mean)
+    return Decoding(
+        num_tokens=sum(feed for _, feed, _ in rows),
+        num_rows=len(rows),
+        context=sum(row.context for row, _, _ in rows),
+        draft_kv=sum((feed - 1) * row.context for row, feed, _ in rows),
+        pass_rows=passes,
+        draft_context=mean,
+    )

@@ -121,7 +121,8 @@ class Adaptive(DepthPolicy):
         rate = (
             self._gain * num_sampling / (self._verify.at(num_sampling) + self.costs.fixed(num_sampling, load.context))
         )
-        verifying = rate * (verify[-1] - verify[0]) / num_drafts
+        attending = self.costs.attending(_mean_context(rows))
+        verifying = rate * ((verify[-1] - verify[0]) / num_drafts + attending)
         drafting = rate * self.costs.drafting([len(rows)], _mean_context(rows)) / len(rows)
         return [self._row_thresholds(row.key, verifying, drafting) for row in rows]
 
@@ -154,9 +155,10 @@ class Adaptive(DepthPolicy):
         candidates = self._candidates(rows, thresholds)[: load.room]
         verify = self._verify.span(num_sampling + load.num_other_tokens, len(candidates) + 1)
         fixed = self.costs.fixed(num_sampling, load.context) + self._verify.at(num_sampling) - verify[0]
-        attending = self.costs.draft.of_context(_mean_context(rows))
-        draft = [seconds + count * attending for count, seconds in enumerate(self._draft.span(1, len(rows)), 1)]
-        costs = Costs([seconds + fixed for seconds in verify], [0.0, *draft])
+        context = _mean_context(rows)
+        attending, drafting = self.costs.attending(context), self.costs.draft.of_context(context)
+        draft = [seconds + count * drafting for count, seconds in enumerate(self._draft.span(1, len(rows)), 1)]
+        costs = Costs([seconds + fixed + count * attending for count, seconds in enumerate(verify)], [0.0, *draft])
         plain_seconds, min_gain = costs.verify[0], self._tuning.min_gain
         plain = Choice([0] * len(rows), float(num_sampling), 0.0, plain_seconds, plain_seconds)
         best = search(candidates, costs, plain, min_gain)
@@ -239,7 +241,8 @@ class Adaptive(DepthPolicy):
         passes = [sum(depth > i for depth in depths) for i in range(max(depths))]
         num_sampling = len(depths) + load.num_plain
         num_tokens = num_sampling + load.num_other_tokens + sum(depths)
-        drafting = self.costs.drafting(passes, _mean_context(rows))
+        context = _mean_context(rows)
+        drafting = self.costs.drafting(passes, context) + sum(depths) * self.costs.attending(context)
         return self.costs.fixed(num_sampling, load.context) + self._verify.at(num_tokens) + drafting
 
 

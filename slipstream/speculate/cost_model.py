@@ -23,6 +23,7 @@ class Decoding(NamedTuple):
     num_tokens: int  # drafts included
     num_rows: int
     context: float = 0.0  # KV tokens, all rows together
+    draft_kv: float = 0.0  # the same for each draft that a row feeds
     pass_rows: Sequence[int] = ()  # rows in draft pass 1, 2, ...
     draft_context: float = 0.0  # KV tokens of a row that drafts, in the mean
 
@@ -69,13 +70,17 @@ class CostModel:
         self.draft = ContextCost(costs.draft, 0.0, tuning.costs)  # one pass, by rows
         self.read = ContextCost(costs.read, costs.read_context, tuning.reading)  # a step with prompts only, by tokens
         self._read_calibrated = bool(costs.read)
-        self._per_row = costs.per_row
+        self._per_row, self._share = costs.per_row, costs.context_share
         self._other = 0.0  # seconds a step takes outside of the runner, whatever its size
         self._tuning = tuning.costs
 
     def fixed(self, num_rows: int, context: float) -> float:
         """Seconds of a step without prompts that no depth changes."""
         return self._other + self._per_row * num_rows + self.verify.of_context(context)
+
+    def attending(self, context: float) -> float:
+        """Seconds of verifying one draft more after so many KV tokens, for attention."""
+        return self._share * self.verify.of_context(context)
 
     def drafting(self, pass_rows: Sequence[int], context: float) -> float:
         """Seconds of draft passes. ``context``: KV tokens of a row, in the mean."""
@@ -85,7 +90,7 @@ class CostModel:
         """Seconds of the step that decodes these rows and reads no prompt; None: not known."""
         if not self.verify.known or not (self.draft.known or not rows.pass_rows):
             return None
-        drafting = self.drafting(rows.pass_rows, rows.draft_context)
+        drafting = self.attending(rows.draft_kv) + self.drafting(rows.pass_rows, rows.draft_context)
         return self.fixed(rows.num_rows, rows.context) + self.verify.curve.at(rows.num_tokens) + drafting
 
     @property
@@ -126,11 +131,12 @@ class CostModel:
     def _observe_decoding(self, timing: StepTiming) -> None:
         rows = timing.decoding
         own = min(self._per_row * rows.num_rows, timing.verify_seconds * self._tuning.max_row_share)
-        drift = self.verify.observe(rows.num_tokens, rows.context, timing.verify_seconds - own)
+        context = rows.context + self._share * rows.draft_kv
+        drift = self.verify.observe(rows.num_tokens, context, timing.verify_seconds - own)
         if self._read_calibrated:
             self.read.curve.rescale(drift)  # what slows the machine slows reading
         else:  # few tokens of a prompt take about as long
-            self.read.observe(rows.num_tokens, 0.0, timing.verify_seconds - self.verify.of_context(rows.context))
+            self.read.observe(rows.num_tokens, 0.0, timing.verify_seconds - self.verify.of_context(context))
         self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
         if not rows.pass_rows or timing.draft_seconds <= 0.0:
             return
@@ -138,8 +144,8 @@ class CostModel:
             self.draft.observe(rows.pass_rows[0], 0.0, timing.draft_seconds / len(rows.pass_rows))
         error = timing.draft_seconds / self.drafting(rows.pass_rows, rows.draft_context)
         for num_rows in rows.pass_rows:
-            context = num_rows * rows.draft_context
-            self.draft.observe(num_rows, context, error * self.draft.at(num_rows, context))
+            kv = num_rows * rows.draft_context
+            self.draft.observe(num_rows, kv, error * self.draft.at(num_rows, kv))
 
     def _observe_reading(self, timing: StepTiming) -> None:
         """Beside decoding rows: what the step took more than they alone is the price of the tokens after theirs. It

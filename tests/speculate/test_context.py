@@ -28,11 +28,12 @@ def draft_seconds(num_rows: int) -> float:
 class Machine:
     """One stream whose drafts are accepted with a chance of 0.6."""
 
-    def __init__(self, calibrated: float, noise: float = 0.0, drift: float = 1.0) -> None:
+    def __init__(self, calibrated: float, noise: float = 0.0, share: float = 0.0) -> None:
+        """``share``: of the context's cost, for each further token of a row."""
         sizes = (1, 2, 3, 4, 5, 8, 16)
         verify, draft = (tuple((n, of(n)) for n in sizes) for of in (verify_seconds, draft_seconds))
-        self.policy = Adaptive(DEPTH, CostModel(StepCosts(verify, draft, context=calibrated)))
-        self._noise, self.drift, self._held = noise, drift, 0
+        self.policy = Adaptive(DEPTH, CostModel(StepCosts(verify, draft, context=calibrated, context_share=share)))
+        self._noise, self._share, self._held, self.drift = noise, share, 0, 1.0
         self._dice = random.Random(3)
 
     def run(self, num_steps: int, context: int) -> list[int]:
@@ -46,7 +47,8 @@ class Machine:
             num_accepted += 1
         self.policy.observe_row("a", self._held, num_accepted)
         seconds = (verify_seconds(1 + self._held) + SLOPE * context) * self._dice.gauss(1.0, self._noise) * self.drift
-        rows = Decoding(1 + self._held, 1, context, (1,) * request.depth, context if request.depth else 0.0)
+        seconds += self._share * SLOPE * context * self._held * self.drift
+        rows = Decoding(1 + self._held, 1, context, self._held * context, (1,) * request.depth, context)
         drafting = request.depth * draft_seconds(1) * self.drift
         self.policy.costs.observe(StepTiming(rows, seconds, drafting))
         self._held = request.depth
@@ -75,12 +77,13 @@ def test_long_streams_do_not_change_the_depth_of_short_ones(calibrated: float) -
     assert abs(sum(after.run(40, SHORT)) - sum(without.run(40, SHORT))) <= 4
 
 
-def test_a_long_context_makes_drafts_worth_more() -> None:
-    """Attention to it is paid once a step, however many tokens a row verifies."""
-    machine = Machine(SLOPE)
-    short = machine.run(400, SHORT)[200:]
-    long = machine.run(400, LONG)[200:]
-    assert sum(long) > 1.5 * sum(short)
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_long_context_makes_drafts_worth_more_or_less(share: float) -> None:
+    """More where attention to it is paid once, however many tokens a row verifies; less where each token pays."""
+    machine = Machine(SLOPE, share=share)
+    short = sum(machine.run(400, SHORT)[200:])
+    long = sum(machine.run(400, LONG)[200:])
+    assert long < 0.5 * short if share else long > 1.5 * short
 
 
 def test_a_slower_machine_is_not_taken_for_a_long_context() -> None:

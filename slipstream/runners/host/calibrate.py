@@ -33,12 +33,17 @@ MIN_SIZES = 2  # timed however long they take: a slope needs two
 CONTEXT = 64  # tokens before each made-up row
 LONG_CONTEXT = 1024  # the same where the cost of a long context is timed
 SETTLING = 0.05  # seconds of the smallest work before a round
-READ_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens of a prompt; what more of them take is learned while they are read
-READ_ROUNDS = 3
+READ_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a prompt; what more of them take is learned while they are read
+READ_ROUNDS = 2
 READ_SECONDS = 3.0
 READ_TILE = 64  # tokens for which StepCosts.read_context is the cost of a token before them
-CONTEXT_ROWS = 8
-CONTEXTS = (("short", CONTEXT), ("long", LONG_CONTEXT))
+CONTEXT_ROWS, CONTEXT_FEED = 4, 4
+CONTEXTS = (
+    ("short", CONTEXT, 1),
+    ("long", LONG_CONTEXT, 1),
+    ("short, drafts", CONTEXT, CONTEXT_FEED),
+    ("long, drafts", LONG_CONTEXT, CONTEXT_FEED),
+)
 
 Task = Callable[[], object]
 Key = tuple[str, int]  # what is timed, and its size
@@ -60,26 +65,32 @@ def measure(
     for slot in reversed(range(info.num_slots)):
         model.leave(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
+    context, share = _context_costs(info, seconds)
     costs = StepCosts(
         rising(_of(seconds, "verify")),
         rising(draft),
-        context=_by_context(info, seconds),
+        context=context,
+        context_share=share,
         read=rising(_of(read, "read")),
-        read_context=_by_context(info, read, READ_TILE),
+        read_context=_more(read, "long", "read") / max(1, _context(info, LONG_CONTEXT)),
     )
     log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
     log.debug("reading by tokens: %s", describe(costs.read))
     return costs
 
 
-def _by_context(info: RunnerInfo, seconds: dict[Key, float], num_sharing: int = 1) -> float:
-    """Seconds for each token of context. ``num_sharing``: tokens of a row, which share it."""
-    ends = [_of(seconds, kind) for kind in ("short", "long")]
-    if not all(ends):
-        return 0.0
-    [(n, short)], [(_, long)] = ends
-    more = _context(info, LONG_CONTEXT) - _context(info, CONTEXT)
-    return max(0.0, long - short) / (more * max(1, n // num_sharing)) if more > 0 else 0.0
+def _more(seconds: dict[Key, float], long: str, short: str) -> float:
+    """Seconds that a long context adds."""
+    return max([0.0, *(value - seconds[short, n] for n, value in _of(seconds, long))])
+
+
+def _context_costs(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, float]:
+    """Seconds for each token of context, and the share of it that each further token of a row costs."""
+    one, four = _more(seconds, "long", "short"), _more(seconds, "long, drafts", "short, drafts")
+    num_rows = min(CONTEXT_ROWS, info.num_slots)
+    num_tokens = num_rows * (_context(info, LONG_CONTEXT) - _context(info, CONTEXT))
+    share = (four / one - 1.0) / (CONTEXT_FEED - 1) if one else 0.0
+    return one / max(1, num_tokens), min(1.0, max(0.0, share))
 
 
 def _context(info: RunnerInfo, num_tokens: int) -> int:
@@ -113,8 +124,8 @@ class _Sizes(Generic[A, B]):
         if n in self.num_tokens:
             yield ("verify", n), partial(_verify_step, self.model, _spans(self.info, n, start))
         if n == min(CONTEXT_ROWS, self.info.num_slots):
-            for kind, context in CONTEXTS:
-                spans = [RowSpan(slot, _context(self.info, context), slot, 1) for slot in range(n)]
+            for kind, context, feed in CONTEXTS:
+                spans = [RowSpan(slot, _context(self.info, context), slot * feed, feed) for slot in range(n)]
                 yield (kind, n), partial(_verify_step, self.model, spans)
         if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
             for depth in (1, 2):
@@ -135,8 +146,7 @@ class _Reads(Generic[A, B]):
     def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
         yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
         if n == READ_TILE:
-            for kind, context in CONTEXTS:
-                yield (kind, n), partial(_read_step, self.model, self.drafter, n, _context(self.info, context))
+            yield ("long", n), partial(_read_step, self.model, self.drafter, n, _context(self.info, LONG_CONTEXT))
 
 
 def _read_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_tokens: int, start: int) -> None:
