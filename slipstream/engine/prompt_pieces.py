@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step reads: by what they cost, on every runner.
+"""How many tokens of prompts a step reads, by what they cost, and how prompts share them. The same on every runner.
 
 Beside decoding streams, as many as keep the step within a factor of what it would take without them. Where nobody
 decodes, as many as are read fastest. Knows neither sequences nor blocks. See decision 20.
@@ -7,6 +7,7 @@ decodes, as many as are read fastest. Knows neither sequences nor blocks. See de
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import RunnerInfo
@@ -14,6 +15,7 @@ from slipstream.speculate.cost_model import CostModel, Decoding, Reading
 
 UNTIMED = 64  # tokens beside decoding streams until steps have been timed
 NEAR = 0.95  # of the highest rate: as fast, as far as timings can tell
+BESIDE = 0.75  # of the rate at which prompts are read alone: beside a stream it is as good
 
 
 class PromptPieces:
@@ -31,6 +33,17 @@ class PromptPieces:
             return max(0, min(budget, UNTIMED))
         piece = self._within((self._config.max_slowdown - 1.0) * seconds, rows.num_tokens, budget, num_before)
         return max(0, min(budget, max(1, self._whole(rows.num_tokens, piece))))
+
+    def ends_together(self, budget: int) -> bool:
+        """Whether prompts that are read while nobody decodes should end at the same time: the first that ends slows
+        down the reading of the others."""
+        alone, stream = self._fastest(budget), Decoding(1, 1)
+        seconds = self._costs.undisturbed(stream)
+        if seconds is None or not self._costs.reads_timed:
+            return False
+        piece = self.size(stream, budget)
+        beside = piece / (seconds + self._costs.added(1, Reading.of(piece, 0)))
+        return beside < BESIDE * alone / self._costs.reading(alone)
 
     def _within(self, seconds: float, num_decoding: int, budget: int, num_before: int) -> int:
         """The largest piece that adds no more to the step."""
@@ -56,3 +69,29 @@ class PromptPieces:
         rates = {n: n / self._costs.reading(n) for n in (*self._costs.read_sizes, budget) if 0 < n <= budget}
         best = max(rates.values(), default=0.0)
         return max((n for n, rate in rates.items() if rate >= NEAR * best), default=budget)
+
+
+def share_by_length(piece: int, lefts: Sequence[int], next_left: int | None) -> list[int]:
+    """What prompts get, the oldest first. It is sure of half, so that it never starves; else those with the least left
+    come first, so that they need not wait for long ones. ``next_left``: of a prompt that could be admitted; what it
+    should get is left over."""
+    shares = [0] * len(lefts)
+    reserved = min(lefts[0], (piece + 1) // 2) if lefts else 0
+    free = piece - reserved
+    for index in sorted(range(len(lefts)), key=lefts.__getitem__):
+        if next_left is not None and next_left < lefts[index]:
+            free, next_left = max(0, free - next_left), None
+        free += 0 if index else reserved
+        shares[index] = min(lefts[index], free)
+        free -= shares[index]
+    return shares
+
+
+def share_evenly(piece: int, lefts: Sequence[int], num_waiting: int) -> tuple[list[int], int]:
+    """What prompts get, and what each that is admitted gets at most: as much each, and what one does not need the
+    others."""
+    shares, count = [0] * len(lefts), len(lefts) + num_waiting
+    for index in sorted(range(len(lefts)), key=lefts.__getitem__):
+        shares[index] = min(lefts[index], -(-piece // count))
+        piece, count = piece - shares[index], count - 1
+    return shares, -(-piece // max(1, count))

@@ -20,7 +20,7 @@ from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan,
 from slipstream.engine.draft_requests import DraftRequests
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.prefix_sharing import PrefixSharing
-from slipstream.engine.prompt_pieces import PromptPieces
+from slipstream.engine.prompt_pieces import PromptPieces, share_by_length, share_evenly
 from slipstream.engine.request import (
     Commit,
     FinishReason,
@@ -157,48 +157,49 @@ class Scheduler:
                     step.add(sequence, sequence.bounds, 1)
 
     def _schedule_prompts(self, step: StepBuilder, rows: Rows) -> None:
-        """Prompts share a piece: the oldest is sure of half, so that it never starves, and those with the least left
-        come first, so that they need not wait for long ones. All have had their blocks since their admission."""
+        """Prompts share what the step reads. All have had their blocks since their admission."""
         prompts = [(s, bounds) for s, bounds in rows if bounds.num_uncomputed > 1 and step.may_run(s)]
         before = max((bounds.max_computed for _, bounds in prompts), default=0)
         step.prompt_budget = self._pieces.size(step.decoding, step.budget, before)
         self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
-        oldest = prompts[:1]
-        step.reserved = sum(min(bounds.num_uncomputed, (step.chunk + 1) // 2) for _, bounds in oldest)
-        for sequence, bounds in sorted(prompts, key=lambda each: each[1].num_uncomputed):
-            if step.chunk:
-                self._admit(step, bounds.num_uncomputed)
-            if sequence is oldest[0][0]:
-                step.reserved = 0
-            if step.chunk:
-                self._schedule_chunk(step, sequence, bounds)
-        self._admit(step)
+        group = self._next_group(step)
+        lefts = [bounds.num_uncomputed for _, bounds in prompts]
+        largest = step.budget
+        if not step.rows and self._pieces.ends_together(step.budget):
+            num_waiting = min(self._waiting.num_next, len(self._free_slots)) if group else 0
+            shares, largest = share_evenly(step.chunk, lefts, num_waiting)
+        else:
+            shares = share_by_length(step.chunk, lefts, self._num_left(group[0]) if group else None)
+        for (sequence, bounds), share in zip(prompts, shares):
+            step.add_chunk(sequence, bounds, share)
+        self._admit(step, largest)
+        step.top_up()
 
-    def _schedule_chunk(self, step: StepBuilder, sequence: Sequence, bounds: Bounds) -> None:
-        """The last token is fed when the children are there to feed theirs."""
-        max_feed = bounds.num_uncomputed - bool(sequence.children)
-        step.add(sequence, bounds, min(max_feed, step.chunk))
-
-    def _admit(self, step: StepBuilder, shorter_than: int | None = None) -> None:
-        """Those whose turn it is; while others have prompts to read, only if they have less to read."""
+    def _next_group(self, step: StepBuilder) -> list[Sequence]:
+        """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where
+        nothing is left to feed: who reads a prompt must know early what to keep."""
         while self._waiting.has_next and not step.starved:
             group = self._waiting.first_group()
             first = group[0]
-            found, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
-            # Also where nothing is left to feed: who reads a prompt takes all, and must know early what to keep.
-            if self._sharing.must_wait(first, found, may_draft, self._running):
-                self._waiting.park(group)
-                continue
-            waits = shorter_than is not None and len(first.tokens) - found.num_tokens >= shorter_than
-            group = self._fitting(group) if step.chunk and not waits else []
-            if not group:
-                return
+            may_draft = self.policy.may_draft(first.draft_setting)
+            if not self._sharing.must_wait(first, self._find(first), may_draft, self._running):
+                return self._fitting(group)
+            self._waiting.park(group)
+        return []
+
+    def _admit(self, step: StepBuilder, largest: int) -> None:
+        """``largest``: of each prompt, at most so many tokens in this step."""
+        while (group := self._next_group(step)) and step.chunk:
+            first, found = group[0], self._find(group[0])
             self._waiting.take(group)
             bind(first, group[1:])
             for sequence in group:
                 self._admit_one(sequence, found)
-            self._schedule_chunk(step, first, first.bounds)
+            step.add_chunk(first, first.bounds, largest)
+
+    def _num_left(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self._find(sequence).num_tokens
 
     def _admit_one(self, sequence: Sequence, found: Found) -> None:
         """``found``: what is cached for its group."""

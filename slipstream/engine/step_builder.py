@@ -49,7 +49,6 @@ class StepBuilder:
 
     budget: int  # tokens the step may still feed
     prompt_budget: int = 0  # of those, tokens of prompts
-    reserved: int = 0  # of those, tokens of the oldest prompt
     rows: list[ScheduledRow] = field(default_factory=list)
     joins: list[RowJoin] = field(default_factory=list)
     held: set[Sequence] = field(default_factory=set)  # rows that skip this step
@@ -58,7 +57,7 @@ class StepBuilder:
     @property
     def chunk(self) -> int:
         """Tokens of a prompt that may still be fed."""
-        return min(self.budget, self.prompt_budget) - self.reserved
+        return min(self.budget, self.prompt_budget)
 
     @property
     def decoding(self) -> Decoding:
@@ -74,6 +73,23 @@ class StepBuilder:
         if bounds.num_uncomputed > 1:
             self.prompt_budget -= feed
         self.rows.append(ScheduledRow(sequence, bounds, feed))
+
+    def add_chunk(self, sequence: Sequence, bounds: Bounds, largest: int) -> None:
+        """Of its prompt, at most so many tokens."""
+        feed = min(_max_feed(sequence, bounds), largest, self.chunk)
+        if feed:
+            self.add(sequence, bounds, feed)
+
+    def top_up(self) -> None:
+        """What nobody took goes to the prompts in the step."""
+        for row in self.rows:
+            if row.is_prompt:
+                more = min(_max_feed(row.sequence, row.bounds) - row.feed, self.chunk)
+                row.feed, self.budget, self.prompt_budget = (
+                    row.feed + more,
+                    self.budget - more,
+                    self.prompt_budget - more,
+                )
 
     def launch(self, plan: StepPlan) -> InFlight:
         for scheduled, row in zip(self.rows, plan.rows):
@@ -108,6 +124,11 @@ class InFlight:
         other = max(0.0, since_last - result.verify_seconds - result.draft_seconds)
         decoding = _decoding([each for each in fed if not each[0].is_prompt])
         return StepTiming(decoding, result.verify_seconds, result.draft_seconds, other, reading)
+
+
+def _max_feed(sequence: Sequence, bounds: Bounds) -> int:
+    """The last token is fed when the children are there to feed theirs."""
+    return bounds.num_uncomputed - bool(sequence.children)
 
 
 def _decoding(rows: list[tuple[ScheduledRow, int, int]]) -> Decoding:
