@@ -15,6 +15,7 @@ from slipstream.engine.contract import StepCosts
 from slipstream.engine.prompt_pieces import UNTIMED, PromptPieces
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import ConfigError
+from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.cost_model import CostModel, Decoding, Reading, StepTiming
 from slipstream.speculate.policy import Fixed, Off
 
@@ -214,6 +215,24 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
         undisturbed = machine(num_decoding) + 0.0005 * depth
         assert machine(num_decoding + piece) + 0.0005 * depth <= 2.1 * undisturbed
     assert harness.tokens["guest"] == list(continuation(guest, 1, 97, 1))
+
+
+def test_drafting_goes_on_while_a_prompt_is_read() -> None:
+    """A piece ends where a stair begins, but gives way to drafts: they must not seem to cost the next stair."""
+    info = make_info(num_slots=8, num_blocks=4000, max_context=8000, step_sizes=BUCKETS)
+    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.9)
+    costs = CostModel(runner.calibrate(range(1, 600), range(1, 9)))
+    policy = make_policy("adaptive", info, 3, costs)
+    harness = Harness(Scheduler(info, policy, EngineConfig(max_depth=3), clock=lambda: 5.0, costs=costs), runner)
+    decode(harness, 4)
+    harness.add(make_request("guest", prompt_of(99, 4000), max_tokens=1))
+    first = len(runner.plans)
+    while "guest" not in harness.finals:
+        harness.step()
+    depths = [row.draft.depth for plan in runner.plans[first:-2] for row in plan.rows[:4]]
+    assert sum(depths) / len(depths) >= 2.0
+    sizes = [sum(row.feed for row in plan.rows) for plan in runner.plans[first + 1 : -2]]
+    assert sum(size in BUCKETS for size in sizes) >= 0.9 * len(sizes)
 
 
 def test_a_short_prompt_passes_a_long_one_that_keeps_half() -> None:
