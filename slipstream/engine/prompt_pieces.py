@@ -15,18 +15,21 @@ from slipstream.speculate.cost_model import CostModel, Decoding, Reading
 
 UNTIMED = 64  # tokens beside decoding streams until steps have been timed
 NEAR = 0.95  # of the highest rate: as fast, as far as timings can tell
+PROBE = 16  # one of so many steps where nobody decodes reads all it may: no verdict on large pieces is final
 BESIDE = 0.75  # of the rate at which prompts are read alone: beside a stream it is as good
 
 
 class PromptPieces:
     def __init__(self, info: RunnerInfo, config: EngineConfig, costs: CostModel) -> None:
         self._sizes, self._config, self._costs = info.step_sizes, config, costs
+        self._num_alone = 0  # steps where nobody decoded
 
     def size(self, rows: Decoding, budget: int, num_before: int = 0) -> int:
         """At least 1 where the budget allows it. ``rows``: all that decode in the step; ``budget``: tokens it may feed
         beside them; ``num_before``: tokens before the piece in its prompt."""
         if not rows.num_rows:
-            return self._fastest(budget)
+            self._num_alone += 1
+            return self._fastest(budget) if self._num_alone % PROBE else budget
         budget = min(budget, self._config.max_step_tokens - rows.num_tokens)
         seconds = self._costs.undisturbed(rows)
         if seconds is None or not self._costs.reads_timed:
@@ -63,12 +66,13 @@ class PromptPieces:
         return whole if whole > 0 else piece
 
     def _fastest(self, budget: int) -> int:
-        """With most tokens a second; of those that are as fast, the largest."""
-        if not self._costs.reads_timed:
+        """With most tokens a second; of those that are as fast, the largest. One that was never timed is tried."""
+        sizes = [n for n in self._costs.read_sizes if n <= budget]
+        if not self._costs.reads_timed or not sizes:
             return budget
-        rates = {n: n / self._costs.reading(n) for n in (*self._costs.read_sizes, budget) if 0 < n <= budget}
-        best = max(rates.values(), default=0.0)
-        return max((n for n, rate in rates.items() if rate >= NEAR * best), default=budget)
+        rates = {n: n / self._costs.reading(n) for n in sizes}
+        rates[budget] = rates[sizes[-1]] if sizes == self._costs.read_sizes else budget / self._costs.reading(budget)
+        return max(n for n, rate in rates.items() if rate >= NEAR * max(rates.values()))
 
 
 def share_by_length(piece: int, lefts: Sequence[int], next_left: int | None) -> list[int]:

@@ -47,8 +47,8 @@ class CostCurve:
         """Of all sizes known, and not near one."""
         return not self._xs or x * self._tuning.spacing < self._xs[0] or x > self._xs[-1] * self._tuning.spacing
 
-    def observe(self, x: int, seconds: float, *, drifts: bool = True) -> float:
-        """The factor by which the whole curve has moved. ``drifts``: an error here says something about all sizes."""
+    def observe(self, x: int, seconds: float) -> float:
+        """The factor by which the whole curve has moved."""
         if seconds <= 0.0 or x <= 0:
             return 1.0
         if not self._settling and self.is_outside(x):
@@ -60,7 +60,7 @@ class CostCurve:
             self._settling -= 1
         else:
             self._bend(x, expected, error)
-        factor = 1.0 + self._tuning.scale_rate * error if drifts else 1.0
+        factor = 1.0 + self._tuning.scale_rate * error
         self.rescale(factor)
         return factor
 

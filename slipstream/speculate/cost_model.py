@@ -148,8 +148,7 @@ class CostModel:
             self.draft.observe(num_rows, kv, error * self.draft.at(num_rows, kv))
 
     def _observe_reading(self, timing: StepTiming) -> None:
-        """Beside decoding rows: what the step took more than they alone is the price of the tokens after theirs. It
-        says nothing about the machine: where the price of all tokens is wrong, the difference may be right."""
+        """Beside decoding rows, what the step took more than they alone is the price of the tokens after theirs."""
         rows, reading = timing.decoding, timing.reading
         seconds = timing.verify_seconds + timing.draft_seconds
         if not rows.num_rows:
@@ -159,4 +158,4 @@ class CostModel:
         if undisturbed is not None and self.read.known:
             more = max(0.0, seconds - undisturbed + self._other)
             total = rows.num_tokens + reading.num_tokens
-            self.read.observe(total, reading.context, self.reading(rows.num_tokens) + more, drifts=False)
+            self.read.observe(total, reading.context, self.reading(rows.num_tokens) + more)

@@ -145,8 +145,22 @@ def test_prompts_alone_are_read_as_fast_as_they_can_be() -> None:
     assert pieces(calibrated(MACHINES["knee"])).size(NOBODY, 512) == 65  # beyond it a token takes longer
     slower = calibrated(lambda n: (4.0 + n) / 1e3 * (1.0 if n <= 128 else 1.5))
     assert pieces(slower).size(NOBODY, 512) == 128
+    unknown = calibrated(MACHINES["knee"], 64)
+    assert pieces(unknown).size(NOBODY, 512) == 512  # to see how fast that is
     slightly = calibrated(lambda n: n / 1e3 * (1.0 if n <= 128 else 1.02))
     assert pieces(slightly).size(NOBODY, 512) == 512
+
+
+def test_no_verdict_on_large_pieces_is_final() -> None:
+    machine = MACHINES["cpu"]
+    costs = calibrated(machine, 64)
+    costs.observe(StepTiming(NOBODY, 5.0 * machine(512), 0.0, reading=Reading(512)))  # a hiccup
+    rule = pieces(costs)
+    assert rule.size(NOBODY, 512) < 512
+    for _ in range(100):
+        piece = rule.size(NOBODY, 512)
+        costs.observe(StepTiming(NOBODY, machine(piece), 0.0, reading=Reading(piece)))
+    assert rule.size(NOBODY, 512) == 512
 
 
 def test_the_step_budget_bounds_pieces_beside_streams() -> None:
@@ -217,22 +231,21 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
     assert harness.tokens["guest"] == list(continuation(guest, 1, 97, 1))
 
 
-def test_drafting_goes_on_while_a_prompt_is_read() -> None:
+def test_streams_begin_to_draft_while_a_prompt_is_read() -> None:
     """A piece ends where a stair begins, but gives way to drafts: they must not seem to cost the next stair."""
     info = make_info(num_slots=8, num_blocks=4000, max_context=8000, step_sizes=BUCKETS)
     runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.9)
     costs = CostModel(runner.calibrate(range(1, 600), range(1, 9)))
     policy = make_policy("adaptive", info, 3, costs)
     harness = Harness(Scheduler(info, policy, EngineConfig(max_depth=3), clock=lambda: 5.0, costs=costs), runner)
+    harness.add(make_request("guest", prompt_of(99, 7000), max_tokens=1))
+    harness.step()
     decode(harness, 4)
-    harness.add(make_request("guest", prompt_of(99, 4000), max_tokens=1))
-    first = len(runner.plans)
-    while "guest" not in harness.finals:
-        harness.step()
-    depths = [row.draft.depth for plan in runner.plans[first:-2] for row in plan.rows[:4]]
+    assert "guest" not in harness.finals
+    plans = runner.plans[6:]
+    depths = [row.draft.depth for plan in plans for row in plan.rows[:4]]
     assert sum(depths) / len(depths) >= 2.0
-    sizes = [sum(row.feed for row in plan.rows) for plan in runner.plans[first + 1 : -2]]
-    assert sum(size in BUCKETS for size in sizes) >= 0.9 * len(sizes)
+    assert sum(sum(row.feed for row in plan.rows) in BUCKETS for plan in plans) >= 0.8 * len(plans)
 
 
 def test_a_short_prompt_passes_a_long_one_that_keeps_half() -> None:
