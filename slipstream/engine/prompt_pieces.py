@@ -15,7 +15,7 @@ from slipstream.speculate.cost_model import CostModel, Decoding, Reading
 
 UNTIMED = 64  # tokens beside decoding streams until steps have been timed
 NEAR = 0.95  # of the highest rate: as fast, as far as timings can tell
-PROBE = 16  # one of so many steps where nobody decodes reads all it may: no verdict on large pieces is final
+PROBE = 8  # one of so many steps where nobody decodes reads all it may: no verdict on large pieces is final
 BESIDE = 0.75  # of the rate at which prompts are read alone: beside a stream it is as good
 
 

@@ -52,7 +52,7 @@ class CostCurve:
         if seconds <= 0.0 or x <= 0:
             return 1.0
         if not self._settling and self.is_outside(x):
-            self._add(x, seconds)  # a line drawn on from other sizes is no reason to doubt it
+            self._add(x, min(seconds, self._dearest(x)))  # no line drawn on from other sizes is a reason to doubt it
             return 1.0
         expected = self.at(x)
         error = min(max(seconds / expected, self._tuning.min_error), self._tuning.max_error) - 1.0
@@ -63,6 +63,12 @@ class CostCurve:
         factor = 1.0 + self._tuning.scale_rate * error
         self.rescale(factor)
         return factor
+
+    def _dearest(self, x: int) -> float:
+        """As many times the seconds as the tokens, and a hiccup's worth more: larger sizes cost no more than that."""
+        if not self._xs or x < self._xs[0]:
+            return float("inf")
+        return self._tuning.max_error * self.at(self._xs[-1]) * x / self._xs[-1]
 
     def rescale(self, factor: float) -> None:
         self._scale *= factor

@@ -157,7 +157,7 @@ def test_no_verdict_on_large_pieces_is_final() -> None:
     costs.observe(StepTiming(NOBODY, 5.0 * machine(512), 0.0, reading=Reading(512)))  # a hiccup
     rule = pieces(costs)
     assert rule.size(NOBODY, 512) < 512
-    for _ in range(100):
+    for _ in range(300):
         piece = rule.size(NOBODY, 512)
         costs.observe(StepTiming(NOBODY, machine(piece), 0.0, reading=Reading(piece)))
     assert rule.size(NOBODY, 512) == 512
@@ -234,7 +234,7 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
 def test_streams_begin_to_draft_while_a_prompt_is_read() -> None:
     """A piece ends where a stair begins, but gives way to drafts: they must not seem to cost the next stair."""
     info = make_info(num_slots=8, num_blocks=4000, max_context=8000, step_sizes=BUCKETS)
-    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.9)
+    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.4)
     costs = CostModel(runner.calibrate(range(1, 600), range(1, 9)))
     policy = make_policy("adaptive", info, 3, costs)
     harness = Harness(Scheduler(info, policy, EngineConfig(max_depth=3), clock=lambda: 5.0, costs=costs), runner)
