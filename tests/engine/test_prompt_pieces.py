@@ -233,18 +233,20 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
 
 def test_streams_begin_to_draft_while_a_prompt_is_read() -> None:
     """A piece ends where a stair begins, but gives way to drafts: they must not seem to cost the next stair."""
-    info = make_info(num_slots=8, num_blocks=4000, max_context=8000, step_sizes=BUCKETS)
-    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.4)
+    info = make_info(num_slots=8, num_blocks=9000, max_context=30_000, step_sizes=BUCKETS)
+    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.3)
     costs = CostModel(runner.calibrate(range(1, 600), range(1, 9)))
     policy = make_policy("adaptive", info, 3, costs)
     harness = Harness(Scheduler(info, policy, EngineConfig(max_depth=3), clock=lambda: 5.0, costs=costs), runner)
-    harness.add(make_request("guest", prompt_of(99, 7000), max_tokens=1))
+    harness.add(make_request("guest", prompt_of(99, 25_000), max_tokens=1))
     harness.step()
     decode(harness, 4)
+    for _ in range(60):
+        harness.step()
     assert "guest" not in harness.finals
-    plans = runner.plans[6:]
+    plans = runner.plans[-30:]
     depths = [row.draft.depth for plan in plans for row in plan.rows[:4]]
-    assert sum(depths) / len(depths) >= 2.0
+    assert sum(depths) / len(depths) >= 1.0
     assert sum(sum(row.feed for row in plan.rows) in BUCKETS for plan in plans) >= 0.8 * len(plans)
 
 
