@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import pytest
 from fakes import FakeRunner, Harness, continuation, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import StepCosts
+from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.engine.prompt_pieces import UNTIMED, PromptPieces
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import ConfigError
-from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.cost_model import CostModel, Decoding, Reading, StepTiming
-from slipstream.speculate.policy import Fixed, Off
+from slipstream.speculate.policy import Fixed, Load, Off, SamplingRow
 
 Seconds = Callable[[int], float]
 NOBODY = Decoding(0, 0)
@@ -231,23 +231,34 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
     assert harness.tokens["guest"] == list(continuation(guest, 1, 97, 1))
 
 
-def test_streams_begin_to_draft_while_a_prompt_is_read() -> None:
-    """A piece ends where a stair begins, but gives way to drafts: they must not seem to cost the next stair."""
-    info = make_info(num_slots=8, num_blocks=9000, max_context=30_000, step_sizes=BUCKETS)
-    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003, hit=0.3)
-    costs = CostModel(runner.calibrate(range(1, 600), range(1, 9)))
-    policy = make_policy("adaptive", info, 3, costs)
-    harness = Harness(Scheduler(info, policy, EngineConfig(max_depth=3), clock=lambda: 5.0, costs=costs), runner)
-    harness.add(make_request("guest", prompt_of(99, 25_000), max_tokens=1))
+class Spy(Fixed):
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.loads: list[Load] = []
+
+    def decide(self, rows: Sequence[SamplingRow], load: Load) -> list[DraftRequest]:
+        self.loads.append(load)
+        return super().decide(rows, load)
+
+
+def test_pieces_give_way_to_drafts_so_they_are_no_load_for_them() -> None:
+    """A piece ends where a stair begins. If its tokens counted, any further draft would seem to cost the next stair."""
+    info = make_info(num_slots=8, num_blocks=4000, max_context=8000, step_sizes=BUCKETS)
+    runner = FakeRunner(info, verify=stairs, draft=lambda rows: 0.0003)
+    costs, spy = CostModel(runner.calibrate(range(1, 600), range(1, 9))), Spy()
+    harness = Harness(Scheduler(info, spy, EngineConfig(), clock=lambda: 5.0, costs=costs), runner)
+    harness.add(make_request("guest", prompt_of(99, 7000), max_tokens=1))
     harness.step()
     decode(harness, 4)
-    for _ in range(60):
-        harness.step()
     assert "guest" not in harness.finals
-    plans = runner.plans[-30:]
-    depths = [row.draft.depth for plan in plans for row in plan.rows[:4]]
-    assert sum(depths) / len(depths) >= 1.0
-    assert sum(sum(row.feed for row in plan.rows) in BUCKETS for plan in plans) >= 0.8 * len(plans)
+    assert {sum(row.feed for row in plan.rows) for plan in runner.plans[6:]} == {256}
+    assert [row.feed for row in runner.plans[-1].rows] == [3, 3, 3, 3, 244]
+    assert {load.num_other_tokens for load in spy.loads} == {0}
+    rows, policy = [SamplingRow(str(i), 3) for i in range(4)], Adaptive(3, costs)
+    for i in range(400):  # a third of the first drafts is right
+        policy.observe_row(str(i % 4), 3, int(i % 3 == 0))
+    counted, alone = (policy.decide(rows, Load(4, num_other_tokens=n))[0].depth for n in (252, 0))
+    assert counted == 0 < alone
 
 
 def test_a_short_prompt_passes_a_long_one_that_keeps_half() -> None:
