@@ -257,7 +257,7 @@ def test_pieces_give_way_to_drafts_so_they_are_no_load_for_them() -> None:
     rows, policy = [SamplingRow(str(i), 3) for i in range(4)], Adaptive(3, costs)
     for i in range(400):  # a third of the first drafts is right
         policy.observe_row(str(i % 4), 3, int(i % 3 == 0))
-    counted, alone = (policy.decide(rows, Load(4, num_other_tokens=n))[0].depth for n in (252, 0))
+    alone, counted = (policy.decide(rows, Load(4, num_other_tokens=n))[0].depth for n in (0, 252))
     assert counted == 0 < alone
 
 
