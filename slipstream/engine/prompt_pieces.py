@@ -16,16 +16,17 @@ from slipstream.speculate.cost_model import CostModel, Decoding, Reading
 UNTIMED = 64  # tokens beside decoding streams until steps have been timed
 NEAR = 0.95  # of the highest rate: as fast, as far as timings can tell
 PROBE = 8  # one of so many steps where nobody decodes reads all it may: no verdict on large pieces is final
+QUIET = 8  # one of so many steps beside a prompt reads nothing, to see what decoding takes by now
 BESIDE = 0.75  # of the rate at which prompts are read alone: beside a stream it is as good
 
 
 class PromptPieces:
     def __init__(self, info: RunnerInfo, config: EngineConfig, costs: CostModel) -> None:
         self._sizes, self._config, self._costs = info.step_sizes, config, costs
-        self._num_alone = 0  # steps where nobody decoded
+        self._num_alone = self._num_beside = 0  # steps where nobody decoded, and where some did
 
-    def size(self, rows: Decoding, budget: int, num_before: int = 0) -> int:
-        """At least 1 where the budget allows it. ``rows``: all that decode in the step; ``budget``: tokens it may feed
+    def size(self, rows: Decoding, budget: int, num_before: int = 0, *, has_prompts: bool = True) -> int:
+        """Seldom 0 where the budget allows more. ``rows``: all that decode in the step; ``budget``: tokens it may feed
         beside them; ``num_before``: tokens before the piece in its prompt."""
         if not rows.num_rows:
             self._num_alone += 1
@@ -34,6 +35,9 @@ class PromptPieces:
         seconds = self._costs.undisturbed(rows)
         if seconds is None or not self._costs.reads_timed:
             return max(0, min(budget, UNTIMED))
+        self._num_beside += has_prompts
+        if has_prompts and self._num_beside % QUIET == 0:
+            return 0
         piece = self._within((self._config.max_slowdown - 1.0) * seconds, rows.num_tokens, budget, num_before)
         return max(0, min(budget, max(1, self._whole(rows.num_tokens, piece))))
 
@@ -44,7 +48,7 @@ class PromptPieces:
         seconds = self._costs.undisturbed(stream)
         if seconds is None or not self._costs.reads_timed:
             return False
-        piece = self.size(stream, budget)
+        piece = self.size(stream, budget, has_prompts=False)
         beside = piece / (seconds + self._costs.added(1, Reading.of(piece, 0)))
         return beside < BESIDE * alone / self._costs.reading(alone)
 

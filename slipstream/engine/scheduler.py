@@ -160,7 +160,8 @@ class Scheduler:
         """Prompts share what the step reads. All have had their blocks since their admission."""
         prompts = [(s, bounds) for s, bounds in rows if bounds.num_uncomputed > 1 and step.may_run(s)]
         before = max((bounds.max_computed for _, bounds in prompts), default=0)
-        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before)
+        has_prompts = bool(prompts) or self._waiting.has_next
+        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before, has_prompts=has_prompts)
         self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
         group = self._next_group(step)

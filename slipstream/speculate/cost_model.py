@@ -148,14 +148,17 @@ class CostModel:
             self.draft.observe(num_rows, kv, error * self.draft.at(num_rows, kv))
 
     def _observe_reading(self, timing: StepTiming) -> None:
-        """Beside decoding rows, what the step took more than they alone is the price of the tokens after theirs."""
+        """Beside decoding rows the prompt has its share of an error only: if it were all the prompt's, a machine that
+        slows down would seem to read ever more slowly, and pieces would shrink to nothing."""
         rows, reading = timing.decoding, timing.reading
         seconds = timing.verify_seconds + timing.draft_seconds
         if not rows.num_rows:
             self.read.observe(reading.num_tokens, reading.context, seconds)
             return
         undisturbed = self.undisturbed(rows)
-        if undisturbed is not None and self.read.known:
-            more = max(0.0, seconds - undisturbed + self._other)
-            total = rows.num_tokens + reading.num_tokens
-            self.read.observe(total, reading.context, self.reading(rows.num_tokens) + more)
+        if undisturbed is None or not self.read.known:
+            return
+        before, added = self.reading(rows.num_tokens), self.added(rows.num_tokens, reading)
+        expected = undisturbed - self._other + added
+        error = (seconds - expected) / expected * added / expected
+        self.read.observe(rows.num_tokens + reading.num_tokens, reading.context, before + added * (1.0 + error))

@@ -107,6 +107,20 @@ def test_the_factor_holds_whatever_the_timings_are_like(name: str, known: int, n
     assert median(slowdowns) - 1.0 >= 0.6 * (possible - 1.0)
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_that_slows_down_beside_a_prompt_goes_on_reading(name: str) -> None:
+    """No step decodes alone, so nothing else says that it did."""
+    machine, rows = MACHINES[name], Decoding(8, 8)
+    costs = calibrated(machine)
+    rule, found = pieces(costs, BUCKETS if machine is stairs else ()), []
+    for step in range(400):
+        found.append(rule.size(rows, 504))
+        slower = 2.5 if step > 50 else 1.0
+        costs.observe(StepTiming(rows, slower * machine(8 + found[-1]), 0.0, reading=Reading(found[-1])))
+    assert median(found[50:150]) > 1
+    assert median(found[-100:]) >= 0.6 * found[0]
+
+
 def test_a_calibration_that_was_off_is_corrected() -> None:
     machine = MACHINES["cpu"]
     for believed in (lambda n: 2.0 * machine(n), lambda n: machine(1) + 0.25 * (machine(n) - machine(1))):
@@ -222,10 +236,10 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
     while "guest" not in harness.finals:
         harness.step()
     plans = harness.runner.plans[first:]
-    pieces_read = [max(row.feed for row in plan.rows) for plan in plans if any(row.feed > 3 for row in plan.rows)]
-    rest = [sum(row.feed for row in plan.rows) - max(row.feed for row in plan.rows) for plan in plans]
-    assert sum(pieces_read) >= 990
-    for piece, num_decoding in zip(pieces_read, rest):
+    feeds = [[row.feed for row in plan.rows] for plan in plans if len(plan.rows) == 5]
+    assert sum(feed[-1] for feed in feeds) >= 1000
+    for *decoding, piece in feeds:
+        num_decoding = sum(decoding)
         undisturbed = machine(num_decoding) + 0.0005 * depth
         assert machine(num_decoding + piece) + 0.0005 * depth <= 2.1 * undisturbed
     assert harness.tokens["guest"] == list(continuation(guest, 1, 97, 1))
@@ -251,8 +265,9 @@ def test_pieces_give_way_to_drafts_so_they_are_no_load_for_them() -> None:
     harness.step()
     decode(harness, 4)
     assert "guest" not in harness.finals
-    assert {sum(row.feed for row in plan.rows) for plan in runner.plans[6:]} == {256}
-    assert [row.feed for row in runner.plans[-1].rows] == [3, 3, 3, 3, 244]
+    feeds = [[row.feed for row in plan.rows] for plan in runner.plans[6:]]
+    assert all(feed in ([3, 3, 3, 3, 244], [3, 3, 3, 3]) for feed in feeds)  # some steps read nothing
+    assert sum(len(feed) == 5 for feed in feeds) > 0.7 * len(feeds)
     assert {load.num_other_tokens for load in spy.loads} == {0}
     rows, policy = [SamplingRow(str(i), 3) for i in range(4)], Adaptive(3, costs)
     for i in range(400):  # a third of the first drafts is right
@@ -274,8 +289,9 @@ def test_a_short_prompt_passes_a_long_one_that_keeps_half() -> None:
     while "short" not in harness.finals:
         harness.step()
     assert "long" not in harness.finals
-    assert all(feed >= alone // 2 - 1 for feed in fed(harness, slot_of(harness, long))[first:])
-    assert len(harness.runner.plans) - first <= -(-40 // (alone // 2)) + 1
+    feeds = fed(harness, slot_of(harness, long))[first:]
+    assert all(feed >= alone // 2 - 1 for feed in feeds if feed)  # some steps read nothing
+    assert len(feeds) <= -(-40 // (alone // 2)) + 3
 
 
 def test_equal_prompts_are_read_one_after_the_other() -> None:
