@@ -228,11 +228,10 @@ class Engine:
     def _calibrated(self, runner: Runner) -> StepCosts:
         info, config = runner.info, self.config
         depth = min(info.max_depth, config.max_depth)
-        if not depth or config.draft not in ("adaptive", "solo"):
-            return StepCosts()
+        by_cost = depth > 0 and config.draft in ("adaptive", "solo")
         num_rows = min(info.num_slots, config.max_streams)
-        num_tokens = min(config.max_step_tokens, num_rows * (1 + depth))
-        return runner.calibrate(grid(num_tokens), grid(num_rows))
+        num_tokens = min(config.max_step_tokens, num_rows * (1 + depth * by_cost))
+        return runner.calibrate(grid(num_tokens), grid(num_rows) if by_cost else ())
 
     def _take_messages(self, scheduler: Scheduler) -> bool:
         """Sleeps while there is nothing to do. False: it is time to close."""

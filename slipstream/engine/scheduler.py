@@ -20,7 +20,7 @@ from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan,
 from slipstream.engine.draft_requests import DraftRequests
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.prefix_sharing import PrefixSharing
-from slipstream.engine.prompt_pieces import PromptPieces, share_by_length, share_evenly
+from slipstream.engine.prompt_pieces import PromptPieces, share
 from slipstream.engine.request import (
     Commit,
     FinishReason,
@@ -159,23 +159,18 @@ class Scheduler:
     def _schedule_prompts(self, step: StepBuilder, rows: Rows) -> None:
         """Prompts share what the step reads. All have had their blocks since their admission."""
         prompts = [(s, bounds) for s, bounds in rows if bounds.num_uncomputed > 1 and step.may_run(s)]
-        before = max((bounds.max_computed for _, bounds in prompts), default=0)
-        has_prompts = bool(prompts) or self._waiting.has_next
-        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before, has_prompts=has_prompts)
         self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
         group = self._next_group(step)
+        if not prompts and not group:
+            return
+        before = max((bounds.max_computed for _, bounds in prompts), default=0)
+        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before)
         lefts = [bounds.num_uncomputed for _, bounds in prompts]
-        largest = step.budget
-        if not step.rows and self._pieces.ends_together(step.budget):
-            num_waiting = min(self._waiting.num_next, len(self._free_slots)) if group else 0
-            shares, largest = share_evenly(step.chunk, lefts, num_waiting)
-        else:
-            shares = share_by_length(step.chunk, lefts, self._num_left(group[0]) if group else None)
-        for (sequence, bounds), share in zip(prompts, shares):
-            step.add_chunk(sequence, bounds, share)
-        self._admit(step, largest)
-        step.top_up()
+        lefts += [len(first.tokens) - self._find(first).num_tokens for first in group[:1]]  # what it gets is left over
+        for (sequence, bounds), feed in zip(prompts, share(step.chunk, lefts)):
+            step.add_chunk(sequence, bounds, feed)
+        self._admit(step)
 
     def _next_group(self, step: StepBuilder) -> list[Sequence]:
         """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where
@@ -189,18 +184,14 @@ class Scheduler:
             self._waiting.park(group)
         return []
 
-    def _admit(self, step: StepBuilder, largest: int) -> None:
-        """``largest``: of each prompt, at most so many tokens in this step."""
+    def _admit(self, step: StepBuilder) -> None:
         while (group := self._next_group(step)) and step.chunk:
             first, found = group[0], self._find(group[0])
             self._waiting.take(group)
             bind(first, group[1:])
             for sequence in group:
                 self._admit_one(sequence, found)
-            step.add_chunk(first, first.bounds, largest)
-
-    def _num_left(self, sequence: Sequence) -> int:
-        return len(sequence.tokens) - self._find(sequence).num_tokens
+            step.add_chunk(first, first.bounds, step.chunk)
 
     def _admit_one(self, sequence: Sequence, found: Found) -> None:
         """``found``: what is cached for its group."""
@@ -304,10 +295,10 @@ class Scheduler:
             self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
         self._step_seconds = None
-        if result.rows:
+        if result.rows and not step.has_prompts:
             timing = step.timing(result, now - self._applied_at, self.info.stops_early)
             self._costs.observe(timing)
-            plain_seconds = None if step.has_prompts else self._costs.plain_seconds(timing)
+            plain_seconds = self._costs.plain_seconds(timing)
             self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
         if step.has_prompts:
             self._sharing.observe_reading(sum(row.num_fed for row in result.rows), now - self._applied_at)

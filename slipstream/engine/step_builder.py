@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from slipstream.engine.bounds import Bounds
 from slipstream.engine.contract import NO_DRAFTS, DraftRequest, Keep, RowJoin, RowStep, StepPlan, StepResult
 from slipstream.engine.request import Sequence
-from slipstream.speculate.cost_model import Decoding, Reading, StepTiming
+from slipstream.speculate.cost_model import Decoding, StepTiming
 
 
 @dataclass(slots=True)
@@ -75,21 +75,10 @@ class StepBuilder:
         self.rows.append(ScheduledRow(sequence, bounds, feed))
 
     def add_chunk(self, sequence: Sequence, bounds: Bounds, largest: int) -> None:
-        """Of its prompt, at most so many tokens."""
-        feed = min(_max_feed(sequence, bounds), largest, self.chunk)
+        """Of its prompt, at most so many tokens. The last one is fed when the children are there to feed theirs."""
+        feed = min(bounds.num_uncomputed - bool(sequence.children), largest)
         if feed:
             self.add(sequence, bounds, feed)
-
-    def top_up(self) -> None:
-        """What nobody took goes to the prompts in the step."""
-        for row in self.rows:
-            if row.is_prompt:
-                more = min(_max_feed(row.sequence, row.bounds) - row.feed, self.chunk)
-                row.feed, self.budget, self.prompt_budget = (
-                    row.feed + more,
-                    self.budget - more,
-                    self.prompt_budget - more,
-                )
 
     def launch(self, plan: StepPlan) -> InFlight:
         for scheduled, row in zip(self.rows, plan.rows):
@@ -114,21 +103,13 @@ class InFlight:
         return any(row.is_prompt for row in self.rows)
 
     def timing(self, result: StepResult, since_last: float, stops_early: bool) -> StepTiming:
-        """``since_last``: seconds between the results of this step and the one before."""
+        """Of a step without prompts. ``since_last``: seconds between its result and the one before."""
         depths = [row.draft.depth for row in self.rows]
         if stops_early:
             depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
-        fed = list(zip(self.rows, (row.num_fed for row in result.rows), depths))
-        pieces = [Reading.of(feed, row.context) for row, feed, _ in fed if row.is_prompt]
-        reading = Reading(sum(piece.num_tokens for piece in pieces), sum(piece.context for piece in pieces))
         other = max(0.0, since_last - result.verify_seconds - result.draft_seconds)
-        decoding = _decoding([each for each in fed if not each[0].is_prompt])
-        return StepTiming(decoding, result.verify_seconds, result.draft_seconds, other, reading)
-
-
-def _max_feed(sequence: Sequence, bounds: Bounds) -> int:
-    """The last token is fed when the children are there to feed theirs."""
-    return bounds.num_uncomputed - bool(sequence.children)
+        decoding = _decoding(list(zip(self.rows, (row.num_fed for row in result.rows), depths)))
+        return StepTiming(decoding, result.verify_seconds, result.draft_seconds, other)
 
 
 def _decoding(rows: list[tuple[ScheduledRow, int, int]]) -> Decoding:

@@ -72,13 +72,8 @@ class WaitingLine:
         return len(self._preempted) + len(self._new) + sum(map(len, self._parked))
 
     @property
-    def num_next(self) -> int:
-        """That could be admitted."""
-        return len(self._preempted) + len(self._new)
-
-    @property
     def has_next(self) -> bool:
-        return self.num_next > 0
+        return bool(self._preempted) or len(self._new) > 0
 
     def park(self, group: Items[Sequence]) -> None:
         """The first group steps aside; the others go on."""

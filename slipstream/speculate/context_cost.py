@@ -55,13 +55,12 @@ class ContextCost:
         """``context``: KV tokens."""
         return self._slope.value * context
 
-    def observe(self, size: int, context: float, seconds: float) -> float:
-        """The factor by which the whole curve has moved."""
+    def observe(self, size: int, context: float, seconds: float) -> None:
         if seconds <= 0.0 or size <= 0:
-            return 1.0
-        if not self.curve.is_outside(size):
+            return
+        if self.known:
             expected, tuning = self.at(size, context), self._tuning
             likely = min(max(seconds, tuning.min_error * expected), tuning.max_context_error * expected)
             self._slope.observe(context, likely - self.curve.at(size))
         attending = min(self.of_context(context), self._tuning.max_context_share * seconds)
-        return self.curve.observe(size, seconds - attending)
+        self.curve.observe(size, seconds - attending)

@@ -6,7 +6,7 @@ Never decreasing, linear between its points, extrapolated beyond the last. Knows
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from slipstream.speculate.tuning import TUNING, CostTuning
 
@@ -26,11 +26,6 @@ class CostCurve:
     def known(self) -> bool:
         return bool(self._xs)
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Of its points."""
-        return self._xs
-
     def at(self, x: int) -> float:
         assert self._xs
         return self._segment(x, x + 1)[0]
@@ -43,35 +38,19 @@ class CostCurve:
             values += self._segment(start + len(values), start + count)
         return values
 
-    def is_outside(self, x: int) -> bool:
-        """Of all sizes known, and not near one."""
-        return not self._xs or x * self._tuning.spacing < self._xs[0] or x > self._xs[-1] * self._tuning.spacing
-
-    def observe(self, x: int, seconds: float) -> float:
-        """The factor by which the whole curve has moved."""
+    def observe(self, x: int, seconds: float) -> None:
         if seconds <= 0.0 or x <= 0:
-            return 1.0
-        if not self._settling and self.is_outside(x):
-            self._add(x, min(seconds, self._dearest(x)))  # no line drawn on from other sizes is a reason to doubt it
-            return 1.0
+            return
+        if not self.known:
+            self._xs, self._ys, self._weights = [x], [seconds], [1.0]
+            return
         expected = self.at(x)
         error = min(max(seconds / expected, self._tuning.min_error), self._tuning.max_error) - 1.0
         if self._settling:
             self._settling -= 1
         else:
             self._bend(x, expected, error)
-        factor = 1.0 + self._tuning.scale_rate * error
-        self.rescale(factor)
-        return factor
-
-    def _dearest(self, x: int) -> float:
-        """As many times the seconds as the tokens, and a hiccup's worth more: larger sizes cost no more than that."""
-        if not self._xs or x < self._xs[0]:
-            return float("inf")
-        return self._tuning.max_error * self.at(self._xs[-1]) * x / self._xs[-1]
-
-    def rescale(self, factor: float) -> None:
-        self._scale *= factor
+        self._scale *= 1.0 + self._tuning.scale_rate * error
         self._smooth = None
 
     def _bend(self, x: int, expected: float, error: float) -> None:
@@ -110,14 +89,9 @@ class CostCurve:
         right = bisect_left(self._xs, x)
         near = self._xs[max(0, right - 1) : right + 1]
         if all(max(x, other) > self._tuning.spacing * min(x, other) for other in near):
-            self._add(x, expected)
-
-    def _add(self, x: int, seconds: float) -> None:
-        right = bisect_left(self._xs, x)
-        self._xs.insert(right, x)
-        self._ys.insert(right, seconds / self._scale)
-        self._weights.insert(right, 1.0)
-        self._smooth = None
+            self._xs.insert(right, x)
+            self._ys.insert(right, expected / self._scale)
+            self._weights.insert(right, 1.0)
 
     def _neighbours(self, x: int) -> list[tuple[int, float]]:
         """The points next to x and their weights in the value at x."""

@@ -1,7 +1,7 @@
-"""What steps cost on this machine: measured at the start, learned from every step. For depths and for prompts.
+"""What steps cost on this machine, for depths and for prompts: measured at the start, learned from steps that decode.
 
-A step verifies the tokens of decoding rows, makes drafts, and may read prompts beside it. Steps that read prompts teach
-nothing about verification: their tokens are cheaper, since few of them are sampled from.
+The cost of reading prompts is measured at the start only, and from then on follows the cost of decoding: what slows the
+machine slows both. Steps that read prompts teach nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream.engine.contract import StepCosts
+from slipstream.engine.contract import READ_TILE, StepCosts
 from slipstream.speculate.context_cost import ContextCost
+from slipstream.speculate.cost_curve import CostCurve
 from slipstream.speculate.tuning import TUNING, Tuning
-
-READ_TILE = 64  # tokens of a prompt that share one reading of the tokens before them
 
 
 class Decoding(NamedTuple):
@@ -28,28 +27,14 @@ class Decoding(NamedTuple):
     draft_context: float = 0.0  # KV tokens of a row that drafts, in the mean
 
 
-class Reading(NamedTuple):
-    """The prompt tokens of a step."""
-
-    num_tokens: int
-    context: float = 0.0  # KV tokens: those before a tile, once for each
-
-    @staticmethod
-    def of(num_tokens: int, num_before: int) -> Reading:
-        """A piece of one prompt after so many tokens of it."""
-        return Reading(num_tokens, num_tokens / READ_TILE * (num_before + num_tokens / 2))
-
-
-NO_READING = Reading(0)
-
-
 @dataclass(frozen=True, slots=True)
 class StepTiming:
+    """The seconds of a step that reads no prompt."""
+
     decoding: Decoding
     verify_seconds: float
     draft_seconds: float
     other_seconds: float = 0.0  # between the results of this step and the one before, outside of the runner
-    reading: Reading = NO_READING
 
     @property
     def busy_other_seconds(self) -> float:
@@ -64,12 +49,13 @@ class StepTiming:
 
 class CostModel:
     def __init__(self, costs: StepCosts | None = None, tuning: Tuning = TUNING) -> None:
-        """``costs``: as calibrated; None: all is learned."""
+        """``costs``: as calibrated; None: all is learned, and what reading costs is not known."""
         costs = costs or StepCosts()
         self.verify = ContextCost(costs.verify, costs.context, tuning.costs)  # by tokens
         self.draft = ContextCost(costs.draft, 0.0, tuning.costs)  # one pass, by rows
-        self.read = ContextCost(costs.read, costs.read_context, tuning.reading)  # a step with prompts only, by tokens
-        self._read_calibrated = bool(costs.read)
+        self._at_start = CostCurve(costs.verify, tuning.costs)
+        self._read = CostCurve(costs.read, tuning.costs)  # as calibrated
+        self._read_context, self.read_sizes = costs.read_context, tuple(n for n, _ in costs.read)
         self._per_row, self._share = costs.per_row, costs.context_share
         self._other = 0.0  # seconds a step takes outside of the runner, whatever its size
         self._tuning = tuning.costs
@@ -94,25 +80,25 @@ class CostModel:
         return self.fixed(rows.num_rows, rows.context) + self.verify.curve.at(rows.num_tokens) + drafting
 
     @property
-    def reads_timed(self) -> bool:
-        """One size says nothing about others."""
-        return len(self.read.curve.sizes) > 1
+    def knows_reading(self) -> bool:
+        return len(self.read_sizes) > 1 and self._at_start.known  # one size says nothing about others
 
-    @property
-    def read_sizes(self) -> Sequence[int]:
-        """Those at which the curve bends."""
-        return self.read.curve.sizes
+    def drift(self, num_tokens: int) -> float:
+        """How many times as long steps that decode so many tokens take by now."""
+        return self.verify.curve.at(num_tokens) / self._at_start.at(num_tokens)
 
     def reading(self, num_tokens: int) -> float:
-        """Seconds of a step that reads so many. Beyond all that were timed, at best as many tokens a second."""
-        last = self.read.curve.sizes[-1]
-        seconds = self.read.curve.at(num_tokens)
-        return seconds if num_tokens <= last else max(seconds, self.read.curve.at(last) * num_tokens / last)
+        """Seconds of a step that reads so many and nothing else, at the start."""
+        if not num_tokens:
+            return 0.0
+        last, seconds = self.read_sizes[-1], self._read.at(num_tokens)
+        if num_tokens > last:  # at best as many tokens a second
+            seconds = max(seconds, self._read.at(last) * num_tokens / last)
+        return seconds
 
-    def added(self, num_decoding: int, reading: Reading) -> float:
-        """Seconds that reading adds to a step which decodes so many tokens."""
-        total = self.reading(num_decoding + reading.num_tokens)
-        return total - self.reading(num_decoding) + self.read.of_context(reading.context)
+    def attending_before(self, num_tokens: int, num_before: int) -> float:
+        """Seconds of reading for attention to those before in the prompt, at the start."""
+        return self._read_context * num_before * num_tokens / READ_TILE
 
     def plain_seconds(self, timing: StepTiming) -> float | None:
         """What a step would have taken without its drafts; None: not known. By the expected costs of both: what slows
@@ -123,20 +109,10 @@ class CostModel:
         return None if expected is None or plain is None else timing.seconds * plain / expected
 
     def observe(self, timing: StepTiming) -> None:
-        if timing.reading.num_tokens:
-            self._observe_reading(timing)
-        else:
-            self._observe_decoding(timing)
-
-    def _observe_decoding(self, timing: StepTiming) -> None:
         rows = timing.decoding
         own = min(self._per_row * rows.num_rows, timing.verify_seconds * self._tuning.max_row_share)
         context = rows.context + self._share * rows.draft_kv
-        drift = self.verify.observe(rows.num_tokens, context, timing.verify_seconds - own)
-        if self._read_calibrated:
-            self.read.curve.rescale(drift)  # what slows the machine slows reading
-        else:  # few tokens of a prompt take about as long
-            self.read.observe(rows.num_tokens, 0.0, timing.verify_seconds - self.verify.of_context(context))
+        self.verify.observe(rows.num_tokens, context, timing.verify_seconds - own)
         self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
         if not rows.pass_rows or timing.draft_seconds <= 0.0:
             return
@@ -146,19 +122,3 @@ class CostModel:
         for num_rows in rows.pass_rows:
             kv = num_rows * rows.draft_context
             self.draft.observe(num_rows, kv, error * self.draft.at(num_rows, kv))
-
-    def _observe_reading(self, timing: StepTiming) -> None:
-        """Beside decoding rows the prompt has its share of an error only: if it were all the prompt's, a machine that
-        slows down would seem to read ever more slowly, and pieces would shrink to nothing."""
-        rows, reading = timing.decoding, timing.reading
-        seconds = timing.verify_seconds + timing.draft_seconds
-        if not rows.num_rows:
-            self.read.observe(reading.num_tokens, reading.context, seconds)
-            return
-        undisturbed = self.undisturbed(rows)
-        if undisturbed is None or not self.read.known:
-            return
-        before, added = self.reading(rows.num_tokens), self.added(rows.num_tokens, reading)
-        expected = undisturbed - self._other + added
-        error = (seconds - expected) / expected * added / expected
-        self.read.observe(rows.num_tokens + reading.num_tokens, reading.context, before + added * (1.0 + error))

@@ -67,16 +67,11 @@ class DepthTuning:
     plain_share: float = 0.03  # of the steps' time, for drafting next to rows that want no drafts (log 94)
 
 
-# Of prompts: nothing to settle, since the tokens before a piece are counted; and stairs are to be seen.
-READING = CostTuning(num_settling=0, spacing=1.15)
-
-
 @dataclass(frozen=True, slots=True)
 class Tuning:
     acceptance: AcceptanceTuning = field(default_factory=AcceptanceTuning)
     confidence: ConfidenceTuning = field(default_factory=ConfidenceTuning)
     costs: CostTuning = field(default_factory=CostTuning)
-    reading: CostTuning = READING
     depth: DepthTuning = field(default_factory=DepthTuning)
 
 

@@ -25,7 +25,7 @@ class Recorded:
 
 
 def timed(sizes: Recorded, seconds: float = calibrate.SECONDS) -> set[tuple[str, int]]:
-    return set(calibrate._timed_rounds(sizes, calibrate.ROUNDS, seconds))  # type: ignore[arg-type]
+    return set(calibrate._timed_rounds(sizes, seconds))  # type: ignore[arg-type]
 
 
 def test_small_work_is_timed_before_large_and_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

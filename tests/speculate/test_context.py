@@ -9,7 +9,7 @@ import pytest
 from slipstream.engine.contract import StepCosts
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.context_cost import ContextCost
-from slipstream.speculate.cost_model import CostModel, Decoding, Reading, StepTiming
+from slipstream.speculate.cost_model import CostModel, Decoding, StepTiming
 from slipstream.speculate.policy import Load, SamplingRow
 
 DEPTH = 4
@@ -106,12 +106,3 @@ def test_hiccups_hardly_move_the_slope() -> None:
             1 + step % 8, context, (cost.curve.at(1 + step % 8) + 1e-6 * context) * dice.gauss(1.0, 0.03) * hiccup
         )
     assert cost.of_context(1e6) == pytest.approx(1.0, abs=0.4)
-
-
-def test_prompts_beside_streams_do_not_change_what_decoding_costs() -> None:
-    costs = CostModel(StepCosts(((1, 0.010), (8, 0.011)), ((1, 0.001),), read=((1, 0.008), (64, 0.05), (128, 0.1))))
-    before = [costs.verify.at(n) for n in range(1, 9)]
-    for _ in range(200):
-        costs.observe(StepTiming(Decoding(4, 4), 0.08, 0.0, reading=Reading.of(64, 5000)))
-    assert [costs.verify.at(n) for n in range(1, 9)] == before
-    assert costs.added(4, Reading.of(64, 5000)) == pytest.approx(0.0695, rel=0.1)

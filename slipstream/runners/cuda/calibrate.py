@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
-from slipstream.engine.contract import DraftRequest, StepCosts
+from slipstream.engine.contract import READ_TILE, DraftRequest, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.launch import StepLauncher
@@ -19,8 +19,8 @@ from slipstream.runners.cuda.warmup import warm_up
 ROUNDS, READ_ROUNDS = 3, 1
 CONTEXT = 64  # computed tokens of each made-up row
 MAX_MIXED_ROWS = 64
-# Tokens of a prompt that are timed, of the buckets; what more of them take is learned while they are read.
-READ_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 512)
+READ_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 512)  # tokens of a prompt, of the buckets
+LONG_CONTEXT = 8192  # tokens before a piece of a prompt, where their cost is timed
 
 
 def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
@@ -37,13 +37,15 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
     draft = {n: _draft_seconds(launcher, n) for n in row_sizes} if launcher.program.depth > 1 else {}
     longest = min(launcher.program.buffers.max_tokens, launcher.max_context)
     read = {n: _read_seconds(launcher, n) for n in READ_SIZES if n <= longest}
+    read_context = _read_context(launcher, read)
     for layout in [*_mixed(launcher, max_rows, read), sampled]:
         _run_twice(launcher, layout)
     _set_rows(launcher, 0, 0)
     per_row = _per_row(verify)
     fewest = {n: min(rows for m, rows in verify if m == n) for n, _ in verify}
     points = [(n, max(0.0, verify[n, rows] - per_row * rows)) for n, rows in sorted(fewest.items())]
-    return StepCosts(_stairs(points), _stairs(list(draft.items())), per_row, read=_stairs(list(read.items())))
+    draft_points, read_points = _stairs(list(draft.items())), _stairs(list(read.items()))
+    return StepCosts(_stairs(points), draft_points, per_row, read=read_points, read_context=read_context)
 
 
 def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
@@ -87,15 +89,8 @@ def _to_warm_up(launcher: StepLauncher, sizes: list[tuple[int, int]], untimed: l
     prompts beside decoding rows."""
     drafting = [_layout(launcher, n, num_rows, launcher.program.depth) for n, num_rows in sizes]
     prompts = [n for n in TOKEN_BUCKETS if n <= launcher.program.buffers.max_tokens]
-    most = min(max(num_rows for _, num_rows in sizes), MAX_MIXED_ROWS)
-    mixed = [
-        (rows, n)
-        for rows in range(2, most + 1)
-        if rows in (*ROW_BUCKETS, most)
-        for n in prompts
-        if rows <= n <= READ_SIZES[-1]
-    ]
-    beside = [_beside(launcher, num_rows, 1, n) for num_rows, n in mixed]
+    most, piece = min(max(num_rows for _, num_rows in sizes), MAX_MIXED_ROWS), min(READ_SIZES[-1], prompts[-1])
+    beside = [_beside(launcher, rows, 1, piece) for rows in {*_up_to(ROW_BUCKETS, most), most} if 1 < rows <= most]
     return [*drafting, *untimed, *beside, *(_prompt(launcher, n) for n in prompts)]
 
 
@@ -159,8 +154,18 @@ def _seconds(launcher: StepLauncher, layout: Layout) -> tuple[float, float]:
     return _timed(launcher, layout, ROUNDS, known, launcher.program.depth)
 
 
-def _read_seconds(launcher: StepLauncher, num_tokens: int) -> float:
-    return _timed(launcher, _prompt(launcher, num_tokens), READ_ROUNDS, num_tokens, 0, num_tokens)[0]
+def _read_seconds(launcher: StepLauncher, num_tokens: int, num_before: int = 0) -> float:
+    return _timed(launcher, _prompt(launcher, num_tokens), READ_ROUNDS, num_before + num_tokens, 0, num_tokens)[0]
+
+
+def _read_context(launcher: StepLauncher, read: Mapping[int, float]) -> float:
+    """Seconds for each token before READ_TILE others: those of the largest size again, by the same graph."""
+    num_tokens = max(read, default=0)
+    num_before = min(LONG_CONTEXT, launcher.max_context - num_tokens)
+    if not num_tokens or num_before <= 0:
+        return 0.0
+    more = _read_seconds(launcher, num_tokens, num_before) - read[num_tokens]
+    return max(0.0, more) * READ_TILE / (num_tokens * num_before)
 
 
 def _timed(launcher: StepLauncher, layout: Layout, rounds: int, *rows: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from functools import partial
 from statistics import median
 from typing import Generic
 
-from slipstream.engine.contract import DraftRequest, RowJoin, RunnerInfo, StepCosts
+from slipstream.engine.contract import READ_TILE, DraftRequest, RowJoin, RunnerInfo, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.host.drafter import HostDrafter
 from slipstream.runners.host.model import A, B, CommittedStep, HostModel
@@ -28,15 +28,13 @@ from slipstream.runners.rows import RowSpan
 from slipstream.sampling.params import SamplingParams
 
 ROUNDS = 5
-SECONDS = 12.0
+SECONDS = 12.0  # SECONDS_WITHOUT_DRAFTS where depths are not chosen by cost
 MIN_SIZES = 2  # timed however long they take: a slope needs two
 CONTEXT = 64  # tokens before each made-up row
 LONG_CONTEXT = 1024  # the same where the cost of a long context is timed
 SETTLING = 0.05  # seconds of the smallest work before a round
-READ_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens of a prompt; what more of them take is learned while they are read
-READ_ROUNDS = 2
-READ_SECONDS = 3.0
-READ_TILE = 64  # tokens for which StepCosts.read_context is the cost of a token before them
+SECONDS_WITHOUT_DRAFTS = 3.0
+READ_SIZES = (1, 4, 8, 16, 32, READ_TILE)  # tokens of a prompt
 CONTEXT_ROWS, CONTEXT_FEED = 4, 4
 CONTEXTS = (
     ("short", CONTEXT, 1),
@@ -60,8 +58,7 @@ def measure(
     for slot in range(info.num_slots):
         model.join(RowJoin(slot, (1,), 1, SamplingParams(), 0, 0.0))
     sizes = _Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows))
-    seconds = _timed_rounds(sizes, ROUNDS, SECONDS)
-    read = _timed_rounds(_Reads(info, model, drafter), READ_ROUNDS, READ_SECONDS)
+    seconds = _timed_rounds(sizes, SECONDS if num_rows else SECONDS_WITHOUT_DRAFTS)
     for slot in reversed(range(info.num_slots)):
         model.leave(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
@@ -71,8 +68,8 @@ def measure(
         rising(draft),
         context=context,
         context_share=share,
-        read=rising(_of(read, "read")),
-        read_context=_more(read, "long", "read") / max(1, _context(info, LONG_CONTEXT)),
+        read=rising(_of(seconds, "read")),
+        read_context=_more(seconds, "read, long", "read") / max(1, _context(info, LONG_CONTEXT)),
     )
     log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
     log.debug("reading by tokens: %s", describe(costs.read))
@@ -117,7 +114,8 @@ class _Sizes(Generic[A, B]):
     num_rows: frozenset[int]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.num_tokens | self.num_rows))
+        reads = {n for n in READ_SIZES if n <= self.info.max_context // 2}
+        return iter(sorted(self.num_tokens | self.num_rows | reads))
 
     def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
         start = _context(self.info, CONTEXT)
@@ -130,23 +128,11 @@ class _Sizes(Generic[A, B]):
         if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
             for depth in (1, 2):
                 yield (f"depth {depth}", n), _draft_step(self.model, self.drafter, n, start, depth)
-
-
-@dataclass(frozen=True)
-class _Reads(Generic[A, B]):
-    """A prompt of each size, and one after a long context."""
-
-    info: RunnerInfo
-    model: HostModel[A, B]
-    drafter: HostDrafter[A, B]
-
-    def __iter__(self) -> Iterator[int]:
-        return (n for n in READ_SIZES if n <= self.info.max_context // 2)
-
-    def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
-        yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
-        if n == READ_TILE:
-            yield ("long", n), partial(_read_step, self.model, self.drafter, n, _context(self.info, LONG_CONTEXT))
+        if n in READ_SIZES and n <= self.info.max_context // 2:
+            yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
+        if n == READ_TILE <= self.info.max_context // 2:
+            long = _context(self.info, LONG_CONTEXT)
+            yield ("read, long", n), partial(_read_step, self.model, self.drafter, n, long)
 
 
 def _read_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_tokens: int, start: int) -> None:
@@ -196,7 +182,7 @@ def _draft_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_rows: in
     return run
 
 
-def _timed_rounds(sizes: _Sizes[A, B] | _Reads[A, B], rounds: int, seconds: float) -> dict[Key, float]:
+def _timed_rounds(sizes: _Sizes[A, B], seconds: float) -> dict[Key, float]:
     """Median seconds of each task there was time for. The first round warms up, and counts if it is all there is."""
     until = time.perf_counter() + seconds
     tasks: dict[Key, Task] = {}
@@ -206,7 +192,7 @@ def _timed_rounds(sizes: _Sizes[A, B] | _Reads[A, B], rounds: int, seconds: floa
             break
         for key, task in sizes.tasks(n):
             tasks[key], times[key] = task, [_seconds(task)]
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         _settle(next(iter(tasks.values())))
         for key, task in tasks.items():
             if time.perf_counter() < until:
