@@ -81,7 +81,6 @@ class Keep:
 
 
 MAX_KEEPS = 4  # of one row in one step
-READ_TILE = 64  # tokens of a prompt that share one reading of the tokens before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,7 @@ class StepCosts:
     context: float = 0.0  # of verification, for each KV token that a row attends to
     context_share: float = 0.0  # of that, for each further token that the row feeds: 0 where they share what is read
     read: tuple[tuple[int, float], ...] = ()  # a step that reads a prompt and nothing else, by tokens
-    read_context: float = 0.0  # of such a step, for each KV token before READ_TILE tokens
+    read_context: tuple[float, float] = (0.0, 0.0)  # of it, for each KV token before: a piece, and each token of one
 
 
 @dataclass(frozen=True, slots=True)

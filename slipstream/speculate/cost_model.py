@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream.engine.contract import READ_TILE, StepCosts
+from slipstream.engine.contract import StepCosts
 from slipstream.speculate.context_cost import ContextCost
 from slipstream.speculate.cost_curve import CostCurve
 from slipstream.speculate.tuning import TUNING, Tuning
@@ -98,7 +98,8 @@ class CostModel:
 
     def attending_before(self, num_tokens: int, num_before: int) -> float:
         """Seconds of reading for attention to those before in the prompt, at the start."""
-        return self._read_context * num_before * num_tokens / READ_TILE
+        of_piece, of_token = self._read_context
+        return num_before * (of_piece + of_token * num_tokens)
 
     def plain_seconds(self, timing: StepTiming) -> float | None:
         """What a step would have taken without its drafts; None: not known. By the expected costs of both: what slows

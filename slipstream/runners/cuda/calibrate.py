@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
-from slipstream.engine.contract import READ_TILE, DraftRequest, StepCosts
+from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.launch import StepLauncher
@@ -45,7 +45,7 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
     fewest = {n: min(rows for m, rows in verify if m == n) for n, _ in verify}
     points = [(n, max(0.0, verify[n, rows] - per_row * rows)) for n, rows in sorted(fewest.items())]
     draft_points, read_points = _stairs(list(draft.items())), _stairs(list(read.items()))
-    return StepCosts(_stairs(points), draft_points, per_row, read=read_points, read_context=read_context)
+    return StepCosts(_stairs(points), draft_points, per_row, read=read_points, read_context=(0.0, read_context))
 
 
 def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
@@ -159,13 +159,13 @@ def _read_seconds(launcher: StepLauncher, num_tokens: int, num_before: int = 0) 
 
 
 def _read_context(launcher: StepLauncher, read: Mapping[int, float]) -> float:
-    """Seconds for each token before READ_TILE others: those of the largest size again, by the same graph."""
+    """Seconds of one token for each before it: the largest size again, by the same graph."""
     num_tokens = max(read, default=0)
     num_before = min(LONG_CONTEXT, launcher.max_context - num_tokens)
     if not num_tokens or num_before <= 0:
         return 0.0
     more = _read_seconds(launcher, num_tokens, num_before) - read[num_tokens]
-    return max(0.0, more) * READ_TILE / (num_tokens * num_before)
+    return max(0.0, more) / (num_tokens * num_before)
 
 
 def _timed(launcher: StepLauncher, layout: Layout, rounds: int, *rows: int) -> tuple[float, float]:

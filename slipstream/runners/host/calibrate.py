@@ -19,7 +19,7 @@ from functools import partial
 from statistics import median
 from typing import Generic
 
-from slipstream.engine.contract import READ_TILE, DraftRequest, RowJoin, RunnerInfo, StepCosts
+from slipstream.engine.contract import DraftRequest, RowJoin, RunnerInfo, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.host.drafter import HostDrafter
 from slipstream.runners.host.model import A, B, CommittedStep, HostModel
@@ -34,7 +34,8 @@ CONTEXT = 64  # tokens before each made-up row
 LONG_CONTEXT = 1024  # the same where the cost of a long context is timed
 SETTLING = 0.05  # seconds of the smallest work before a round
 SECONDS_WITHOUT_DRAFTS = 3.0
-READ_SIZES = (1, 4, 8, 16, 32, READ_TILE)  # tokens of a prompt
+READ_SIZES = (1, 4, 8, 16, 32, 64)  # tokens of a prompt
+READ_LONG_SIZES = (8, 64)  # of those, after a long context as well
 CONTEXT_ROWS, CONTEXT_FEED = 4, 4
 CONTEXTS = (
     ("short", CONTEXT, 1),
@@ -69,7 +70,7 @@ def measure(
         context=context,
         context_share=share,
         read=rising(_of(seconds, "read")),
-        read_context=_more(seconds, "read, long", "read") / max(1, _context(info, LONG_CONTEXT)),
+        read_context=_read_context(info, seconds),
     )
     log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
     log.debug("reading by tokens: %s", describe(costs.read))
@@ -88,6 +89,16 @@ def _context_costs(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, 
     num_tokens = num_rows * (_context(info, LONG_CONTEXT) - _context(info, CONTEXT))
     share = (four / one - 1.0) / (CONTEXT_FEED - 1) if one else 0.0
     return one / max(1, num_tokens), min(1.0, max(0.0, share))
+
+
+def _read_context(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, float]:
+    """Seconds for each token before a piece of a prompt: of the piece, and of each of its tokens."""
+    more = [(n, max(0.0, value - seconds["read", n])) for n, value in _of(seconds, "read, long")]
+    if len(more) < 2:
+        return 0.0, 0.0
+    (few, less), (many, most) = more
+    each, num_before = max(0.0, most - less) / (many - few), _context(info, LONG_CONTEXT)
+    return max(0.0, less - each * few) / num_before, each / num_before
 
 
 def _context(info: RunnerInfo, num_tokens: int) -> int:
@@ -128,9 +139,10 @@ class _Sizes(Generic[A, B]):
         if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
             for depth in (1, 2):
                 yield (f"depth {depth}", n), _draft_step(self.model, self.drafter, n, start, depth)
-        if n in READ_SIZES and n <= self.info.max_context // 2:
-            yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
-        if n == READ_TILE <= self.info.max_context // 2:
+        if n not in READ_SIZES or n > self.info.max_context // 2:
+            return
+        yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
+        if n in READ_LONG_SIZES:
             long = _context(self.info, LONG_CONTEXT)
             yield ("read, long", n), partial(_read_step, self.model, self.drafter, n, long)
 
