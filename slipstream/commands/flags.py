@@ -137,7 +137,7 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=2.0,
         metavar="X",
-        help="a step that decodes takes at most X times as long for the prompt tokens that it reads",
+        help="a step that decodes may take X times as long for the prompt tokens that it reads",
     )
     flag(
         group,

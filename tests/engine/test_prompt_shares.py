@@ -108,6 +108,24 @@ def test_streams_keep_their_pace_while_a_prompt_is_read(name: str, lag: int, dep
     assert harness.tokens["guest"] == list(continuation(guest, 1, 97, 1))
 
 
+def test_a_machine_that_slows_down_while_a_prompt_is_read_reads_on() -> None:
+    """It once seemed to read ever more slowly, and pieces shrank to single tokens."""
+    slower = 1.0
+    harness = make_harness(lambda n: slower * MACHINES["cpu"](n))
+    decode(harness, 4)
+    costs, drift = harness.scheduler._costs, harness.scheduler._costs.drift(4)
+    slower = 10.0
+    harness.add(make_request("guest", prompt_of(99, 600), max_tokens=1))
+    pieces = []
+    while "guest" not in harness.finals:
+        plan = harness.step()
+        assert plan is not None
+        pieces += [row.feed for row in plan.rows[4:]]
+    assert set(pieces[:-1]) == {pieces[0]}
+    assert pieces[0] > 4
+    assert costs.drift(4) == drift  # nor does it change what decoding is thought to cost
+
+
 def test_a_long_prompt_beside_eight_streams_on_a_machine_like_an_h200() -> None:
     """Steps end where padding would begin, and read nearly five times the 64 tokens that they once did."""
     feeds = read_beside(make_harness(stairs, num_slots=16), 8, prompt_of(99, 16_384))
