@@ -1,4 +1,4 @@
-"""The order in which sizes are timed."""
+"""The order in which sizes are timed, and what is made of their seconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from fakes import make_info
 
 from slipstream.runners.host import calibrate
 
@@ -46,3 +47,15 @@ def test_without_time_two_sizes_are_timed_once(monkeypatch: pytest.MonkeyPatch) 
     sizes = Recorded(64, 1, 8, 256)
     assert timed(sizes, 0.0) == {("verify", 1), ("verify", 8)}
     assert sizes.done == [1, 8]
+
+
+def test_what_a_long_context_adds_to_a_piece_and_to_each_of_its_tokens() -> None:
+    info = make_info(max_context=4096)
+    of_piece, of_token, long = 3e-6, 2e-7, calibrate.LONG_CONTEXT
+    seconds = {("read", n): 0.001 * n for n in calibrate.READ_SIZES}
+    seconds |= {("read, long", n): 0.001 * n + long * (of_piece + of_token * n) for n in (8, 64)}
+    assert calibrate._read_context(info, seconds) == pytest.approx((of_piece, of_token))
+    del seconds["read, long", 64]  # there was no time for it
+    assert calibrate._read_context(info, seconds) == (0.0, 0.0)
+    seconds["read, long", 64] = 0.0  # a hiccup before
+    assert calibrate._read_context(info, seconds) == (pytest.approx(of_piece + 8 * of_token), 0.0)

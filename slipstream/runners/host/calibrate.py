@@ -28,12 +28,12 @@ from slipstream.runners.rows import RowSpan
 from slipstream.sampling.params import SamplingParams
 
 ROUNDS = 5
-SECONDS = 12.0  # SECONDS_WITHOUT_DRAFTS where depths are not chosen by cost
+SECONDS = 12.0
+SECONDS_WITHOUT_DRAFTS = 3.0  # where depths are not chosen by cost: only prompts are, and the start is to stay short
 MIN_SIZES = 2  # timed however long they take: a slope needs two
 CONTEXT = 64  # tokens before each made-up row
 LONG_CONTEXT = 1024  # the same where the cost of a long context is timed
 SETTLING = 0.05  # seconds of the smallest work before a round
-SECONDS_WITHOUT_DRAFTS = 3.0
 READ_SIZES = (1, 4, 8, 16, 32, 64)  # tokens of a prompt
 READ_LONG_SIZES = (8, 64)  # of those, after a long context as well
 CONTEXT_ROWS, CONTEXT_FEED = 4, 4
