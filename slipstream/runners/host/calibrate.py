@@ -58,6 +58,7 @@ def measure(
 ) -> StepCosts:
     for slot in range(info.num_slots):
         model.join(RowJoin(slot, (1,), 1, SamplingParams(), 0, 0.0))
+        model.grow(slot, _blocks(info, slot))
     sizes = _Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows))
     seconds = _timed_rounds(sizes, SECONDS if num_rows else SECONDS_WITHOUT_DRAFTS)
     for slot in reversed(range(info.num_slots)):
@@ -75,6 +76,12 @@ def measure(
     log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
     log.debug("reading by tokens: %s", describe(costs.read))
     return costs
+
+
+def _blocks(info: RunnerInfo, slot: int) -> tuple[int, ...]:
+    """Of its own, as streams have them, as far as there are enough: one block read again and again stays in caches."""
+    count = -(-min(info.max_context, LONG_CONTEXT + READ_SIZES[-1]) // info.block_size)
+    return tuple((slot * count + i) % info.num_blocks for i in range(count))
 
 
 def _more(seconds: dict[Key, float], long: str, short: str) -> float:
