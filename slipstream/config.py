@@ -19,7 +19,7 @@ class EngineConfig:
     max_streams: int = 16  # streams that run at once
     max_step_tokens: int = 512  # tokens one step feeds at most, all rows together; a runner may allow more
     min_chunk: int = 32  # of those, kept for prompts while there is one to read
-    max_chunk: int = 64  # of one prompt beside streams that decode, which wait for what is read
+    max_slowdown: float = 2.0  # of a step that decodes, by the prompt tokens it reads, as a factor
     draft: DraftSetting = "adaptive"
     max_depth: int = 4
     p_min: float = 0.0
@@ -34,7 +34,6 @@ class EngineConfig:
         self._check_int("max_streams", 1, 1 << 16)
         self._check_int("max_step_tokens", 1, 1 << 24)
         self._check_int("min_chunk", 1, 1 << 24)
-        self._check_int("max_chunk", self.min_chunk, 1 << 24)
         self._check_int("max_depth", 0, MAX_DEPTH)
         self._check_int("block_size", 1, 1 << 16)
         if self.cache_host is not None:
@@ -45,6 +44,8 @@ class EngineConfig:
         check_draft(self.draft)
         if not isinstance(self.p_min, (int, float)) or not 0.0 <= self.p_min <= 1.0:
             raise ConfigError(f"p_min must be a number from 0 to 1, not {self.p_min!r}")
+        if not isinstance(self.max_slowdown, (int, float)) or not 1.0 <= self.max_slowdown <= 1e6:
+            raise ConfigError(f"max_slowdown must be a number from 1 to 1000000, not {self.max_slowdown!r}")
         needed = self.max_streams + self.min_chunk
         if self.max_step_tokens < needed:
             raise ConfigError(

@@ -148,6 +148,18 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         group,
+        "--max-slowdown",
+        type=float,
+        default=2.0,
+        metavar="X",
+        help="a step that decodes may take X times as long for the prompt tokens that it reads",
+    )
+    _prefix_cache_flags(group)
+
+
+def _prefix_cache_flags(group: argparse._ArgumentGroup) -> None:
+    flag(
+        group,
         "--prefix-cache",
         default="on",
         choices=SWITCH,

@@ -38,6 +38,7 @@ class ModelOptions:
     p_min: float = 0.0
     max_streams: int = 16
     max_step_tokens: int | None = None
+    max_slowdown: float = 2.0
     kv_memory: int | None = None
     kv_dtype: str = "auto"
     max_context: int | None = None
@@ -58,6 +59,7 @@ class ModelOptions:
         return EngineConfig(
             max_streams=self.max_streams,
             max_step_tokens=self.max_step_tokens or max(DEFAULTS.max_step_tokens, full),
+            max_slowdown=self.max_slowdown,
             draft=self.draft,
             max_depth=depth,
             p_min=self.p_min,

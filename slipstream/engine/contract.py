@@ -174,6 +174,10 @@ class StepCosts:
     verify: tuple[tuple[int, float], ...] = ()  # by tokens in the step
     draft: tuple[tuple[int, float], ...] = ()  # one draft pass, by rows
     per_row: float = 0.0  # of verification, besides its tokens: reading and writing a row's recurrent state
+    context: float = 0.0  # of verification, for each KV token that a row attends to
+    context_share: float = 0.0  # of that, for each further token that the row feeds: 0 where they share what is read
+    read: tuple[tuple[int, float], ...] = ()  # a step that reads a prompt and nothing else, by tokens
+    read_context: tuple[float, float] = (0.0, 0.0)  # of it, for each KV token before: a piece, and each token of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,8 @@ class RunnerInfo:
     max_depth: int  # 0: this model does not draft
     why_no_draft: str = ""  # one sentence, when max_depth is 0
     lag: int = 0  # steps that may be in flight when the next one is planned
+    step_sizes: tuple[int, ...] = ()  # steps are padded to one of these numbers of tokens; (): they are not
+    prompts_apart: bool = False  # beside decoding rows, prompts are read in a forward of their own
     prompt_tokens: int = 0  # prefill budget of a step in which no stream decodes, if above the engine's
     keep_grid: int = 0  # rows start from kept positions that are multiples of this, as of block_size; 0: they cannot
     num_states: int = 0  # state slots for what rows keep; 0: no layer is recurrent
@@ -233,7 +239,10 @@ class Runner(Protocol):
         ...
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
-        """Time verification by tokens and draft passes by rows. Only while no slot is in use."""
+        """Time verification by tokens, draft passes by rows and reading. Only while no slot is in use.
+
+        ``num_rows``: none where depths are not chosen by cost. A runner may then return no costs at all.
+        """
         ...
 
     @property

@@ -23,10 +23,10 @@ class DraftRequests:
         sampling = [row for row in step.rows if row.samples]
         if not sampling:
             return
-        rows = [SamplingRow(row.sequence.id, self._room(row), row.sequence.draft_setting) for row in sampling]
-        num_other = sum(row.feed for row in step.rows if not row.samples)
+        rows = [self._row(row) for row in sampling]
         room = max(0, self._config.max_step_tokens - self._config.min_chunk - num_running)
-        requests = self._policy.decide(rows, Load(num_running, num_other, room=room))
+        context = sum(row.context for row in rows)
+        requests = self._policy.decide(rows, Load(num_running, room=room, context=context))
         for scheduled, row, request in zip(sampling, rows, requests):
             assert 0 <= request.depth <= row.max_depth
             num_tokens = scheduled.bounds.max_computed + scheduled.feed
@@ -36,6 +36,9 @@ class DraftRequests:
             scheduled.why_plain = "" if depth else self._why_plain(row, request)
             room -= depth
         self.last_depth = Counter(row.draft.depth for row in sampling).most_common(1)[0][0]
+
+    def _row(self, row: ScheduledRow) -> SamplingRow:
+        return SamplingRow(row.sequence.id, self._room(row), row.sequence.draft_setting, row.context)
 
     def _why_plain(self, row: SamplingRow, request: DraftRequest) -> str:
         """``request``: what the policy wanted."""

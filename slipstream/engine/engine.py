@@ -27,7 +27,7 @@ from slipstream.engine.stats import StatsSnapshot, StreamSnapshot
 from slipstream.errors import EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculate.by_request import make_policy
-from slipstream.speculate.policy import DepthPolicy
+from slipstream.speculate.cost_model import CostModel
 
 Sink = Callable[[TokenEvent], None]  # called in the engine thread; must neither block nor raise
 
@@ -194,7 +194,9 @@ class Engine:
             self._ready.set()
 
     def _serve(self, runner: Runner) -> None:
-        scheduler = Scheduler(runner.info, self._policy(runner), self.config, disk=self._disk_tier(runner))
+        info, config, costs = runner.info, self.config, CostModel(self._calibrated(runner))
+        policy = make_policy(config.draft, info, config.max_depth, costs)
+        scheduler = Scheduler(info, policy, config, disk=self._disk_tier(runner), costs=costs)
         self._info = runner.info
         self._publish(scheduler)
         self._open = True
@@ -226,15 +228,13 @@ class Engine:
         if not self._snapshot.num_running or now - self._streams_at > _STREAMS_SECONDS:
             self._streams, self._streams_at = scheduler.streams(), now
 
-    def _policy(self, runner: Runner) -> DepthPolicy:
+    def _calibrated(self, runner: Runner) -> StepCosts:
         info, config = runner.info, self.config
         depth = min(info.max_depth, config.max_depth)
-        costs = StepCosts()
-        if depth and config.draft in ("adaptive", "solo"):
-            num_rows = min(info.num_slots, config.max_streams)
-            num_tokens = min(config.max_step_tokens, num_rows * (1 + depth))
-            costs = runner.calibrate(grid(num_tokens), grid(num_rows))
-        return make_policy(config.draft, info, config.max_depth, costs)
+        by_cost = depth > 0 and config.draft in ("adaptive", "solo")
+        num_rows = min(info.num_slots, config.max_streams)
+        num_tokens = min(config.max_step_tokens, num_rows * (1 + depth * by_cost))
+        return runner.calibrate(grid(num_tokens), grid(num_rows) if by_cost else ())
 
     def _take_messages(self, scheduler: Scheduler) -> bool:
         """Sleeps while there is nothing to do. False: it is time to close."""

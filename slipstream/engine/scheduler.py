@@ -20,6 +20,7 @@ from slipstream.engine.contract import RowJoin, RowResult, RunnerInfo, StepPlan,
 from slipstream.engine.draft_requests import DraftRequests
 from slipstream.engine.parallel_samples import at_rest, bind, unbind, unbind_children
 from slipstream.engine.prefix_sharing import PrefixSharing
+from slipstream.engine.prompt_pieces import PromptPieces, share
 from slipstream.engine.request import (
     Commit,
     FinishReason,
@@ -32,6 +33,7 @@ from slipstream.engine.request import (
 from slipstream.engine.stats import EngineCounters, RequestStats, StatsSnapshot, StreamSnapshot
 from slipstream.engine.step_builder import InFlight, StepBuilder
 from slipstream.engine.waiting import WaitingLine
+from slipstream.speculate.cost_model import CostModel
 from slipstream.speculate.policy import DepthPolicy
 
 Rows = list[tuple[Sequence, Bounds]]  # running sequences and their bounds
@@ -47,8 +49,9 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
+        costs: CostModel | None = None,
     ) -> None:
-        """``disk``: for what the prefix cache keeps beyond this process."""
+        """``disk``: for what the prefix cache keeps beyond this process. ``costs``: the policy's; None: of its own."""
         self.info = info
         self.policy = policy
         self.config = config
@@ -68,6 +71,8 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._next_step = 0
         self._applied_at = clock()  # when the last result came in
+        self._costs = costs or CostModel()
+        self._pieces = PromptPieces(info, config, self._costs)
         self._drafts = DraftRequests(policy, config, self._cache, self.max_depth)
         self._step_seconds: tuple[float, float] | None = None  # of the step being applied, and of a plain one
 
@@ -113,26 +118,16 @@ class Scheduler:
         """The next step, or None if nothing can be planned before a result comes in."""
         assert len(self._in_flight) <= self.info.lag
         rows = [(sequence, bounds) for sequence in self._running if self._wants(sequence, bounds := sequence.bounds)]
-        step = self._new_step(rows)
+        step = StepBuilder(max(self.config.max_step_tokens, self.info.prompt_tokens))
         parents = at_rest(self._running)
         self._schedule_decoding(step, rows, sum(1 + len(parent.children) for parent in parents))
         self._schedule_children(step, parents)
         self._schedule_prompts(step, rows)
-        self._admit(step)
         self._drafts.request(step, len(self._running))
         is_empty = not step.rows and not self._leaves and not self._sharing.has_saves
         if is_empty or (not step.rows and self._in_flight):
             return None
         return self._launch(step)
-
-    def _new_step(self, rows: Rows) -> StepBuilder:
-        """A prompt is read in large chunks where no stream decodes, otherwise in small ones."""
-        budget = max(self.config.max_step_tokens, self.info.prompt_tokens)
-        num_decoding = sum(bounds.num_uncomputed == 1 for _, bounds in rows)
-        if not num_decoding:
-            return StepBuilder(budget, budget)
-        num_prompts = len(rows) - num_decoding + min(len(self._waiting), len(self._free_slots))
-        return StepBuilder(budget, min(budget, self.config.max_chunk * max(1, num_prompts)))
 
     def _wants(self, sequence: Sequence, bounds: Bounds) -> bool:
         """False for a row that waits for its parent or its children, that the steps in flight are sure to finish, or
@@ -162,35 +157,41 @@ class Scheduler:
                     step.add(sequence, sequence.bounds, 1)
 
     def _schedule_prompts(self, step: StepBuilder, rows: Rows) -> None:
-        """Prompts share the rest of the budget, the oldest first. They have had their blocks since their admission."""
-        for sequence, bounds in rows:
-            if bounds.num_uncomputed > 1 and step.chunk and step.may_run(sequence):
-                self._schedule_chunk(step, sequence, bounds)
-
-    def _schedule_chunk(self, step: StepBuilder, sequence: Sequence, bounds: Bounds) -> None:
-        """The last token is fed when the children are there to feed theirs."""
-        max_feed = bounds.num_uncomputed - bool(sequence.children)
-        step.add(sequence, bounds, min(max_feed, step.chunk))
-
-    def _admit(self, step: StepBuilder) -> None:
+        """Prompts share what the step reads. All have had their blocks since their admission."""
+        prompts = [(s, bounds) for s, bounds in rows if bounds.num_uncomputed > 1 and step.may_run(s)]
         self._sharing.poll()
         self._waiting.unpark(self._sharing.still_waits)
+        group = self._next_group(step)
+        if not prompts and not group:
+            return
+        before = max((bounds.max_computed for _, bounds in prompts), default=0)
+        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before)
+        lefts = [bounds.num_uncomputed for _, bounds in prompts]
+        lefts += [len(first.tokens) - self._find(first).num_tokens for first in group[:1]]  # what it gets is left over
+        for (sequence, bounds), feed in zip(prompts, share(step.chunk, lefts)):
+            step.add_chunk(sequence, bounds, feed)
+        self._admit(step)
+
+    def _next_group(self, step: StepBuilder) -> list[Sequence]:
+        """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where
+        nothing is left to feed: who reads a prompt must know early what to keep."""
         while self._waiting.has_next and not step.starved:
             group = self._waiting.first_group()
             first = group[0]
-            found, may_draft = self._find(first), self.policy.may_draft(first.draft_setting)
-            # Also where nothing is left to feed: who reads a prompt takes all, and must know early what to keep.
-            if self._sharing.must_wait(first, found, may_draft, self._running):
-                self._waiting.park(group)
-                continue
-            group = self._fitting(group) if step.chunk else []
-            if not group:
-                return
+            may_draft = self.policy.may_draft(first.draft_setting)
+            if not self._sharing.must_wait(first, self._find(first), may_draft, self._running):
+                return self._fitting(group)
+            self._waiting.park(group)
+        return []
+
+    def _admit(self, step: StepBuilder) -> None:
+        while (group := self._next_group(step)) and step.chunk:
+            first, found = group[0], self._find(group[0])
             self._waiting.take(group)
             bind(first, group[1:])
             for sequence in group:
                 self._admit_one(sequence, found)
-            self._schedule_chunk(step, first, first.bounds)
+            step.add_chunk(first, first.bounds, step.chunk)
 
     def _admit_one(self, sequence: Sequence, found: Found) -> None:
         """``found``: what is cached for its group."""
@@ -294,13 +295,13 @@ class Scheduler:
             self.counters.count_step(sum(row.num_fed for row in result.rows))
         now = self._clock()
         self._step_seconds = None
-        if step.has_prompts:
-            self._sharing.observe_reading(sum(row.num_fed for row in result.rows), now - self._applied_at)
         if result.rows and not step.has_prompts:
             timing = step.timing(result, now - self._applied_at, self.info.stops_early)
-            self.policy.observe_step(timing)
-            plain_seconds = self.policy.plain_seconds(timing)
+            self._costs.observe(timing)
+            plain_seconds = self._costs.plain_seconds(timing)
             self._step_seconds = None if plain_seconds is None else (timing.seconds, plain_seconds)
+        if step.has_prompts:
+            self._sharing.observe_reading(sum(row.num_fed for row in result.rows), now - self._applied_at)
         self._applied_at = now
         events = (self._apply_row(sequence, row, now) for sequence, row in zip(step.sequences, result.rows))
         return [event for event in events if event is not None]

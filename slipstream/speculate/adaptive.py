@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.engine.contract import NO_DRAFTS, DraftRequest, StepCosts
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest
 from slipstream.sampling.params import DraftSetting
 from slipstream.speculate.acceptance import Acceptance
 from slipstream.speculate.confidence import ConfidenceCalibration, Thresholds
-from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow, StepTiming, ahead
+from slipstream.speculate.cost_model import CostModel
+from slipstream.speculate.policy import DepthPolicy, Load, SamplingRow, ahead
 from slipstream.speculate.search import Candidate, Choice, Costs, Offset, by_chance, search
 from slipstream.speculate.tuning import TUNING, Tuning
 
@@ -27,14 +27,12 @@ NO_THRESHOLDS = Thresholds(0.0, 0.0)
 
 
 class Adaptive(DepthPolicy):
-    def __init__(self, max_depth: int, costs: StepCosts, stops_early: bool = False, tuning: Tuning = TUNING) -> None:
+    def __init__(self, max_depth: int, costs: CostModel, stops_early: bool = False, tuning: Tuning = TUNING) -> None:
         self._max_depth = max_depth
         self._stops_early = stops_early
         self._tuning = tuning.depth
-        self._verify = CostCurve(costs.verify, tuning.costs)
-        self._draft = CostCurve(costs.draft, tuning.costs)
-        self._per_row = costs.per_row
-        self._other = 0.0  # seconds a step takes outside of the runner, whatever its depth
+        self.costs = costs
+        self._verify, self._draft = costs.verify.curve, costs.draft.curve
         self._acceptance = Acceptance(max_depth, tuning.acceptance)
         self._calibration = ConfidenceCalibration(max_depth, tuning.confidence)
         self._gain = 1.0  # of the last choice over no drafts, as a factor
@@ -64,28 +62,6 @@ class Adaptive(DepthPolicy):
     def observe_proposal(self, confidences: Sequence[float]) -> None:
         self._calibration.observe_proposal(confidences)
 
-    def observe_step(self, timing: StepTiming) -> None:
-        rows = min(self._per_row * timing.num_rows, timing.verify_seconds * self._tuning.max_row_share)
-        self._verify.observe(timing.num_tokens, timing.verify_seconds - rows)
-        self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
-        if not timing.pass_rows or timing.draft_seconds <= 0.0:
-            return
-        if not self._draft.known:
-            self._draft.observe(timing.pass_rows[0], timing.draft_seconds / len(timing.pass_rows))
-        expected = [self._draft.at(num_rows) for num_rows in timing.pass_rows]
-        error = timing.draft_seconds / sum(expected)
-        for num_rows, seconds in zip(timing.pass_rows, expected):
-            self._draft.observe(num_rows, seconds * error)
-
-    def plain_seconds(self, timing: StepTiming) -> float | None:
-        """By the expected costs of both; what slows the whole machine for a moment slows both."""
-        if not self._verify.known or not (self._draft.known or not timing.pass_rows):
-            return None
-        fixed = self._fixed_seconds(timing.num_rows)
-        drafting = sum(self._draft.at(num_rows) for num_rows in timing.pass_rows)
-        expected = fixed + self._verify.at(timing.num_tokens) + drafting
-        return timing.seconds * (fixed + self._verify.at(timing.num_rows)) / expected
-
     def forget(self, key: str) -> None:
         self._acceptance.forget(key)
         self._calibration.forget(key)
@@ -99,7 +75,7 @@ class Adaptive(DepthPolicy):
         self._why_plain = PLAIN_IS_FASTER
         num_sampling = len(rows) + load.num_plain
         if self._is_idle(num_sampling, load):
-            self._seconds += self._verify.at(num_sampling)
+            self._seconds += self._verify.at(num_sampling) + self.costs.fixed(num_sampling, load.context)
             self._reason = self._reason.removesuffix(PROBING)
             return [NO_DRAFTS] * len(rows)
         thresholds, choice = self._choose(rows, load)
@@ -142,9 +118,12 @@ class Adaptive(DepthPolicy):
         num_sampling = len(rows) + load.num_plain
         num_drafts = max(len(rows), round(self._drafts_per_row * len(rows)))
         verify = self._verify.span(num_sampling + load.num_other_tokens, num_drafts + 1)
-        rate = self._gain * num_sampling / (self._verify.at(num_sampling) + self._fixed_seconds(num_sampling))
-        verifying = rate * (verify[-1] - verify[0]) / num_drafts
-        drafting = rate * self._draft.at(len(rows)) / len(rows)
+        rate = (
+            self._gain * num_sampling / (self._verify.at(num_sampling) + self.costs.fixed(num_sampling, load.context))
+        )
+        attending = self.costs.attending(_mean_context(rows))
+        verifying = rate * ((verify[-1] - verify[0]) / num_drafts + attending)
+        drafting = rate * self.costs.drafting([len(rows)], _mean_context(rows)) / len(rows)
         return [self._row_thresholds(row.key, verifying, drafting) for row in rows]
 
     def _row_thresholds(self, key: str, verifying: float, drafting: float) -> Thresholds:
@@ -170,14 +149,16 @@ class Adaptive(DepthPolicy):
         return thresholds, choice
 
     def _best(self, rows: Sequence[SamplingRow], thresholds: Sequence[Thresholds], load: Load) -> Choice:
-        """The time of prompts is spent in any case: next to them drafts have their price there, but time is worth
-        the tokens that the rows alone would make in it.
-        """
+        """Next to rows with a fixed depth drafts have their price there, but time is worth the tokens that the rows
+        alone would make in it. Prompts do not count: the pieces that are read give way to drafts."""
         num_sampling = len(rows) + load.num_plain
         candidates = self._candidates(rows, thresholds)[: load.room]
         verify = self._verify.span(num_sampling + load.num_other_tokens, len(candidates) + 1)
-        fixed = self._fixed_seconds(num_sampling) + self._verify.at(num_sampling) - verify[0]
-        costs = Costs([seconds + fixed for seconds in verify], [0.0, *self._draft.span(1, len(rows))])
+        fixed = self.costs.fixed(num_sampling, load.context) + self._verify.at(num_sampling) - verify[0]
+        context = _mean_context(rows)
+        attending, drafting = self.costs.attending(context), self.costs.draft.of_context(context)
+        draft = [seconds + count * drafting for count, seconds in enumerate(self._draft.span(1, len(rows)), 1)]
+        costs = Costs([seconds + fixed + count * attending for count, seconds in enumerate(verify)], [0.0, *draft])
         plain_seconds, min_gain = costs.verify[0], self._tuning.min_gain
         plain = Choice([0] * len(rows), float(num_sampling), 0.0, plain_seconds, plain_seconds)
         best = search(candidates, costs, plain, min_gain)
@@ -248,7 +229,7 @@ class Adaptive(DepthPolicy):
             depths = list(choice.depths)
             for index in hidden:
                 depths[index] = min(depths[index] + 1, rows[index].max_depth)
-            if self._seconds_of(depths, load) - choice.seconds <= self._tuning.probe_share * self._seconds:
+            if self._seconds_of(rows, depths, load) - choice.seconds <= self._tuning.probe_share * self._seconds:
                 return [
                     DraftRequest(depth, report_confidence=True) if index in hidden else request
                     for index, (depth, request) in enumerate(zip(depths, requests))
@@ -256,16 +237,17 @@ class Adaptive(DepthPolicy):
             hidden = hidden[: len(hidden) // 2]
         return None
 
-    def _seconds_of(self, depths: list[int], load: Load) -> float:
+    def _seconds_of(self, rows: Sequence[SamplingRow], depths: list[int], load: Load) -> float:
         passes = [sum(depth > i for depth in depths) for i in range(max(depths))]
         num_sampling = len(depths) + load.num_plain
         num_tokens = num_sampling + load.num_other_tokens + sum(depths)
-        drafting = sum(self._draft.at(num_rows) for num_rows in passes)
-        return self._fixed_seconds(num_sampling) + self._verify.at(num_tokens) + drafting
+        context = _mean_context(rows)
+        drafting = self.costs.drafting(passes, context) + sum(depths) * self.costs.attending(context)
+        return self.costs.fixed(num_sampling, load.context) + self._verify.at(num_tokens) + drafting
 
-    def _fixed_seconds(self, num_rows: int) -> float:
-        """Seconds of a step that no depth changes."""
-        return self._other + self._per_row * num_rows
+
+def _mean_context(rows: Sequence[SamplingRow]) -> float:
+    return sum(row.context for row in rows) / len(rows)
 
 
 def _request(depth: int, draft: float | None, go_on: float | None) -> DraftRequest:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RunnerInfo, StepCosts
+from slipstream.engine.contract import NO_DRAFTS, DraftRequest, RunnerInfo
 from slipstream.sampling.params import MAX_DEPTH, DraftSetting
 from slipstream.speculate.adaptive import Adaptive
-from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo, StepTiming
+from slipstream.speculate.cost_model import CostModel
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo
 
 
-def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: StepCosts) -> DepthPolicy:
+def make_policy(setting: DraftSetting, info: RunnerInfo, max_depth: int, costs: CostModel) -> DepthPolicy:
     if info.max_depth == 0:
         return Off(info.why_no_draft or "the model has no MTP head")
     if max_depth == 0:
@@ -57,12 +58,6 @@ class PerRequest(DepthPolicy):
 
     def observe_proposal(self, confidences: Sequence[float]) -> None:
         self._adaptive.observe_proposal(confidences)
-
-    def observe_step(self, timing: StepTiming) -> None:
-        self._adaptive.observe_step(timing)
-
-    def plain_seconds(self, timing: StepTiming) -> float | None:
-        return self._adaptive.plain_seconds(timing)
 
     def forget(self, key: str) -> None:
         self._adaptive.forget(key)

@@ -1,7 +1,7 @@
 """How many tokens each row drafts: the interface and the simple policies.
 
 A policy gets the rows that will sample in the step being planned and answers with a DraftRequest for each. It learns
-from proposed and accepted drafts and from the seconds of steps. It knows neither sequences nor blocks.
+from proposed and accepted drafts; what steps cost it asks the cost model. It knows neither sequences nor blocks.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class SamplingRow:
     key: str
     max_depth: int  # its deepest legal draft: head, length limit
     setting: DraftSetting | None = None  # of its request; None: the engine's policy
+    context: int = 0  # KV tokens that it attends to
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +41,10 @@ class Load:
     """The rest of the step."""
 
     num_running: int  # streams
-    num_other_tokens: int = 0  # tokens of the step that no decision changes, of prompts and of rows with a fixed depth
+    num_other_tokens: int = 0  # tokens of the step that no decision changes, of rows with a fixed depth
     num_plain: int = 0  # further rows that sample one token each and never draft
     room: int = 1 << 30  # drafts all rows may have together
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """The seconds of a step without prompt chunks."""
-
-    num_tokens: int
-    pass_rows: tuple[int, ...]  # rows in draft pass 1, 2, ...
-    verify_seconds: float
-    draft_seconds: float
-    other_seconds: float = 0.0  # between the results of this step and the one before, outside of the runner
-    num_rows: int = 0
-
-    @property
-    def busy_other_seconds(self) -> float:
-        """An engine that was idle for a while says nothing: no step has that much time outside of the runner."""
-        return min(self.other_seconds, self.verify_seconds)
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole step."""
-        return self.verify_seconds + self.draft_seconds + self.busy_other_seconds
+    context: float = 0.0  # KV tokens that the step's decoding rows attend to, together
 
 
 class DepthPolicy(ABC):
@@ -92,13 +72,6 @@ class DepthPolicy(ABC):
 
     def observe_proposal(self, confidences: Sequence[float]) -> None:  # noqa: B027
         """The confidences of a row's new drafts, also of the one left out for being below the threshold."""
-
-    def observe_step(self, timing: StepTiming) -> None:  # noqa: B027
-        """A step without prompt chunks was timed."""
-
-    def plain_seconds(self, timing: StepTiming) -> float | None:
-        """What this step would have taken without its drafts; None: not known."""
-        return None
 
     def forget(self, key: str) -> None:  # noqa: B027
         """The row's request is finished."""

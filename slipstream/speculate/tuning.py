@@ -45,6 +45,13 @@ class CostTuning:
     spacing: float = (
         1.5  # an observation further than this factor from every point is a new one; no measurement in the log
     )
+    context_span: float = 8192.0  # KV tokens: a change as large counts as much as the slope that it started from
+    context_rate: float = 0.125  # at which the KV tokens of the last steps are followed; no measurement in the log
+    context_decay: float = 0.999  # of what the slope was learned from, per step; no measurement in the log
+    max_context_error: float = 4.0  # as max_error; a hiccup counts only where the context changes; none in the log
+    max_context_share: float = 0.9  # of a step's seconds, for attention; no measurement in the log
+    max_row_share: float = 0.5  # of a step's seconds, for the per-row part; no measurement in the log
+    other_rate: float = 0.05  # at which the time outside of the runner is followed (that it counts: log 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,6 @@ class DepthTuning:
     probe_share: float = 0.005  # of the time since the last probe, for the next one; no measurement in the log
     plain_probes: int = 4  # one of so many probes is a step without drafts, to time it; no measurement in the log
     plain_share: float = 0.03  # of the steps' time, for drafting next to rows that want no drafts (log 94)
-    other_rate: float = 0.05  # at which the time outside of the runner is followed (that it counts: log 7)
-    max_row_share: float = 0.5  # of a step's seconds, for the per-row part; no measurement in the log
 
 
 @dataclass(frozen=True, slots=True)

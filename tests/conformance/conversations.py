@@ -15,11 +15,12 @@ from constrained import END, constraint
 from slipstream.cache import host_tier
 from slipstream.config import EngineConfig
 from slipstream.engine import prefix_sharing
-from slipstream.engine.contract import Runner, StepCosts, TokenLogprobs
+from slipstream.engine.contract import Runner, TokenLogprobs
 from slipstream.engine.request import PromptCache, Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 
 VOCAB = 95
 # As in a prompt of some thousand tokens, for prompts of a hundred.
@@ -59,7 +60,7 @@ class _Play:
         self.num_requests = num_requests
         settings: dict[str, object] = {"max_streams": runner.info.num_slots, "max_step_tokens": 48, "min_chunk": 8}
         self.config = EngineConfig(**(settings | config))  # type: ignore[arg-type]
-        policy = make_policy(self.config.draft, runner.info, self.config.max_depth, StepCosts())
+        policy = make_policy(self.config.draft, runner.info, self.config.max_depth, CostModel())
         self.scheduler = Scheduler(runner.info, policy, self.config)
         self.asked: dict[str, Asked] = {}
         self.told: list[tuple[int, ...]] = [self._words(60)]
@@ -152,7 +153,7 @@ def differences(runner: Runner, played: Played) -> Iterator[str]:
 
 def cold(runner: Runner, request: Request) -> tuple[list[int], list[TokenLogprobs]]:
     config = EngineConfig(max_streams=runner.info.num_slots, prefix_cache=False)
-    policy = make_policy("off", runner.info, 8, StepCosts())
+    policy = make_policy("off", runner.info, 8, CostModel())
     scheduler = Scheduler(runner.info, policy, config)
     scheduler.add(replace(request, params=replace(request.params, draft="off")))
     tokens: list[int] = []

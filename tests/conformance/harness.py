@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from slipstream.config import EngineConfig, RunnerConfig
-from slipstream.engine.contract import RowJoin, Runner, StepCosts, StepPlan, StepResult, TokenLogprobs
+from slipstream.engine.contract import RowJoin, Runner, StepPlan, StepResult, TokenLogprobs
 from slipstream.engine.request import Request, TokenEvent
 from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel, open_model
@@ -26,6 +26,7 @@ from slipstream.runners.torch.host_model import TorchModel
 from slipstream.runners.torch.loading import TorchRunner, load_runner
 from slipstream.sampling import DraftSetting, SamplingParams
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 from slipstream.speculate.policy import DepthPolicy, DraftRequest, Load, SamplingRow
 
 
@@ -201,7 +202,7 @@ class Traffic:
     finished: dict[str, TokenEvent] = field(default_factory=dict)
 
     def run(self, asks: Sequence[Ask]) -> list[list[int]]:
-        policy = Floored(make_policy(self.config.draft, self.runner.info, 8, StepCosts()), self.floors)
+        policy = Floored(make_policy(self.config.draft, self.runner.info, 8, CostModel()), self.floors)
         scheduler = Scheduler(self.runner.info, policy, self.config)
         keys = [str(i) for i in range(sum(ask.n for ask in asks))]
         self.tokens = {key: [] for key in keys}

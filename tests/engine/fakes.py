@@ -122,7 +122,8 @@ class FakeRunner:
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert not self.rows
         verify = tuple((n, self._verify(n)) for n in num_tokens)
-        return StepCosts(verify, tuple((n, self._draft(n)) for n in num_rows))
+        read = tuple((n, self._verify(n)) for n in sorted({(1 << i) + j for i in range(10) for j in (0, 1)}))
+        return StepCosts(verify, tuple((n, self._draft(n)) for n in num_rows), read=read)
 
     def close(self) -> None:
         self.closed = True
@@ -339,8 +340,10 @@ def make_info(**changes: object) -> RunnerInfo:
 def make_request(
     key: str, prompt: Iterable[int] = (1, 2, 3), *, seed: int = 1, ends: Iterable[int] = (), **params: object
 ) -> Request:
+    client = str(params.pop("client", ""))
     params.setdefault("max_tokens", 16)
-    return Request(key, tuple(prompt), SamplingParams(**params), seed, 0.0, frozenset(ends), 0.0)  # type: ignore[arg-type]
+    chosen = SamplingParams(**params)  # type: ignore[arg-type]
+    return Request(key, tuple(prompt), chosen, seed, 0.0, frozenset(ends), 0.0, client)
 
 
 class Harness:

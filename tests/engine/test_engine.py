@@ -346,16 +346,18 @@ def test_seeds_and_p_min_are_resolved() -> None:
     assert all(0 <= join.seed < 1 << 63 for join in joins)
 
 
-@pytest.mark.parametrize(("draft", "num_calls"), [("adaptive", 1), ("solo", 1), ("off", 0), (2, 0)])
-def test_calibration_only_where_costs_are_wanted(draft: str, num_calls: int) -> None:
-    calls: list[object] = []
+@pytest.mark.parametrize(("draft", "by_cost"), [("adaptive", True), ("solo", True), ("off", False), (2, False)])
+def test_draft_passes_are_timed_only_where_their_costs_are_wanted(draft: str, by_cost: bool) -> None:
+    calls: list[tuple[object, object]] = []
     runner = FakeRunner(make_info())
     calibrate: Callable[..., object] = runner.calibrate
     runner.calibrate = lambda *grids: (calls.append(grids), calibrate(*grids))[1]  # type: ignore[method-assign,assignment,misc]
     engine = Engine(lambda: runner, EngineConfig(draft=draft))  # type: ignore[arg-type]
     engine.start()
     engine.close()
-    assert len(calls) == num_calls
+    [(num_tokens, num_rows)] = calls
+    assert num_tokens
+    assert bool(num_rows) == by_cost
 
 
 def test_grid() -> None:

@@ -21,6 +21,7 @@ from slipstream.engine.request import PromptCache, Request, length_limit
 from slipstream.engine.scheduler import Scheduler
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 
 VOCAB = 3  # small: prompts have much in common by chance
 SMALL = {"READ_INTERVAL": 8, "OUTPUT_INTERVAL": 4, "MIN_SHARED": 4, "MIN_GAP": 2, "MIN_RESTORED": 2}
@@ -100,7 +101,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def play(case: Case) -> Harness:
     costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
-    policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
+    policy = make_policy(case.config.draft, case.info, case.config.max_depth, CostModel(costs))
     runner = FakeRunner(case.info, hit=case.hit, shy=True, max_tokens=case.config.max_step_tokens)
     with patch.multiple(prefix_sharing, **SMALL), patch.multiple(host_tier, SAVED_BLOCKS=3, MIN_SAVED=2):
         harness = Harness(Scheduler(case.info, policy, case.config, clock=lambda: 1.0), runner)

@@ -13,12 +13,13 @@ import pytest
 from fakes import FakeRunner, Harness, continuation, make_info, make_request
 
 from slipstream.config import EngineConfig
-from slipstream.engine.contract import Keep, RowStep, StepCosts
+from slipstream.engine.contract import Keep, RowStep
 from slipstream.engine.request import PromptCache, Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.runners.host.rows import GREEDY, Row
 from slipstream.sampling.params import DraftSetting
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 
 SIZE = 4
 LONG = tuple(i % 89 for i in range(400))
@@ -33,7 +34,7 @@ def start(
     }  # fmt: skip
     info = make_info(**(values | changes))
     config = EngineConfig(max_streams=4, max_step_tokens=100, min_chunk=8, draft=draft)
-    policy = make_policy(draft, info, 3, StepCosts())
+    policy = make_policy(draft, info, 3, CostModel())
     return Harness(Scheduler(info, policy, config, clock=lambda: 1.0), FakeRunner(info, hit=hit, shy=True))
 
 

@@ -15,6 +15,7 @@ from slipstream.engine.request import Request, length_limit
 from slipstream.engine.scheduler import Scheduler
 from slipstream.sampling.params import DraftSetting, SamplingParams
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 
 VOCAB = 11  # small: stop tokens are met often
 
@@ -86,7 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def play(case: Case) -> Harness:
     costs = StepCosts(((1, 1.0), (64, 1.5)), ((1, 0.1), (8, 0.2)))
-    policy = make_policy(case.config.draft, case.info, case.config.max_depth, costs)
+    policy = make_policy(case.config.draft, case.info, case.config.max_depth, CostModel(costs))
     runner = FakeRunner(
         case.info, hit=case.hit, shy=case.shy, reports=case.reports, max_tokens=case.config.max_step_tokens
     )

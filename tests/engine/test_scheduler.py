@@ -12,17 +12,22 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import DraftRequest, RunnerInfo
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import RequestError
-from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, StepTiming
+from slipstream.speculate.cost_model import CostModel, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
 EVERYTHING = EngineConfig(max_streams=16, max_step_tokens=512)
 
 
 def make_harness(
-    info: RunnerInfo | None = None, policy: DepthPolicy | None = None, config: EngineConfig = CONFIG, **runner: float
+    info: RunnerInfo | None = None,
+    policy: DepthPolicy | None = None,
+    config: EngineConfig = CONFIG,
+    costs: CostModel | None = None,
+    **runner: float,
 ) -> Harness:
     info = info or make_info()
-    scheduler = Scheduler(info, policy or Fixed(2), config, clock=lambda: 5.0)
+    scheduler = Scheduler(info, policy or Fixed(2), config, clock=lambda: 5.0, costs=costs)
     return Harness(scheduler, FakeRunner(info, max_tokens=config.max_step_tokens, **runner))  # type: ignore[arg-type]
 
 
@@ -55,11 +60,11 @@ def test_every_token_of_a_step_is_in_one_event() -> None:
 
 
 def test_the_gain_is_the_time_of_plain_steps_over_that_of_the_steps() -> None:
-    class Timed(Fixed):
+    class Timed(CostModel):
         def plain_seconds(self, timing: StepTiming) -> float:
-            return 0.02 * timing.num_rows
+            return 0.02 * timing.decoding.num_rows
 
-    harness = make_harness(policy=Timed(3), hit=1.0)
+    harness = make_harness(policy=Fixed(3), costs=Timed(), hit=1.0)
     collect = harness.runner.collect
     harness.runner.collect = lambda: replace(collect(), verify_seconds=0.04, draft_seconds=0.01)  # type: ignore[method-assign]
     harness.add(make_request("a", max_tokens=9))

@@ -16,6 +16,7 @@ from slipstream.engine.stats import RequestStats
 from slipstream.errors import PromptTooLong
 from slipstream.sampling.params import DraftSetting
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 from slipstream.speculate.policy import DepthPolicy, Fixed, Load, SamplingRow
 
 CONFIG = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4)
@@ -100,14 +101,14 @@ def test_never_drafted_and_why(
     draft: DraftSetting, max_depth: int, own: DraftSetting | None, why: str, max_tokens: int
 ) -> None:
     info = make_info(max_depth=max_depth)
-    stats = play(make_policy(draft, info, 4, StepCosts()), info, max_tokens=max_tokens, draft=own)
+    stats = play(make_policy(draft, info, 4, CostModel()), info, max_tokens=max_tokens, draft=own)
     assert stats.speculation == f"not drafted: {why}"
 
 
 def test_plain_steps_of_the_adaptive_policy_were_faster() -> None:
     info = make_info()
     costs = StepCosts(((1, 1.0), (2, 9.0)), ((1, 9.0),))
-    stats = play(make_policy("adaptive", info, 4, costs), info, max_tokens=8)
+    stats = play(make_policy("adaptive", info, 4, CostModel(costs)), info, max_tokens=8)
     assert stats.speculation == "not drafted: a plain step was faster"
 
 
@@ -136,7 +137,7 @@ def test_a_request_of_exactly_the_longest_length_runs_and_one_token_more_is_refu
         block_size=block_size, num_blocks=num_blocks, max_context=max_context, max_depth=max_depth, lag=lag
     )
     longest = info.max_model_len
-    policy = make_policy("adaptive", info, 4, StepCosts())
+    policy = make_policy("adaptive", info, 4, CostModel())
     harness = Harness(Scheduler(info, policy, CONFIG, clock=lambda: 1.0), FakeRunner(info))
     with pytest.raises(PromptTooLong, match=rf"has {longest} tokens; .* at most {longest} fit"):
         harness.add(make_request("b", [5] * longest))

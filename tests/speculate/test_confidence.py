@@ -15,7 +15,8 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.confidence import ConfidenceCalibration, Thresholds
-from slipstream.speculate.policy import Load, SamplingRow, StepTiming
+from slipstream.speculate.cost_model import CostModel, Decoding, StepTiming
+from slipstream.speculate.policy import Load, SamplingRow
 from slipstream.speculate.tuning import TUNING
 
 DEPTH = 4
@@ -134,7 +135,7 @@ class Simulation:
         taking_part = [len(found) for _, found in proposals]
         passes = tuple(sum(n > i for n in taking_part) for i in range(max(taking_part)))
         verify, draft = self.verify(num_tokens), self.draft * len(passes)
-        self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
+        self.policy.costs.observe(StepTiming(Decoding(num_tokens, self.num_rows, pass_rows=passes), verify, draft))
         self.seconds += verify + draft
         return [drafts for drafts, _ in proposals]
 
@@ -176,14 +177,14 @@ def simulate(slope: float, policy: Adaptive | None = None, num_rows: int = 1) ->
         return 0.004 + slope * (num_tokens - num_rows)
 
     costs = StepCosts(tuple((n, verify(n)) for n in range(1, 40)), tuple((n, 0.0003) for n in (1, 2, 4, 8)))
-    return Simulation(policy or Adaptive(DEPTH, costs, stops_early=True), verify, 0.0003, num_rows)
+    return Simulation(policy or Adaptive(DEPTH, CostModel(costs), stops_early=True), verify, 0.0003, num_rows)
 
 
 class Held(Adaptive):
     """Always the same depth and thresholds."""
 
     def __init__(self, ask: DraftRequest) -> None:
-        super().__init__(DEPTH, StepCosts())
+        super().__init__(DEPTH, CostModel())
         self._ask = ask
 
     def decide(self, rows: object, load: Load) -> list[DraftRequest]:
@@ -230,8 +231,9 @@ def test_confidences_reach_the_policy_through_the_scheduler(lag: int) -> None:
         return 4.0 + 2.0 * (num_tokens - 1)
 
     runner = FakeRunner(info, reports=True, verify=verify, draft=lambda rows: 0.1)
-    costs = runner.calibrate(range(1, 20), range(1, 5))
-    scheduler = Scheduler(info, make_policy("adaptive", info, 4, costs), config, clock=lambda: 1.0)
+    costs = CostModel(runner.calibrate(range(1, 20), range(1, 5)))
+    policy = make_policy("adaptive", info, 4, costs)
+    scheduler = Scheduler(info, policy, config, clock=lambda: 1.0, costs=costs)
     harness = Harness(scheduler, runner)
     harness.add(make_request("a", max_tokens=1500))
     harness.run()

@@ -14,7 +14,8 @@ from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.speculate.adaptive import Adaptive
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.cost_curve import CostCurve
-from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo, StepTiming
+from slipstream.speculate.cost_model import CostModel, Decoding, StepTiming
+from slipstream.speculate.policy import DepthPolicy, Fixed, Load, Off, SamplingRow, Solo
 
 MAX_DEPTH = 4
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320)
@@ -26,9 +27,9 @@ class Machine:
     draft: Callable[[int], float]
 
     @property
-    def costs(self) -> StepCosts:
+    def costs(self) -> CostModel:
         verify = tuple((n, self.verify(n)) for n in GRID)
-        return StepCosts(verify, tuple((n, self.draft(n)) for n in GRID if n <= 64))
+        return CostModel(StepCosts(verify, tuple((n, self.draft(n)) for n in GRID if n <= 64)))
 
 
 MACHINES = {
@@ -76,7 +77,7 @@ class Simulation:
             self.tokens += sum(chance**i for i in range(num_drafted + 1))  # the mean, to keep chance out of the score
             self.policy.observe_row(row.key, num_drafted, num_accepted)
         self.seconds += verify + draft
-        self.policy.observe_step(StepTiming(num_tokens, passes, verify, draft))
+        self.policy.costs.observe(StepTiming(Decoding(num_tokens, num_rows, pass_rows=passes), verify, draft))
         self.held = self.depths
 
     def accept(self, num_drafted: int, chance: float) -> int:
@@ -159,7 +160,7 @@ def test_it_bears_a_calibration_that_was_off(name: str, factor: float, tilt: flo
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_without_calibration_it_learns_all_costs(name: str) -> None:
-    simulation = Simulation(MACHINES[name], Adaptive(MAX_DEPTH, StepCosts()), [0.8] * 4)
+    simulation = Simulation(MACHINES[name], Adaptive(MAX_DEPTH, CostModel()), [0.8] * 4)
     simulation.step()
     assert simulation.depths == [2] * 4
     simulation.run(3000)
@@ -175,26 +176,26 @@ def test_hiccups_do_not_mislead_it() -> None:
 
 
 def test_without_timings_it_drafts_two() -> None:
-    policy = Adaptive(MAX_DEPTH, StepCosts())
+    policy = Adaptive(MAX_DEPTH, CostModel())
     rows = [SamplingRow("a", 4), SamplingRow("b", 1)]
     for _ in range(3):
         assert depths(policy.decide(rows, Load(2))) == [2, 1]
-        policy.observe_step(StepTiming(5, (2, 1), 0.0, 0.0))
+        policy.costs.observe(StepTiming(Decoding(5, 2, pass_rows=(2, 1)), 0.0, 0.0))
     assert "until steps have been timed" in policy.reason
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_it_knows_what_a_plain_step_takes_while_it_drafts(name: str) -> None:
     machine = MACHINES[name]
-    policy = make_policy("adaptive", make_info(max_depth=MAX_DEPTH), MAX_DEPTH, machine.costs)
+    policy = adaptive(machine)
     Simulation(machine, policy, [0.8] * 4).run(200)
     for slower in (1.0, 3.0):
-        drafting = StepTiming(12, (4, 4), slower * machine.verify(12), slower * 2 * machine.draft(4), num_rows=4)
-        assert policy.plain_seconds(drafting) == pytest.approx(slower * machine.verify(4), rel=0.1)
-        plain = StepTiming(4, (), slower * machine.verify(4), 0.0, num_rows=4)
-        assert policy.plain_seconds(plain) == plain.seconds
-    untimed = make_policy("adaptive", make_info(max_depth=MAX_DEPTH), MAX_DEPTH, StepCosts())
-    assert untimed.plain_seconds(drafting) is None
+        rows = Decoding(12, 4, pass_rows=(4, 4))
+        drafting = StepTiming(rows, slower * machine.verify(12), slower * 2 * machine.draft(4))
+        assert policy.costs.plain_seconds(drafting) == pytest.approx(slower * machine.verify(4), rel=0.1)
+        plain = StepTiming(Decoding(4, 4), slower * machine.verify(4), 0.0)
+        assert policy.costs.plain_seconds(plain) == plain.seconds
+    assert CostModel().plain_seconds(drafting) is None
 
 
 def test_limits_of_rows_and_room_hold() -> None:
@@ -232,7 +233,7 @@ def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> No
 
 
 def test_reason_names_gain_and_cost() -> None:
-    policy = Adaptive(MAX_DEPTH, StepCosts(((1, 0.010), (8, 0.011)), ((1, 0.0005),)))
+    policy = Adaptive(MAX_DEPTH, CostModel(StepCosts(((1, 0.010), (8, 0.011)), ((1, 0.0005),))))
     policy.decide([SamplingRow("a", 2)], Load(1))
     assert re.fullmatch(
         r"drafting 2 tokens ahead: about 2\.\d tokens in 1\d ms instead of 1 in 10 ms", policy.reason
@@ -252,10 +253,10 @@ def test_simple_policies() -> None:
 
 def test_a_model_without_head_says_why() -> None:
     info = make_info(max_depth=0, why_no_draft="the checkpoint has no mtp tensors")
-    policy = make_policy("adaptive", info, 4, StepCosts())
+    policy = make_policy("adaptive", info, 4, CostModel())
     assert policy.reason == "not drafting: the checkpoint has no mtp tensors"
     assert depths(policy.decide([SamplingRow("a", 0, 3)], Load(1))) == [0]
-    assert make_policy(2, make_info(), 0, StepCosts()).reason == "not drafting: the largest depth allowed is 0"
+    assert make_policy(2, make_info(), 0, CostModel()).reason == "not drafting: the largest depth allowed is 0"
 
 
 def test_requests_override_the_engine() -> None:
@@ -303,7 +304,7 @@ def test_a_machine_that_slows_down_moves_the_whole_curve() -> None:
 def test_next_to_a_prompt_drafts_are_worth_no_more_than_without_it() -> None:
     """The step is long in any case: what a draft adds must beat what the rows alone make of that time."""
     costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16, 64, 128)], [(1, 0.001), (8, 0.002)])
-    policy = Adaptive(4, costs)
+    policy = Adaptive(4, CostModel(costs))
     rows = [SamplingRow(str(i), 4) for i in range(8)]
     for i in range(800):
         policy.observe_row(str(i % 8), 1, int(i % 10 < 3))
@@ -349,7 +350,7 @@ def test_tokens_of_plain_rows_count() -> None:
 
 def test_a_choice_not_to_draft_stands_for_some_steps_and_not_for_others() -> None:
     costs = StepCosts([(n, 0.010 + 0.001 * n) for n in (1, 8, 16)], [(1, 0.001), (8, 0.002)])
-    policy = Adaptive(4, costs)
+    policy = Adaptive(4, CostModel(costs))
     rows = [SamplingRow(str(i), 4) for i in range(8)]
     for i in range(800):
         policy.observe_row(str(i % 8), 1, 0)

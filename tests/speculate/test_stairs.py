@@ -9,7 +9,8 @@ import pytest
 
 from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.speculate.adaptive import Adaptive
-from slipstream.speculate.policy import Load, SamplingRow, StepTiming
+from slipstream.speculate.cost_model import CostModel, Decoding, StepTiming
+from slipstream.speculate.policy import Load, SamplingRow
 
 DEPTH = 3
 # Milliseconds of verification by tokens, as of an H200 with a 27B model: flat from 17 to 32, from 33 to 64, ...
@@ -36,7 +37,7 @@ class Gpu:
         costs = StepCosts(
             tuple((n, verify_seconds(n)) for n, _ in STAIRS), tuple((n, pass_seconds(n)) for n in (1, 16, 256)), PER_ROW
         )
-        self.policy = Adaptive(DEPTH, costs)
+        self.policy = Adaptive(DEPTH, CostModel(costs))
         self._rates, self._reports, self._spread = rates, reports, spread
         self._rows = [SamplingRow(str(i), DEPTH) for i in range(num_rows)]
         self._held: list[tuple[float, ...]] = [()] * num_rows
@@ -53,9 +54,8 @@ class Gpu:
             passes = [sum(request.depth > i for request in requests) for i in range(DEPTH)]
             verify = (verify_seconds(num_fed) + PER_ROW * len(self._rows)) * self._dice.gauss(1.0, 0.005)
             draft = sum(pass_seconds(n) for n in passes if n)
-            self.policy.observe_step(
-                StepTiming(num_fed, tuple(filter(None, passes)), verify, draft, 0.0, len(self._rows))
-            )
+            decoding = Decoding(num_fed, len(self._rows), pass_rows=tuple(filter(None, passes)))
+            self.policy.costs.observe(StepTiming(decoding, verify, draft))
             seconds += verify + draft
         return tokens / seconds
 

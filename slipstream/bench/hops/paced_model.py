@@ -31,7 +31,7 @@ from slipstream.server.service.status import ModelFacts
 PACE = 50.0  # tokens a second of each stream
 STAMP = len(BYTE_OF)  # the one token that is ever sampled
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-ENGINE = EngineConfig(max_streams=256, max_step_tokens=4096, max_chunk=2048, draft="off", prefix_cache=False)
+ENGINE = EngineConfig(max_streams=256, max_step_tokens=4096, draft="off", prefix_cache=False)
 CONTEXT = 1 << 16  # tokens; a byte of text is one
 NUM_BLOCKS = 1 << 16
 
@@ -97,7 +97,8 @@ class PacedRunner:
         return self._result
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
-        return StepCosts()
+        always = ((1, 1.0), (ENGINE.max_step_tokens, 1.0))  # prompts beside answers cost nothing: they are not held up
+        return StepCosts(always, read=always)
 
     def close(self) -> None:
         pass

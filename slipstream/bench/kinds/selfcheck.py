@@ -23,6 +23,7 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.load import OpenedModel
 from slipstream.sampling import SamplingParams
 from slipstream.speculate.by_request import make_policy
+from slipstream.speculate.cost_model import CostModel
 
 STREAMS = (1, 4, 8)
 DEPTH = 2
@@ -125,7 +126,7 @@ def _load(model: OpenedModel, options: ModelOptions) -> Runner:
 def run(runner: Runner, prompts: Prompts, params: SamplingParams) -> Run:
     """Through the engine's own scheduler, on this thread. A stream without a seed has its number."""
     config = EngineConfig(max_streams=runner.info.num_slots, max_step_tokens=max(512, 40 + runner.info.num_slots))
-    scheduler = Scheduler(runner.info, make_policy("off", runner.info, config.max_depth, StepCosts()), config)
+    scheduler = Scheduler(runner.info, make_policy("off", runner.info, config.max_depth, CostModel()), config)
     for i, prompt in enumerate(prompts):
         scheduler.add(Request(str(i), tuple(prompt), params, i if params.seed is None else params.seed))
     tokens: list[list[int]] = [[] for _ in prompts]

@@ -1,26 +1,27 @@
-"""Times steps and draft passes on this GPU, for the depth policy: by tokens, and by rows beside them.
+"""Times steps, draft passes and the reading of prompts on this GPU: by tokens, and by rows beside them.
 
 Runs the captured steps on made-up rows in caches that no stream owns yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
-from slipstream.config import EngineConfig
 from slipstream.engine.contract import DraftRequest, StepCosts
 from slipstream.runners.costs import Points, rising
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.launch import StepLauncher
-from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape
+from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, bucket
 from slipstream.runners.cuda.model.fp8_choice import choose_products
 from slipstream.runners.cuda.warmup import warm_up
 
-ROUNDS = 3
+ROUNDS, READ_ROUNDS = 3, 1
 CONTEXT = 64  # computed tokens of each made-up row
-PIECE = EngineConfig().max_chunk
 MAX_MIXED_ROWS = 64
+READ_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 512)  # tokens of a prompt, of the buckets
+LONG_CONTEXT = 8192  # tokens before a piece of a prompt, where their cost is timed
 
 
 def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
@@ -31,18 +32,22 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
     launcher.program.rows.tokens.random_(0, launcher.program.vocab_size)
     row_sizes = [min(n, max_rows) for n in _up_to(ROW_BUCKETS, max_rows)]
     sizes = _sizes(row_sizes, launcher.program.depth)
-    untimed = [*_mixed(launcher, max_rows), _layout(launcher, 1, 1, 0, plain=False)]
+    sampled = _layout(launcher, 1, 1, 0, plain=False)
     choose_products(launcher.program, launcher.graphs)
-    warm_up(launcher.program, launcher.graphs, _to_warm_up(launcher, sizes, untimed))
-    verify = {(n, num_rows): _seconds(launcher, n, num_rows)[0] for n, num_rows in sizes}
+    warm_up(launcher.program, launcher.graphs, _to_warm_up(launcher, sizes, [sampled]))
+    verify = {(n, num_rows): _seconds(launcher, _layout(launcher, n, num_rows, 0))[0] for n, num_rows in sizes}
     draft = {n: _draft_seconds(launcher, n) for n in row_sizes} if launcher.program.depth > 1 else {}
-    for layout in untimed:
+    longest = min(launcher.program.buffers.max_tokens, launcher.max_context)
+    read = {n: _read_seconds(launcher, n) for n in READ_SIZES if n <= longest}
+    read_context = _read_context(launcher, read)
+    for layout in [*_mixed(launcher, max_rows, read), sampled]:
         _run_twice(launcher, layout)
     _set_rows(launcher, 0, 0)
     per_row = _per_row(verify)
     fewest = {n: min(rows for m, rows in verify if m == n) for n, _ in verify}
     points = [(n, max(0.0, verify[n, rows] - per_row * rows)) for n, rows in sorted(fewest.items())]
-    return StepCosts(_stairs(points), _stairs(list(draft.items())), per_row)
+    draft_points, read_points = _stairs(list(draft.items())), _stairs(list(read.items()))
+    return StepCosts(_stairs(points), draft_points, per_row, read=read_points, read_context=(0.0, read_context))
 
 
 def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
@@ -55,22 +60,44 @@ def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
     return found
 
 
-def _mixed(launcher: StepLauncher, max_rows: int) -> list[Layout]:
-    """Decoding rows beside a piece of a prompt: not timed, but captured, so that a prompt's arrival is no pause."""
+def _mixed(launcher: StepLauncher, max_rows: int, read: Mapping[int, float]) -> list[Layout]:
+    """Decoding rows beside a piece of a prompt: not timed, but captured, so that a prompt's arrival is no pause.
+
+    ``read``: seconds of reading, by tokens. The engine takes pieces by cost: those that it is likely to take."""
     found: dict[StepShape, Layout] = {}
     for num_rows in range(2, min(max_rows, MAX_MIXED_ROWS) + 1):
         for feed in range(1, launcher.program.depth + 2):
-            decoding = [RowFeed(slot, feed) for slot in range(num_rows - 1)]
-            layout = _laid_out(launcher, [*decoding, RowFeed(num_rows - 1, PIECE, PIECE + 1)])
+            layout = _beside(launcher, num_rows, feed, _likely_size(read, feed * (num_rows - 1)))
             found.setdefault(layout.shape, layout)
     return list(found.values())
 
 
+def _beside(launcher: StepLauncher, num_rows: int, feed: int, num_tokens: int) -> Layout:
+    """A step of so many tokens: decoding rows that feed so many each, and one that reads a prompt."""
+    decoding = [RowFeed(slot, feed) for slot in range(num_rows - 1)]
+    piece = num_tokens - feed * (num_rows - 1)
+    return _laid_out(launcher, [*decoding, RowFeed(num_rows - 1, piece, piece + 1)])
+
+
+def _likely_size(read: Mapping[int, float], num_decoding: int) -> int:
+    """Tokens of a step that decodes so many and reads a prompt: the most that take twice as long as they do alone."""
+    alone = next((read[n] for n in sorted(read) if n >= num_decoding), 0.0)
+    fitting = [n for n, seconds in read.items() if num_decoding < n and seconds <= 2.0 * alone]
+    return max(fitting, default=bucket(TOKEN_BUCKETS, num_decoding + 1))
+
+
 def _to_warm_up(launcher: StepLauncher, sizes: list[tuple[int, int]], untimed: list[Layout]) -> list[Layout]:
-    """Steps that launch all that calibration does, and the first step of a first request: a prompt alone."""
+    """Steps that launch all that calibration does, the first step of a first request (a prompt alone), and pieces of
+    prompts beside decoding rows."""
     drafting = [_layout(launcher, n, num_rows, launcher.program.depth) for n, num_rows in sizes]
     prompts = [n for n in TOKEN_BUCKETS if n <= launcher.program.buffers.max_tokens]
-    return [*drafting, *untimed, *(_laid_out(launcher, [RowFeed(0, n, n)]) for n in prompts)]
+    most, piece = min(max(num_rows for _, num_rows in sizes), MAX_MIXED_ROWS), min(READ_SIZES[-1], prompts[-1])
+    beside = [_beside(launcher, rows, 1, piece) for rows in {*_up_to(ROW_BUCKETS, most), most} if 1 < rows <= most]
+    return [*drafting, *untimed, *beside, *(_prompt(launcher, n) for n in prompts)]
+
+
+def _prompt(launcher: StepLauncher, num_tokens: int) -> Layout:
+    return _laid_out(launcher, [RowFeed(0, num_tokens, num_tokens)])
 
 
 def _run_twice(launcher: StepLauncher, layout: Layout) -> None:
@@ -104,10 +131,10 @@ def _stairs(points: list[tuple[int, float]]) -> Points:
     return tuple(stairs)
 
 
-def _set_rows(launcher: StepLauncher, known: int, num_drafts: int) -> None:
+def _set_rows(launcher: StepLauncher, known: int, num_drafts: int, num_uncomputed: int = 1) -> None:
     state = launcher.program.rows.state
     state.known.fill_(known)
-    state.cursor.fill_(max(0, known - 1))
+    state.cursor.fill_(max(0, known - num_uncomputed))
     state.num_drafts.fill_(num_drafts)
     state.replay.fill_(0)
 
@@ -123,12 +150,31 @@ def _laid_out(launcher: StepLauncher, feeds: list[RowFeed], plain: bool = True) 
     return launcher.lay_out(feeds, CONTEXT, plain=plain, feeds_head=feeds_head)
 
 
-def _seconds(launcher: StepLauncher, num_tokens: int, num_rows: int, depth: int = 0) -> tuple[float, float]:
+def _seconds(launcher: StepLauncher, layout: Layout) -> tuple[float, float]:
     """Of verification and of the draft passes."""
-    layout = _layout(launcher, num_tokens, num_rows, depth)
+    known = min(CONTEXT, launcher.max_context // 2)
+    return _timed(launcher, layout, ROUNDS, known, launcher.program.depth)
+
+
+def _read_seconds(launcher: StepLauncher, num_tokens: int, num_before: int = 0) -> float:
+    return _timed(launcher, _prompt(launcher, num_tokens), READ_ROUNDS, num_before + num_tokens, 0, num_tokens)[0]
+
+
+def _read_context(launcher: StepLauncher, read: Mapping[int, float]) -> float:
+    """Seconds of one token for each before it: the largest size again, by the same graph."""
+    num_tokens = max(read, default=0)
+    num_before = min(LONG_CONTEXT, launcher.max_context - num_tokens)
+    if not num_tokens or num_before <= 0:
+        return 0.0
+    more = _read_seconds(launcher, num_tokens, num_before) - read[num_tokens]
+    return max(0.0, more) / (num_tokens * num_before)
+
+
+def _timed(launcher: StepLauncher, layout: Layout, rounds: int, *rows: int) -> tuple[float, float]:
+    """``rows``: the state of all rows before each run."""
     times = []
-    for _ in range(2 + ROUNDS):  # as it is, captured, and then timed
-        _set_rows(launcher, min(CONTEXT, launcher.max_context // 2), launcher.program.depth)
+    for _ in range(2 + rounds):  # as it is, captured, and then timed
+        _set_rows(launcher, *rows)
         events = launcher.run(layout)
         events.mark()
         times.append(events.seconds())
@@ -138,6 +184,5 @@ def _seconds(launcher: StepLauncher, num_tokens: int, num_rows: int, depth: int 
 
 def _draft_seconds(launcher: StepLauncher, num_rows: int) -> float:
     """One pass of the head over its own output, as the second draft needs it."""
-    one = _seconds(launcher, num_rows, num_rows, 1)[1]
-    two = _seconds(launcher, num_rows, num_rows, 2)[1]
+    one, two = (_seconds(launcher, _layout(launcher, num_rows, num_rows, depth))[1] for depth in (1, 2))
     return max(one, two - one)

@@ -20,7 +20,8 @@ DRAFT_VOCAB = 65536  # where a vocabulary is much larger than that
 
 def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -> Platform:
     """Triton kernels and rows on the device; on a CPU tensor they run in Triton's interpreter, for tests."""
-    from slipstream.runners.cuda.model.fp8 import Fp8QuantizingFormat, Fp8StoredFormat  # Triton is not everywhere
+    from slipstream.runners.cuda.layout import TOKEN_BUCKETS  # Triton is not everywhere
+    from slipstream.runners.cuda.model.fp8 import Fp8QuantizingFormat, Fp8StoredFormat
     from slipstream.runners.cuda.model.fused_layers import stack
     from slipstream.runners.cuda.model.linear import CudaFormat
     from slipstream.runners.cuda.model.ops import CudaOps
@@ -45,7 +46,16 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = draft_vocab(config, spec, _default_draft_vocab(spec))
     return Platform(
-        ops, form, form, note, vocab, device_resident=True, chunk=GDN_CHUNK, prompt_tokens=PROMPT_TOKENS, stack=stack
+        ops,
+        form,
+        form,
+        note,
+        vocab,
+        device_resident=True,
+        stack=stack,
+        chunk=GDN_CHUNK,
+        step_sizes=TOKEN_BUCKETS,
+        prompt_tokens=PROMPT_TOKENS,
     )
 
 

@@ -115,6 +115,8 @@ class CudaRunner:
 
     def calibrate(self, num_tokens: Sequence[int], num_rows: Sequence[int]) -> StepCosts:
         assert len(self._rows) == 0, "calibration needs an idle runner"
+        if not num_rows:
+            return StepCosts()  # steps are captured as they come; no start was measured that does it ahead
         with torch.inference_mode():
             return measure(self.launcher, max(num_rows))
 

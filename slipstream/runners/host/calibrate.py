@@ -1,6 +1,7 @@
-"""Times verification by tokens and a draft pass by rows on this machine, for the depth policy.
+"""Times verification by tokens, a draft pass by rows and the reading of prompts on this machine.
 
-The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass.
+The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass; where a prompt is read, as part
+of reading.
 
 Runs the real model and head on made-up tokens in caches that nobody owns yet. All sizes are timed round by round, and
 the median counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them
@@ -28,9 +29,20 @@ from slipstream.sampling.params import SamplingParams
 
 ROUNDS = 5
 SECONDS = 12.0
+SECONDS_WITHOUT_DRAFTS = 3.0  # where depths are not chosen by cost: only prompts are, and the start is to stay short
 MIN_SIZES = 2  # timed however long they take: a slope needs two
 CONTEXT = 64  # tokens before each made-up row
+LONG_CONTEXT = 1024  # the same where the cost of a long context is timed
 SETTLING = 0.05  # seconds of the smallest work before a round
+READ_SIZES = (1, 4, 8, 16, 32, 64)  # tokens of a prompt
+READ_LONG_SIZES = (8, 64)  # of those, after a long context as well
+CONTEXT_ROWS, CONTEXT_FEED = 4, 4
+CONTEXTS = (
+    ("short", CONTEXT, 1),
+    ("long", LONG_CONTEXT, 1),
+    ("short, drafts", CONTEXT, CONTEXT_FEED),
+    ("long, drafts", LONG_CONTEXT, CONTEXT_FEED),
+)
 
 Task = Callable[[], object]
 Key = tuple[str, int]  # what is timed, and its size
@@ -46,13 +58,58 @@ def measure(
 ) -> StepCosts:
     for slot in range(info.num_slots):
         model.join(RowJoin(slot, (1,), 1, SamplingParams(), 0, 0.0))
-    seconds = _timed_rounds(_Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows)))
+        model.grow(slot, _blocks(info, slot))
+    sizes = _Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows))
+    seconds = _timed_rounds(sizes, SECONDS if num_rows else SECONDS_WITHOUT_DRAFTS)
     for slot in reversed(range(info.num_slots)):
         model.leave(slot)
     draft = [(n, max(seconds["depth 1", n], second - seconds["depth 1", n])) for n, second in _of(seconds, "depth 2")]
-    costs = StepCosts(rising(_of(seconds, "verify")), rising(draft))
+    context, share = _context_costs(info, seconds)
+    costs = StepCosts(
+        rising(_of(seconds, "verify")),
+        rising(draft),
+        context=context,
+        context_share=share,
+        read=rising(_of(seconds, "read")),
+        read_context=_read_context(info, seconds),
+    )
     log.debug("a step by tokens: %s; a draft pass by rows: %s", describe(costs.verify), describe(costs.draft))
+    log.debug("reading by tokens: %s", describe(costs.read))
     return costs
+
+
+def _blocks(info: RunnerInfo, slot: int) -> tuple[int, ...]:
+    """Of its own, as streams have them, as far as there are enough: one block read again and again stays in caches."""
+    count = -(-min(info.max_context, LONG_CONTEXT + READ_SIZES[-1]) // info.block_size)
+    return tuple((slot * count + i) % info.num_blocks for i in range(count))
+
+
+def _more(seconds: dict[Key, float], long: str, short: str) -> float:
+    """Seconds that a long context adds."""
+    return max([0.0, *(value - seconds[short, n] for n, value in _of(seconds, long))])
+
+
+def _context_costs(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, float]:
+    """Seconds for each token of context, and the share of it that each further token of a row costs."""
+    one, four = _more(seconds, "long", "short"), _more(seconds, "long, drafts", "short, drafts")
+    num_rows = min(CONTEXT_ROWS, info.num_slots)
+    num_tokens = num_rows * (_context(info, LONG_CONTEXT) - _context(info, CONTEXT))
+    share = (four / one - 1.0) / (CONTEXT_FEED - 1) if one else 0.0
+    return one / max(1, num_tokens), min(1.0, max(0.0, share))
+
+
+def _read_context(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, float]:
+    """Seconds for each token before a piece of a prompt: of the piece, and of each of its tokens."""
+    more = [(n, max(0.0, value - seconds["read", n])) for n, value in _of(seconds, "read, long")]
+    if len(more) < 2:
+        return 0.0, 0.0
+    (few, less), (many, most) = more
+    each, num_before = max(0.0, most - less) / (many - few), _context(info, LONG_CONTEXT)
+    return max(0.0, less - each * few) / num_before, each / num_before
+
+
+def _context(info: RunnerInfo, num_tokens: int) -> int:
+    return min(num_tokens, info.max_context // 2)
 
 
 def describe(points: Points) -> str:
@@ -75,15 +132,34 @@ class _Sizes(Generic[A, B]):
     num_rows: frozenset[int]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.num_tokens | self.num_rows))
+        reads = {n for n in READ_SIZES if n <= self.info.max_context // 2}
+        return iter(sorted(self.num_tokens | self.num_rows | reads))
 
     def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
-        start = min(CONTEXT, self.info.max_context // 2)
+        start = _context(self.info, CONTEXT)
         if n in self.num_tokens:
             yield ("verify", n), partial(_verify_step, self.model, _spans(self.info, n, start))
+        if n == min(CONTEXT_ROWS, self.info.num_slots):
+            for kind, context, feed in CONTEXTS:
+                spans = [RowSpan(slot, _context(self.info, context), slot * feed, feed) for slot in range(n)]
+                yield (kind, n), partial(_verify_step, self.model, spans)
         if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
             for depth in (1, 2):
                 yield (f"depth {depth}", n), _draft_step(self.model, self.drafter, n, start, depth)
+        if n not in READ_SIZES or n > self.info.max_context // 2:
+            return
+        yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
+        if n in READ_LONG_SIZES:
+            long = _context(self.info, LONG_CONTEXT)
+            yield ("read, long", n), partial(_read_step, self.model, self.drafter, n, long)
+
+
+def _read_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_tokens: int, start: int) -> None:
+    span = RowSpan(0, start, 0, num_tokens)
+    batch = model.lay_out([span])
+    hidden = model.forward([1] * num_tokens, batch)
+    drafter.committed(CommittedStep(hidden, batch, [CommittedRow(span, num_tokens, [1] * num_tokens, True)]))
+    model.finish()
 
 
 def _spans(info: RunnerInfo, num_tokens: int, start: int) -> list[RowSpan]:
@@ -125,9 +201,9 @@ def _draft_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_rows: in
     return run
 
 
-def _timed_rounds(sizes: _Sizes[A, B]) -> dict[Key, float]:
+def _timed_rounds(sizes: _Sizes[A, B], seconds: float) -> dict[Key, float]:
     """Median seconds of each task there was time for. The first round warms up, and counts if it is all there is."""
-    until = time.perf_counter() + SECONDS
+    until = time.perf_counter() + seconds
     tasks: dict[Key, Task] = {}
     times: dict[Key, list[float]] = {}
     for index, n in enumerate(sizes):

@@ -146,6 +146,7 @@ def _info(model: OpenedModel, plan: MemoryPlan, lazy: LazyModel, note: str) -> R
         vocab_size=model.spec.vocab_size,
         max_depth=lazy.max_depth,
         why_no_draft=lazy.why_no_draft,
+        prompts_apart=True,
         keep_grid=keep_grid(plan),
         num_states=plan.num_states,
         stops_early=mx.default_device().type == mx.DeviceType.cpu,

@@ -166,6 +166,7 @@ class _Loader:
             why_no_draft="" if self.max_depth else (self.model.head_reason or "max_depth is 0"),
             lag=lag,
             stops_early=not self.platform.device_resident and self.ops.device.type == "cpu",
+            step_sizes=self.platform.step_sizes,
             prompt_tokens=self.platform.prompt_tokens,
             keep_grid=self._keep_grid(),
             num_states=self.memory.num_states,

@@ -27,6 +27,7 @@ class Platform:
     draft_vocab: int  # the head drafts among the first so many tokens
     device_resident: bool = False  # rows live on the device, and the host is one step late
     chunk: int = 1  # tokens of a prompt that recurrent layers take together: states are known only between them
+    step_sizes: tuple[int, ...] = ()  # numbers of tokens to which steps are padded; (): they are not
     prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
     stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
     coded_kv: bool = False  # keys and values are cached in FP8, not in the type of activations

@@ -24,8 +24,10 @@ def tiny_runner(dtype: str) -> CudaRunner:
 def calibration_steps(runner: CudaRunner, row_sizes: list[int]) -> tuple[list[Layout], list[Layout]]:
     """Steps as calibration runs them: those it times, and the others."""
     launcher, sizes = runner.launcher, calibrate._sizes(row_sizes, runner.program.depth)
-    untimed = [*calibrate._mixed(launcher, 4), calibrate._layout(launcher, 1, 1, 0, plain=False)]
+    sampled = calibrate._layout(launcher, 1, 1, 0, plain=False)
+    untimed = [*calibrate._mixed(launcher, 4, {n: 1.0 + n / 256 for n in calibrate.READ_SIZES}), sampled]
     timed = [calibrate._layout(launcher, n, num_rows, 0) for n, num_rows in sizes]
+    timed += [calibrate._prompt(launcher, n) for n in calibrate.READ_SIZES]
     return timed + [calibrate._layout(launcher, n, n, depth) for n in row_sizes for depth in (1, 2)], untimed
 
 

@@ -86,6 +86,7 @@ def calibration() -> dict[str, list[str]]:
     runner, row_sizes = tiny_runner("float32"), [1, 2, 4]
     launcher, program = runner.launcher, runner.program
     sizes = calibrate._sizes(row_sizes, program.depth)
+    sampled = calibrate._layout(launcher, 1, 1, 0, plain=False)
     timed, untimed = calibration_steps(runner, row_sizes)
     with torch.inference_mode(), recorded() as launches:
         for layout in timed + untimed:
@@ -93,7 +94,7 @@ def calibration() -> dict[str, list[str]]:
     program.buffers.upload.zero_()  # of no consequence where steps are captured
     short = program.with_layers(one_of_each(program.decoder.layers))
     with torch.inference_mode(), recorded() as ahead:
-        for layout in distinct(calibrate._to_warm_up(launcher, sizes, untimed)):
+        for layout in distinct(calibrate._to_warm_up(launcher, sizes, [sampled])):
             short.step(layout)
     return {"calibration": names(launches), "not warmed up": names(set(launches) - set(ahead))}
 

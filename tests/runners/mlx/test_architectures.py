@@ -117,6 +117,7 @@ def test_tokens_equal_mlx_lms_single_stream(tmp_path: Path, name: str) -> None:
     runner = open_mlx(folder)
     assert runner.info.max_depth == 0
     assert "no MTP head" in runner.info.why_no_draft
+    assert runner.info.prompts_apart
     outputs = Traffic(runner, ENGINE).run(asks)
     for ask, got in zip(asks, outputs, strict=True):
         assert ask.params.max_tokens is not None

@@ -1,0 +1,79 @@
+"""What calibration times on a GPU, with made-up seconds; and that its steps run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slipstream.config import EngineConfig, RunnerConfig
+from slipstream.engine.contract import StepCosts
+from slipstream.load.random.model import open_random
+from slipstream.runners.cuda import calibrate
+from slipstream.runners.cuda.launch import StepLauncher
+from slipstream.runners.cuda.layout import TOKEN_BUCKETS, Layout, bucket
+from slipstream.runners.cuda.platform import cuda_platform
+from slipstream.runners.cuda.runner import CudaRunner
+from slipstream.runners.torch.loading import load_runner
+
+STREAMS = 8
+SLOPE = 3e-10  # seconds of a token for each before it
+
+
+@pytest.fixture(scope="module")
+def runner() -> CudaRunner:
+    engine = EngineConfig(max_streams=STREAMS)
+    config = RunnerConfig("cpu", "float32", kv_memory=4_000_000, max_context=1024)
+    model = open_random("tiny")
+    found = load_runner(model, engine, config, cuda_platform(torch.device("cpu"), config, model.spec))
+    assert isinstance(found, CudaRunner)
+    return found
+
+
+def level(num_tokens: int) -> float:
+    return 0.01 * max(1.0 + 0.6 * num_tokens / 256, 1.6 * num_tokens / 256)
+
+
+def test_reading_is_timed_in_few_steps(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[Layout] = []
+    captured: list[Layout] = []
+
+    def seconds(launcher: StepLauncher, layout: Layout, rounds: int, *rows: int) -> tuple[float, float]:
+        timed.append(layout)
+        known, _, num_uncomputed = (*rows, 1)[:3]
+        num_tokens = layout.shape.num_tokens
+        attending = SLOPE * (known - num_uncomputed) * num_tokens if layout.shape.has_prompts else 0.0
+        return level(num_tokens) + attending, 0.001
+
+    monkeypatch.setattr(calibrate, "_timed", seconds)
+    monkeypatch.setattr(calibrate, "_run_twice", lambda launcher, layout: captured.append(layout))
+    monkeypatch.setattr(calibrate, "warm_up", lambda *arguments: None)
+    monkeypatch.setattr(runner.launcher, "device", SimpleNamespace(type="cuda"))
+    costs = calibrate.measure(runner.launcher, STREAMS)
+    assert dict(costs.read) == {
+        **{n: pytest.approx(level(n)) for n in calibrate.READ_SIZES},
+        **{n + 1: pytest.approx(level(after)) for n, after in zip(calibrate.READ_SIZES, calibrate.READ_SIZES[1:])},
+    }
+    assert costs.read_context == (0.0, pytest.approx(SLOPE))
+    prompts = [layout.shape for layout in timed if layout.shape.has_prompts]
+    assert len(prompts) == len(calibrate.READ_SIZES) + 1
+    assert len(set(prompts)) == len(calibrate.READ_SIZES)  # a long context needs no graph of its own
+    mixed = {(layout.shape.num_rows, layout.shape.num_tokens) for layout in captured if layout.shape.has_prompts}
+    assert mixed == {(2, 320), (4, 320), (8, 320)}  # at most twice as long as without the prompt
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # what a cache holds that nobody wrote
+def test_steps_after_a_long_context_run(runner: CudaRunner) -> None:
+    with torch.inference_mode():
+        assert calibrate._read_seconds(runner.launcher, 16, 700) == 0.0  # no clock on a CPU
+        calibrate._set_rows(runner.launcher, 0, 0)
+
+
+def test_nothing_is_captured_ahead_where_depths_are_not_chosen_by_cost(runner: CudaRunner) -> None:
+    assert runner.calibrate([1, 2], ()) == StepCosts()
+
+
+def test_buckets_are_the_sizes_of_steps(runner: CudaRunner) -> None:
+    assert runner.info.step_sizes == TOKEN_BUCKETS
+    assert all(bucket(TOKEN_BUCKETS, n) == n for n in calibrate.READ_SIZES)
