@@ -20,11 +20,16 @@ Answer = Callable[[Any], Any]
 
 
 def serve(start: Callable[[Any], Answer], *, memory: int, niceness: int = 0) -> None:
-    """`start` takes the first line and returns what answers the others. `memory`: bytes they may take beyond that."""
-    _give_way(niceness)
+    """`start` takes the first line and returns what answers the others. `memory`: bytes they may take beyond that.
+
+    Gives way only once it has started: that is our own work, and beside a busy engine it would take minutes.
+    """
+    _die_first()
     lines = open(sys.stdin.fileno(), "rb", BUFFER, closefd=False)  # noqa: SIM115 - as long as the process runs
     answer = start(json.loads(lines.readline()))
     _limit_memory(memory)
+    if niceness:
+        _give_way(niceness)
     _write({"ready": True})
     for line in lines:
         asked = json.loads(line)
@@ -47,12 +52,13 @@ def _exit_after(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
 
 
-def _give_way(niceness: int) -> None:
+def _die_first() -> None:
     """When memory is short, the system is to end us and not the server."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    if not niceness:
-        return
+
+
+def _give_way(niceness: int) -> None:
     if hasattr(os, "nice"):
         os.nice(niceness)
     # Linux may weigh whole sessions against each other, and this process has one of its own: that has to give way too.
