@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 LONG_SECONDS = 0.3  # hardly any honest spec takes as long
+PATIENCE = 4.0  # seconds of the clock for one of processor time: trials give way to streams, and may get little
 PAUSE_FACTOR = 4.0  # the pause after a long trial, in multiples of its time
 
 
@@ -33,7 +34,7 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer: Tokenizer, *, seconds: float = 10.0, wait_seconds: float = 60.0, max_cached: int = 64
     ) -> None:
-        """``seconds``: for one trial. ``wait_seconds``: for others' trials before it."""
+        """``seconds``: of processor time for one trial. ``wait_seconds``: for others' trials before it."""
         self._tokenizer = tokenizer
         self._seconds = seconds
         self._wait_seconds = wait_seconds
@@ -97,7 +98,7 @@ class GrammarCompiler:
         assert self._trial is not None
         assert self._compiled is not None
         try:
-            answer = self._trial.ask(source, self._seconds)
+            answer = self._trial.ask(source, PATIENCE * self._seconds, cpu_seconds=self._seconds)
             if "error" in answer:
                 return Unusable(answer["error"], answer["path"])
             matcher = compiled(self._compiled, answer["grammar"])

@@ -28,6 +28,7 @@ BUFFER = 1 << 20  # bytes: a long conversation travels at once
 # 0: it saw the end of its input.
 TOLD_TO_END = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 FROM_OUTSIDE = {0, 1} if os.name == "nt" else {0, *(-getattr(signal, name) for name in TOLD_TO_END)}
+OUT_OF_CPU_TIME = {-signal.SIGPROF} if hasattr(signal, "SIGPROF") else set()
 
 
 class OutOfTime(Exception):
@@ -126,9 +127,13 @@ class WorkerProcess:
         if self._child is None:
             self._child = self._spawn()
 
-    def ask(self, request: Any, seconds: float) -> Any:
-        """The answer. Raises OutOfTime, Crashed or Unavailable; what json.dumps does on a request that is not JSON."""
-        line = to_line({"request": request, "seconds": seconds})
+    def ask(self, request: Any, seconds: float, cpu_seconds: float = 0.0) -> Any:
+        """The answer. Raises OutOfTime, Crashed or Unavailable; what json.dumps does on a request that is not JSON.
+
+        ``cpu_seconds``: of processor time, where the system counts it: a process that gives way to others may get
+        little of it. 0: no limit.
+        """
+        line = to_line({"request": request, "seconds": seconds, "cpu_seconds": cpu_seconds})
         self.seconds = 0.0
         for _ in range(ATTEMPTS):
             with suppress(_EndedFromOutside):
@@ -185,7 +190,7 @@ class WorkerProcess:
         self._forget(child)
         if child.closed:
             raise Unavailable("it was closed")
-        if child.late:
+        if child.late or code in OUT_OF_CPU_TIME:
             raise OutOfTime
         raise _EndedFromOutside if code in FROM_OUTSIDE else Crashed
 

@@ -10,8 +10,12 @@ from typing import Any
 
 from slipstream.workers.child import Answer, serve
 
+NICENESS = 3
+
 
 def start(folder: str) -> Answer:
+    at_start = niceness()
+
     def answer(request: Any) -> Any:
         kind, given = request
         match kind:
@@ -22,6 +26,13 @@ def start(folder: str) -> Answer:
             case "hang":
                 mark(folder, given)
                 time.sleep(3600)
+            case "niceness":
+                return [at_start, niceness()]
+            case "sleep":
+                time.sleep(given)
+            case "compute":
+                while True:
+                    pass
             case "die":
                 mark(folder, given)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -40,6 +51,10 @@ def start(folder: str) -> Answer:
     return answer
 
 
+def niceness() -> int:
+    return os.nice(0) if hasattr(os, "nice") else 0
+
+
 def mark(folder: str, name: str) -> bool:
     """Whether it is the first."""
     path = Path(folder) / name
@@ -49,4 +64,4 @@ def mark(folder: str, name: str) -> bool:
 
 
 if __name__ == "__main__":
-    serve(start, memory=256 << 20)
+    serve(start, memory=256 << 20, niceness=NICENESS)

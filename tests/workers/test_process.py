@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from odd_worker import NICENESS
 
 from slipstream.workers.pool import WorkerPool
 from slipstream.workers.process import Crashed, OutOfTime, Unavailable, WorkerProcess
@@ -61,6 +62,22 @@ def test_verdicts(worker: WorkerProcess, request_: tuple[str, object], verdict: 
         worker.ask(request_, 0.2 if verdict is OutOfTime else WAIT)
     assert not is_running(before)
     assert worker.ask(("pid", None), WAIT) != before
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="processes have no niceness here")
+def test_it_gives_way_once_it_has_started(worker: WorkerProcess) -> None:
+    """Not before: beside a busy engine it would take minutes to start."""
+    at_start, now = worker.ask(("niceness", None), WAIT)
+    assert at_start == os.nice(0)
+    assert now == min(19, at_start + NICENESS)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPROF"), reason="the system does not count processor time")
+def test_processor_time_is_what_counts(worker: WorkerProcess) -> None:
+    """A process that gets none of it for a while is not late."""
+    assert worker.ask(("sleep", 0.5), WAIT, cpu_seconds=0.3) is None
+    with pytest.raises(OutOfTime):
+        worker.ask(("compute", None), WAIT, cpu_seconds=0.1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound it")
