@@ -173,13 +173,23 @@ def test_an_engine_that_dies_is_replaced(cluster: RayCluster, texts: list[str]) 
     cluster.wait_for_replaced(before, 1)
 
 
+async def being_answered(cluster: RayCluster, count: int) -> list[asyncio.Task[Answer]]:
+    """So many clients that have all been let in, of whom some are still being answered."""
+    while True:
+        clients = [asyncio.create_task(ask(cluster.url, question(index))) for index in range(count)]
+        while not all(task.done() for task in clients):
+            num_done = sum(task.done() for task in clients)
+            num_running = await asyncio.to_thread(cluster.running)
+            if num_running and num_done + num_running >= count:
+                return clients
+            await asyncio.sleep(0.02)
+
+
 def test_it_drains(cluster: RayCluster, texts: list[str]) -> None:
     """The last test: clients that are being answered get their whole text, and the process ends with code 0."""
 
     async def scene() -> tuple[list[Answer], int]:
-        clients = [asyncio.create_task(ask(cluster.url, question(index))) for index in range(6)]
-        while await asyncio.to_thread(cluster.running) < len(clients):
-            await asyncio.sleep(0.02)
+        clients = await being_answered(cluster, 6)
         code = await asyncio.get_running_loop().run_in_executor(None, cluster.end)
         return [await task for task in clients], code
 
@@ -195,9 +205,7 @@ def test_the_command_drains_after_a_signal(texts: list[str]) -> None:
     with RayCluster("replicas=2", command=command, ready="^page") as cluster:
 
         async def scene() -> list[Answer]:
-            clients = [asyncio.create_task(ask(cluster.url, question(index))) for index in range(6)]
-            while await asyncio.to_thread(cluster.running) < len(clients):
-                await asyncio.sleep(0.02)
+            clients = await being_answered(cluster, 6)
             cluster.process.send_signal(signal.SIGTERM)
             return [await task for task in clients]
 
