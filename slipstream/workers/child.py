@@ -67,9 +67,6 @@ def _die_first() -> None:
 def _give_way(niceness: int) -> None:
     if hasattr(os, "nice"):
         os.nice(niceness)
-    # Linux may weigh whole sessions against each other, and this process has one of its own: that has to give way too.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def _limit_memory(allowed: int) -> None:
