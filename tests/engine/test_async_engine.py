@@ -158,6 +158,8 @@ async def test_the_first_and_the_last_event_wait_for_nothing(
             runner.fuel.put(1)
         await stream.ready()
         assert [event.finish_reason for event in stream.take()][-1] == "length"
+        while not runner.fuel.empty():  # accepted drafts leave some over
+            runner.fuel.get_nowait()
 
 
 async def test_a_dying_engine_ends_every_stream(gated: tuple[AsyncEngine, GatedRunner]) -> None:
