@@ -23,7 +23,7 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
-from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_linear, fp8_tile_config, tokens_of_a_block
+from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_linear, fp8_tile_config, launch_fp8, tokens_of_a_block
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import SCRATCH_FLOATS, SPLIT_K_COUNTERS
 from slipstream.runners.cuda.kernels.moe.experts_fp8 import ExpertTiles, expert_tiles, fp8_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
@@ -137,7 +137,7 @@ def report_linear(bench: Bench, name: str, shape: tuple[int, int, int], tokens: 
 
         def rounded(config: TileConfig, size: int, x: Tensor = x) -> None:
             for matrix in coded:
-                fp8_linear(x, matrix, config, scratch, block_tokens=size)
+                fp8_linear(x, matrix, config, scratch, launch=partial(launch_fp8, block_tokens=size))
 
         def rounding(x: Tensor = x) -> None:
             for _ in range(bench.copies):
@@ -152,7 +152,7 @@ def report_linear(bench: Bench, name: str, shape: tuple[int, int, int], tokens: 
         base = {"unpacked": bench.seconds(today), "bytes": bench.seconds(in_bytes), "rounding": bench.seconds(rounding)}
         timed = {each: bench.seconds(partial(rounded, *each)) for each in configs}
         best = min(timed, key=lambda each: timed[each])
-        got = fp8_linear(x, coded[0], best[0], scratch, block_tokens=best[1])
+        got = fp8_linear(x, coded[0], best[0], scratch, launch=partial(launch_fp8, block_tokens=best[1]))
         total = shape[0] + shape[2]
         moved = shape[0] * shape[1] + 2 * (shape[2] * shape[1] + num_tokens * (shape[1] + total))
         for (config, size), seconds in timed.items():

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.runners.cuda.kernels.gpus import Gpu
-from slipstream.runners.cuda.kernels.matmul.product import INTERLEAVE_ROWS, epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.matmul.product import INTERLEAVE_ROWS, epilogue, product, store_part
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 
 FEW_TOKENS = 16
@@ -53,10 +53,10 @@ def _skinny(
         total = product(weight.load([block * N, step * K]), x.load([0, step * K]).T, total)
     launch_dependents()
     if SPLIT > 1:
+        if not store_part(total, partial, arrived, block, part, SPLIT, N, M):
+            return
         in_tile = tl.arange(0, N)[:, None] * M + tokens[None, :]
         base = partial + block.to(tl.int64) * (SPLIT * N * M)
-        if store_partial(total, base + part * (N * M) + in_tile, arrived + block) < SPLIT - 1:
-            return
         total = tl.zeros([N, M], tl.float32)
         for other in tl.static_range(SPLIT):
             total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")

@@ -24,7 +24,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     padded,
 )
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.code_values import (
@@ -165,14 +165,9 @@ def _coded(
     launch_dependents()
     if SPLIT:
         counter = tl.program_id(0) * tl.num_programs(1) + block
-        in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
-        base = partial + counter.to(tl.int64) * split * (N * M)
-        if store_partial(total, base + part * (N * M) + in_tile, arrived + counter) < split - 1:
+        if not store_part(total, partial, arrived, counter, part, split, N, M):
             return
-        total = tl.zeros([N, M], tl.float32)
-        for other in range(split):
-            total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
-        tl.store(arrived + counter, 0)
+        total = sum_of_parts(partial, arrived, counter, split, N, M)
     tokens = first + tl.arange(0, M)
     epilogue(
         total, None, row, num_rows, tokens, num_tokens, row_stride, 0, 0.0, out, add, bias, None, None, None,

@@ -8,8 +8,8 @@ both scales. Rows that a checkpoint keeps in more bits are multiplied with the a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,11 +27,19 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     TileConfig,
     Unscaled,
     padded,
-    unscaled_like,
-    values_of,
 )
-from slipstream.runners.cuda.kernels.matmul.linear_quantized import LIBRARY_TOKENS, MIN_COLUMNS, TOKEN_BLOCK, tiles_of
-from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
+    LIBRARY_TOKENS,
+    MIN_COLUMNS,
+    TOKEN_BLOCK,
+    operands_of,
+    quantized_gated,
+    quantized_linear,
+    quantized_normed,
+    row_blocks,
+    tiles_of,
+)
+from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.activations import quantized_activations
 from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix
@@ -128,14 +136,9 @@ def _fp8(
         end_row = num_out
     if SPLIT:
         counter = tl.program_id(0) * tl.num_programs(1) + block
-        in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
-        base = partial + counter.to(tl.int64) * split * (N * M)
-        if store_partial(total, base + part * (N * M) + in_tile, arrived + counter) < split - 1:
+        if not store_part(total, partial, arrived, counter, part, split, N, M):
             return
-        total = tl.zeros([N, M], tl.float32)
-        for other in range(split):
-            total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
-        tl.store(arrived + counter, 0)
+        total = sum_of_parts(partial, arrived, counter, split, N, M)
     epilogue(
         total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
         out, add, bias, norm, normed, None if norm is None else normed_squares + block * token_stride, N, M, GATED,
@@ -150,53 +153,17 @@ def fp8_tile_config(matrix: Fp8Matrix, num_tokens: int) -> TileConfig:
         config = TileConfig(64, TILE, 4)
     else:
         config = TileConfig(128, TILE, 3, warps=8)
-    programs = _row_blocks(matrix, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
+    programs = row_blocks(matrix, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
     # All sizes beyond LIBRARY_TOKENS are served by the same compiled kernels.
     limit = 8 if num_tokens <= FEW_TOKENS else 3 if num_tokens <= LIBRARY_TOKENS[8] else 1
     return replace(config, split=max(1, min(2 * PROCESSORS // programs, matrix.width // MIN_COLUMNS, limit)))
-
-
-def _row_blocks(matrix: Fp8Matrix, num_rows: int) -> int:
-    """Those of rows in codes, and after them those of the rows in more bits."""
-    num_kept = 0 if matrix.kept is None else matrix.kept.shape[0]
-    return -(-matrix.words.shape[0] // num_rows) - (-num_kept // num_rows)
 
 
 def tokens_of_a_block(num_tokens: int) -> int:
     return padded(num_tokens) or TOKEN_BLOCK
 
 
-def fp8_linear(
-    x: Tensor | Unscaled,  # [tokens, width], contiguous
-    matrix: Fp8Matrix,
-    config: TileConfig,
-    scratch: Scratch,
-    bias: Tensor | None = None,  # [num_out]
-    add: Tensor | None = None,  # [tokens, num_out], contiguous
-    block_tokens: int = 0,  # of a program; 0: as many as usual
-) -> Tensor:
-    out = values_of(x).new_empty(x.shape[0], matrix.num_rows)
-    _launch(x, matrix, config, scratch, out, add, bias, block_tokens=block_tokens)
-    return out
-
-
-def fp8_gated(x: Tensor | Unscaled, matrix: Fp8Matrix, config: TileConfig, scratch: Scratch) -> Tensor:
-    """silu(gate) * up, of a matrix whose rows lie as ``interleaved_rows`` says. [tokens <= MAX_TOKENS, num_out / 2]"""
-    out = values_of(x).new_empty(x.shape[0], matrix.num_rows // 2)
-    _launch(x, matrix, config, scratch, out, gated=True)
-    return out
-
-
-def fp8_normed(
-    x: Tensor, matrix: Fp8Matrix, config: TileConfig, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
-) -> tuple[Tensor, Unscaled]:
-    """The product of up to MAX_TOKENS, and the product normalised."""
-    out, normed = torch.empty_like(add), unscaled_like(add, config, eps)
-    _launch(x, matrix, config, scratch, out, add, norm=(norm, normed.values, normed.squares))
-    return out, normed
-
-
-def _launch(
+def launch_fp8(
     x: Tensor | Unscaled,
     matrix: Fp8Matrix,
     config: TileConfig,
@@ -207,38 +174,29 @@ def _launch(
     *,
     gated: bool = False,
     norm: Norm | NoNorm = NO_NORM,
-    block_tokens: int = 0,
+    block_tokens: int = 0,  # of a program; 0: as many as usual
 ) -> None:
-    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
-    num_tokens, width = values.shape
-    codes, kept = matrix.codes, matrix.kept
-    block_tokens = block_tokens or tokens_of_a_block(num_tokens)
-    grid = (triton.cdiv(num_tokens, block_tokens), _row_blocks(matrix, config.rows), config.split)
-    num_squares = 0 if squares is None else squares.shape[0]
-    token_stride = padded(num_tokens)
-    assert config.inner == TILE
-    assert width == matrix.width
-    assert values.is_contiguous()
-    assert add is None or add.is_contiguous()
-    assert squares is None or squares.shape[1] == token_stride
-    assert kept is None or (not gated and norm is NO_NORM)
-    if config.split > 1:
-        assert grid[0] * grid[1] <= scratch.arrived.numel()
-        assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
-    rounded, pointers = quantized_activations(values), not gpu(out.device).multiplies_from_shared
+    block_tokens = block_tokens or tokens_of_a_block(x.shape[0])
+    fused = gated or norm is not NO_NORM
+    given = operands_of(x, matrix, config, scratch, add, block_tokens, fused=fused)
+    (num_tokens, width), codes, kept = given.values.shape, matrix.codes, matrix.kept
+    rounded, pointers = quantized_activations(given.values), not gpu(out.device).multiplies_from_shared
 
     def tiles(source: Tensor, num_rows: int, num_columns: int) -> Tensor | TensorDescriptor:
         return source if pointers else tiles_of(source, num_rows, num_columns)
 
-    _fp8[grid](
-        None if kept is None else tiles(values, block_tokens, TILE // 2),
-        tiles(rounded.codes, block_tokens, TILE), rounded.scales, squares,
+    _fp8[given.grid](
+        None if kept is None else tiles(given.values, block_tokens, TILE // 2),
+        tiles(rounded.codes, block_tokens, TILE), rounded.scales, given.squares,
         tiles(codes, config.rows, TILE), matrix.factors,
         None if kept is None else tiles(kept, config.rows, TILE // 2),
         out, add, bias, *norm, scratch.partial, scratch.arrived,
-        num_tokens, matrix.num_rows, codes.shape[0], width, matrix.num_tiles, num_squares, token_stride,
-        rounded.scales.stride(0), matrix.factors.stride(0), eps, config.split,
-        M=block_tokens, N=config.rows, K=config.inner, SPLIT=config.split > 1,
-        SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated, POINTERS=pointers,
-        num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
+        num_tokens, matrix.num_rows, codes.shape[0], width, matrix.num_tiles, *given.sizes,
+        rounded.scales.stride(0), matrix.factors.stride(0), given.eps, config.split,
+        GATED=gated, POINTERS=pointers, **given.constants(config), **pdl_options(out.device),
     )  # fmt: skip
+
+
+fp8_linear = partial(quantized_linear, launch=launch_fp8)
+fp8_gated = partial(quantized_gated, launch=launch_fp8)
+fp8_normed = partial(quantized_normed, launch=launch_fp8)

@@ -6,7 +6,8 @@ there are few programs. Codes are unpacked between memory and the tensor cores.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -30,7 +31,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     unscaled_like,
     values_of,
 )
-from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_partial
+from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.fp8 import coded_weights
 from slipstream.runners.cuda.kernels.quant.int4 import weights_of
@@ -88,14 +89,9 @@ def _quantized(
     launch_dependents()
     if SPLIT:
         counter = tl.program_id(0) * tl.num_programs(1) + block
-        in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
-        base = partial + counter.to(tl.int64) * split * (N * M)
-        if store_partial(total, base + part * (N * M) + in_tile, arrived + counter) < split - 1:
+        if not store_part(total, partial, arrived, counter, part, split, N, M):
             return
-        total = tl.zeros([N, M], tl.float32)
-        for other in range(split):
-            total += tl.load(base + other * (N * M) + in_tile, cache_modifier=".cg")
-        tl.store(arrived + counter, 0)
+        total = sum_of_parts(partial, arrived, counter, split, N, M)
     epilogue(
         total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
         out, add, bias, norm, normed, None if norm is None else normed_squares + block * token_stride, N, M, GATED,
@@ -237,36 +233,63 @@ def _with_split(config: TileConfig, matrix: QuantizedMatrix, num_tokens: int, ma
     return replace(config, split=max(1, min(max_programs // programs, worth, limit)))
 
 
-def quantized_linear(
-    x: Tensor | Unscaled,  # [tokens, width], contiguous
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What the kernels of products for any number of tokens are launched with, whatever they multiply."""
+
+    values: Tensor
+    squares: Tensor | None
+    eps: float
+    grid: tuple[int, int, int]
+    block_tokens: int
+
+    @property
+    def num_squares(self) -> int:
+        return 0 if self.squares is None else self.squares.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Sums of squares, and the stride between them."""
+        return self.num_squares, padded(self.values.shape[0])
+
+    def constants(self, config: TileConfig) -> dict[str, int | bool]:
+        squares = triton.next_power_of_2(max(1, self.num_squares))
+        sizes = {"M": self.block_tokens, "N": config.rows, "K": config.inner, "SQUARES": squares}
+        return {**sizes, "SPLIT": config.split > 1, "num_stages": config.stages, "num_warps": config.warps}
+
+
+def operands_of(
+    x: Tensor | Unscaled,
     matrix: QuantizedMatrix,
     config: TileConfig,
     scratch: Scratch,
-    bias: Tensor | None = None,  # [num_out]
-    add: Tensor | None = None,  # [tokens, num_out], contiguous
-) -> Tensor:
-    out = values_of(x).new_empty(x.shape[0], matrix.num_rows)
-    _launch(x, matrix, config, scratch, out, add, bias)
-    return out
+    add: Tensor | None,
+    block_tokens: int,
+    *,
+    fused: bool,
+) -> Operands:
+    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
+    num_tokens, width = values.shape
+    grid = (triton.cdiv(num_tokens, block_tokens), row_blocks(matrix, config.rows), config.split)
+    assert config.inner == matrix.tile
+    assert width == matrix.width
+    assert values.is_contiguous()
+    assert add is None or add.is_contiguous()
+    assert squares is None or squares.shape[1] == padded(num_tokens)
+    assert matrix.kept is None or not fused
+    if config.split > 1:
+        assert grid[0] * grid[1] <= scratch.arrived.numel()
+        assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
+    return Operands(values, squares, eps, grid, block_tokens)
 
 
-def quantized_gated(x: Tensor | Unscaled, matrix: QuantizedMatrix, config: TileConfig, scratch: Scratch) -> Tensor:
-    """silu(gate) * up, of a matrix whose rows lie as ``interleaved_rows`` says. [tokens <= MAX_TOKENS, num_out / 2]"""
-    out = values_of(x).new_empty(x.shape[0], matrix.num_rows // 2)
-    _launch(x, matrix, config, scratch, out, gated=True)
-    return out
+def row_blocks(matrix: QuantizedMatrix, num_rows: int) -> int:
+    """Those of rows in codes, and after them those of the rows in more bits."""
+    num_kept = 0 if matrix.kept is None else matrix.kept.shape[0]
+    return -(-matrix.words.shape[0] // num_rows) - (-num_kept // num_rows)
 
 
-def quantized_normed(
-    x: Tensor, matrix: QuantizedMatrix, config: TileConfig, scratch: Scratch, add: Tensor, norm: Tensor, eps: float
-) -> tuple[Tensor, Unscaled]:
-    """The product of up to MAX_TOKENS, and the product normalised."""
-    out, normed = torch.empty_like(add), unscaled_like(add, config, eps)
-    _launch(x, matrix, config, scratch, out, add, norm=(norm, normed.values, normed.squares))
-    return out, normed
-
-
-def _launch(
+def launch_quantized(
     x: Tensor | Unscaled,
     matrix: QuantizedMatrix,
     config: TileConfig,
@@ -278,34 +301,61 @@ def _launch(
     gated: bool = False,
     norm: Norm | NoNorm = NO_NORM,
 ) -> None:
-    values, squares, eps = (x.values, x.squares, x.eps) if isinstance(x, Unscaled) else (x, None, 0.0)
-    num_tokens, width = values.shape
-    words, kept = matrix.words, matrix.kept
-    num_kept = 0 if kept is None else kept.shape[0]
-    block_tokens = tokens_of_a_block(matrix.bits, num_tokens)
-    blocks = triton.cdiv(words.shape[0], config.rows) + triton.cdiv(num_kept, config.rows)
-    grid = (triton.cdiv(num_tokens, block_tokens), blocks, config.split)
-    num_squares = 0 if squares is None else squares.shape[0]
-    token_stride = padded(num_tokens)
-    assert config.inner == matrix.tile
-    assert width == matrix.width
-    assert values.is_contiguous()
-    assert add is None or add.is_contiguous()
-    assert squares is None or squares.shape[1] == token_stride
-    assert kept is None or (not gated and norm is NO_NORM)
-    if config.split > 1:
-        assert grid[0] * grid[1] <= scratch.arrived.numel()
-        assert grid[0] * grid[1] * grid[2] * config.rows * block_tokens <= scratch.partial.numel()
-    _quantized[grid](
-        tiles_of(values, block_tokens, matrix.at_once), squares,
+    block_tokens, words, kept = tokens_of_a_block(matrix.bits, x.shape[0]), matrix.words, matrix.kept
+    fused = gated or norm is not NO_NORM
+    given = operands_of(x, matrix, config, scratch, add, block_tokens, fused=fused)
+    num_tokens, width = given.values.shape
+    _quantized[given.grid](
+        tiles_of(given.values, block_tokens, matrix.at_once), given.squares,
         tiles_of(words, config.rows, matrix.tile * matrix.bits // 16), matrix.kernel_scales(config.rows),
         None if kept is None else tiles_of(kept, config.rows, matrix.at_once),
         out, add, bias, *norm, scratch.partial, scratch.arrived,
-        num_tokens, matrix.num_rows, words.shape[0], width, matrix.num_tiles, num_squares, token_stride, eps,
-        config.split, M=block_tokens, N=config.rows, K=config.inner, BITS=matrix.bits, FP8=matrix.fp8_layout,
-        SPLIT=config.split > 1, SQUARES=triton.next_power_of_2(max(1, num_squares)), GATED=gated,
-        num_stages=config.stages, num_warps=config.warps, **pdl_options(out.device),
+        num_tokens, matrix.num_rows, words.shape[0], width, matrix.num_tiles, *given.sizes, given.eps, config.split,
+        BITS=matrix.bits, FP8=matrix.fp8_layout, GATED=gated, **given.constants(config), **pdl_options(out.device),
     )  # fmt: skip
+
+
+def quantized_linear(
+    x: Tensor | Unscaled,  # [tokens, width], contiguous
+    matrix: QuantizedMatrix,
+    config: TileConfig,
+    scratch: Scratch,
+    bias: Tensor | None = None,  # [num_out]
+    add: Tensor | None = None,  # [tokens, num_out], contiguous
+    launch: Callable[..., None] = launch_quantized,
+) -> Tensor:
+    out = values_of(x).new_empty(x.shape[0], matrix.num_rows)
+    launch(x, matrix, config, scratch, out, add, bias)
+    return out
+
+
+def quantized_gated(
+    x: Tensor | Unscaled,
+    matrix: QuantizedMatrix,
+    config: TileConfig,
+    scratch: Scratch,
+    launch: Callable[..., None] = launch_quantized,
+) -> Tensor:
+    """silu(gate) * up, of a matrix whose rows lie as ``interleaved_rows`` says. [tokens <= MAX_TOKENS, num_out / 2]"""
+    out = values_of(x).new_empty(x.shape[0], matrix.num_rows // 2)
+    launch(x, matrix, config, scratch, out, gated=True)
+    return out
+
+
+def quantized_normed(
+    x: Tensor,
+    matrix: QuantizedMatrix,
+    config: TileConfig,
+    scratch: Scratch,
+    add: Tensor,
+    norm: Tensor,
+    eps: float,
+    launch: Callable[..., None] = launch_quantized,
+) -> tuple[Tensor, Unscaled]:
+    """The product of up to MAX_TOKENS, and the product normalised."""
+    out, normed = torch.empty_like(add), unscaled_like(add, config, eps)
+    launch(x, matrix, config, scratch, out, add, norm=(norm, normed.values, normed.squares))
+    return out, normed
 
 
 def tiles_of(matrix: Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:

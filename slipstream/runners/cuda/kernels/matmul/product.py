@@ -20,11 +20,25 @@ def product(a, b, total):
 
 
 @triton.jit
-def store_partial(total, targets, arrived):
-    """Store a program's split-K partial sums; returns how many programs of the block stored theirs before."""
-    tl.store(targets, total)
+def store_part(total, partial, arrived, block, part, split, N: tl.constexpr, M: tl.constexpr):
+    """Split-K: store a program's part of a block's sums. Returns whether it is the block's last of ``split`` parts."""
+    in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+    base = partial + block.to(tl.int64) * split * (N * M)
+    tl.store(base + part * (N * M) + in_tile, total)
     tl.debug_barrier()
-    return tl.atomic_add(arrived, 1, sem="acq_rel")
+    return tl.atomic_add(arrived + block, 1, sem="acq_rel") == split - 1
+
+
+@triton.jit
+def sum_of_parts(partial, arrived, block, split, N: tl.constexpr, M: tl.constexpr):
+    """What all programs of the block stored. [N, M]"""
+    in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+    base = partial + block.to(tl.int64) * split * (N * M)
+    total = tl.zeros([N, M], tl.float32)
+    for part in range(split):
+        total += tl.load(base + part * (N * M) + in_tile, cache_modifier=".cg")
+    tl.store(arrived + block, 0)
+    return total
 
 
 @triton.jit
