@@ -41,15 +41,7 @@ class Graphs:
         """How long the device takes for it, captured: the median of a few replays. Kept as by ``dry_run``."""
         step()  # as it is: compiles what is not compiled yet
         graph = self._dry_run = self._capture(step)
-        times: list[float] = []
-        for _ in range(1 + TIMED):  # the first is not timed
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        return median(times[1:])
+        return replay_seconds(graph)
 
     def dry_run(self, step: Callable[[], None]) -> None:
         """Capture a step and never replay it: the device does nothing. One is kept: the pool's memory goes with it."""
@@ -67,3 +59,16 @@ class Graphs:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
+
+
+def replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
+    """The median of a few replays, by the device's clock."""
+    times: list[float] = []
+    for _ in range(1 + TIMED):  # the first is not timed
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return median(times[1:])

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from statistics import median
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from slipstream.runners.cuda.graphs import replay_seconds
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_linear, fp8_tile_config, launch_fp8, tokens_of_a_block
@@ -43,7 +43,6 @@ SHAPES = {  # rows, columns, rows in more bits
 }
 EXPERTS = {"35B-A3B experts": (256, 8, 2048, 512)}  # experts, active, hidden, inner
 TINY_SHAPES, TINY_EXPERTS = {"tiny": (130, 256, 6)}, {"tiny experts": (4, 2, 128, 128)}
-REPLAYS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +65,7 @@ class Bench:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        times = []
-        for _ in range(1 + REPLAYS):
-            start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start_event.record()
-            graph.replay()
-            end_event.record()
-            end_event.synchronize()
-            times.append(start_event.elapsed_time(end_event) / 1e3)
-        return median(times[1:]) / self.copies
+        return replay_seconds(graph) / self.copies
 
     def note(self, **entry: Any) -> None:
         if self.file is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from quantized_checks import check_reordered, check_rows, check_sums
 from torch import Tensor
-from unpacking import check_reordered, check_rows
 
 from slipstream.load.tensor import FP8, RawTensor
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, interleaved_rows
@@ -93,15 +95,11 @@ def test_equals_pytorch(
     matrix = made(97, WIDTH, device, num_kept)
     if matrix.kept is not None:
         matrix = Fp8Matrix(matrix.words, matrix.factors, matrix.kept.to(dtype))
-    num_out = 97 + num_kept
     x = torch.randn(num_tokens, WIDTH, device=device).to(dtype)
-    add, bias = torch.randn(num_tokens, num_out, device=device).to(dtype), torch.randn(num_out, device=device).to(dtype)
-    scratch, wanted = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), x.cpu().double() @ exact(matrix).T
-    # The second finds the counters as the first left them.
-    for extra, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
-        total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(quantized_linear(x, matrix, config, scratch, *extra), total, matrix) < TOLERANCE[dtype]
-    assert not scratch.arrived.any()
+    check_sums(
+        lambda x, scratch, *extra: quantized_linear(x, matrix, config, scratch, *extra),
+        x, x.cpu().double() @ exact(matrix).T, partial(error, matrix=matrix), TOLERANCE[dtype],
+    )  # fmt: skip
 
 
 @pytest.mark.each_value

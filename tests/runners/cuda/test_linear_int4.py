@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from quantized_checks import check_columns, check_company, check_reordered, check_rows, check_slabs, check_sums
 from some_gpus import HOPPER
 from torch import Tensor
-from unpacking import check_reordered, check_rows
 
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
@@ -104,12 +105,7 @@ def test_normal_weights_keep_as_much_as_four_bits_can(device: torch.device) -> N
 
 
 def test_large_matrices_are_rounded_slab_by_slab(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = torch.randn(50, 256, device=device)
-    at_once = quantize([whole], whole.shape, device)
-    monkeypatch.setattr("slipstream.runners.cuda.kernels.quant.quantize.SLAB", 7 * 256)
-    in_slabs = quantize([whole[:9], whole[9:]], whole.shape, device)
-    assert torch.equal(at_once.words, in_slabs.words)
-    assert torch.equal(at_once.scales_zeros, in_slabs.scales_zeros)
+    check_slabs(quantize, device, monkeypatch)
 
 
 @pytest.mark.each_value
@@ -147,15 +143,11 @@ def test_equals_pytorch(num_tokens: int, config: TileConfig, dtype: torch.dtype,
         pytest.skip("float32 is there to be compared with: its tiles of 64 tokens do not fit")
     x = torch.randn(num_tokens, 648, device=device).to(dtype)  # the last tile is not full
     matrix = made(97, 648, device)
-    add = torch.randn(num_tokens, 97, device=device).to(dtype)
-    bias = torch.randn(97, device=device).to(dtype)
-    scratch, wanted = Scratch(device, SCRATCH_FLOATS), x.cpu().double() @ exact(matrix).T
     tolerance = (GPU_TOLERANCE if device.type == "cuda" else TOLERANCE)[dtype]
-    # The second finds the counters as the first left them.
-    for extra, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
-        total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(quantized_linear(x, matrix, config, scratch, *extra), total, matrix) < tolerance
-    assert not scratch.arrived.any()
+    check_sums(
+        lambda x, scratch, *extra: quantized_linear(x, matrix, config, scratch, *extra),
+        x, x.cpu().double() @ exact(matrix).T, partial(error, matrix=matrix), tolerance,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -164,12 +156,7 @@ def test_every_level_is_exact(dtype: torch.dtype, device: torch.device) -> None:
     wanted = (torch.arange(64 * 512) * 37 % 16 - 7).view(64, 512)
     wanted[:, ::GROUP], wanted[:, 1::GROUP] = -7, 8  # so that all scales are one
     matrix = quantize([wanted.float()], wanted.shape, device)
-    config, scratch = TileConfig(64, 256, 2), Scratch(device)
-    for columns in range(0, 512, 64):
-        x = torch.eye(512, dtype=dtype, device=device)[columns : columns + 64].contiguous()
-        assert torch.equal(
-            quantized_linear(x, matrix, config, scratch).cpu().long().T, wanted[:, columns : columns + 64]
-        )
+    check_columns(matrix, wanted, TileConfig(64, 256, 2), dtype)
 
 
 def test_scales_from_tiny_to_huge(device: torch.device) -> None:
@@ -182,10 +169,7 @@ def test_scales_from_tiny_to_huge(device: torch.device) -> None:
 
 
 def test_the_same_bits_in_any_company(device: torch.device) -> None:
-    x, matrix, scratch = torch.randn(8, 1024, device=device), made(64, 1024, device), Scratch(device)
-    together = quantized_linear(x, matrix, CONFIGS[1], scratch)
-    alone = torch.cat([quantized_linear(row[None], matrix, CONFIGS[1], scratch) for row in x])
-    assert torch.equal(together, alone)
+    check_company(torch.randn(8, 1024, device=device), made(64, 1024, device), CONFIGS[1])
 
 
 @pytest.mark.each_value

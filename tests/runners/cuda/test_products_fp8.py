@@ -6,16 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from quantized_checks import check_reordered, check_rows, check_sums
 from test_activations_fp8 import in_order
 from test_fused_layers import BATCH, HIDDEN, layers_of, matrices, weights_of
 from test_linear_fp8 import CODES
 from torch import Tensor
-from unpacking import check_reordered, check_rows
 
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, Unscaled, interleaved_rows
 from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_gated, fp8_linear, fp8_normed, fp8_tile_config
@@ -96,15 +97,11 @@ def test_equals_float64_on_rounded_operands(
     num_tokens: int, config: TileConfig, dtype: torch.dtype, num_kept: int, device: torch.device
 ) -> None:
     matrix = made(97, WIDTH, device, num_kept, dtype)
-    num_out = 97 + num_kept
     x = (torch.randn(num_tokens, WIDTH, device=device) * torch.logspace(-2, 2, WIDTH, device=device)).to(dtype)
-    add, bias = torch.randn(num_tokens, num_out, device=device).to(dtype), torch.randn(num_out, device=device).to(dtype)
-    scratch, wanted = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), exact(x, matrix)
-    # The second finds the counters as the first left them.
-    for extra, more in (((), 0.0), ((None, add), add), ((bias, add), add.double() + bias)):
-        total = wanted + torch.as_tensor(more).cpu().double()
-        assert error(fp8_linear(x, matrix, config, scratch, *extra), total, matrix) < TOLERANCE[dtype]
-    assert not scratch.arrived.any()
+    check_sums(
+        lambda x, scratch, *extra: fp8_linear(x, matrix, config, scratch, *extra),
+        x, exact(x, matrix), partial(error, matrix=matrix), TOLERANCE[dtype],
+    )  # fmt: skip
 
 
 def test_in_the_interpreter_sums_are_float32s(device: torch.device) -> None:

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
 from slipstream.runners.cuda.kernels.gpus import gpu
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
+from slipstream.runners.cuda.kernels.matmul.linear import TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_coded import coded_linear, tile_config, tokens_of_a_block
 from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
 from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
 from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
 from slipstream.runners.cuda.kernels.quant.pack import put
-from slipstream.runners.cuda.model.linear import ExpertStack
+from slipstream.runners.cuda.model.linear import ExpertStack, PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
-class CodedLinear:
-    matrix: CodedMatrix
-    bias: Tensor | None  # [out]
-    scratch: Scratch
-    dtype: torch.dtype  # of activations
-
-    @property
-    def num_out(self) -> int:
-        return self.matrix.num_rows
-
-    @property
-    def num_bytes(self) -> int:
-        return self.matrix.num_bytes
-
+class CodedLinear(PackedLinear[CodedMatrix]):
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         out = x.new_empty(x.shape[0], self.num_out)
         self.write(x, out, add)
@@ -53,13 +40,6 @@ class CodedLinear:
             torch.addmm(add, x, weight, out=out)
         if self.bias is not None:
             out += self.bias
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self.matrix.weights(self.dtype, ids)
-
-    def for_drafts(self, num_rows: int) -> CodedLinear:
-        assert self.bias is None
-        return replace(self, matrix=self.matrix.first(num_rows))
 
 
 def fitted_config(matrix: CodedMatrix, num_tokens: int, dtype: torch.dtype) -> TileConfig | None:

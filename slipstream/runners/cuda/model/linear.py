@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 import triton
@@ -35,6 +35,7 @@ from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
 from slipstream.runners.torch.weights import DenseFormat, Parts
 
 Stack = TypeVar("Stack")
+Matrix = TypeVar("Matrix", bound="PackedMatrix")
 GLUON_VERSIONS = ((3, 6), (3, 9))  # of Triton, first and last that linear_prefetch.py was compiled with
 
 
@@ -83,6 +84,45 @@ class CudaLinear(DenseLinear):
     def for_drafts(self, num_rows: int) -> CudaLinear:
         assert self.bias is None
         return make_linear(self.weight[:num_rows], None, self.scratch)
+
+
+class PackedMatrix(Protocol):
+    """Of a format of kernels/quant."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def first(self, num_rows: int) -> Self: ...
+
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear(Generic[Matrix]):
+    """A matrix in fewer bits than the activations have."""
+
+    matrix: Matrix
+    bias: Tensor | None  # [out]
+    scratch: Scratch
+    dtype: torch.dtype  # of activations
+
+    @property
+    def num_out(self) -> int:
+        return self.matrix.num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        return self.matrix.num_bytes
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.matrix.weights(self.dtype, ids)
+
+    def for_drafts(self, num_rows: int) -> Self:
+        assert self.bias is None
+        return replace(self, matrix=self.matrix.first(num_rows))
 
 
 def library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Protocol
@@ -40,7 +40,7 @@ from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.pack import fp8_factors
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
 from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, packed_matrix
-from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, library_product
+from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, PackedLinear, library_product
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, LinearStack, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
@@ -51,20 +51,7 @@ WEIGHT_BYTES = {8: 1.0, 4: 0.5 + 4 / int4.GROUP}  # in a tile, by bits: with its
 
 
 @dataclass(frozen=True, slots=True)
-class CudaQuantizedLinear:
-    matrix: QuantizedMatrix
-    bias: Tensor | None  # [out]
-    scratch: Scratch
-    dtype: torch.dtype  # of activations
-
-    @property
-    def num_out(self) -> int:
-        return self.matrix.num_rows
-
-    @property
-    def num_bytes(self) -> int:
-        return self.matrix.num_bytes
-
+class CudaQuantizedLinear(PackedLinear[QuantizedMatrix]):
     def __call__(self, x: Tensor | Unscaled, add: Tensor | None = None) -> Tensor:
         config = self._tile_config(x.shape[0])
         if config is not None:
@@ -93,13 +80,6 @@ class CudaQuantizedLinear:
 
     def _tile_config(self, num_tokens: int) -> TileConfig | None:
         return fitted_config(self.matrix, num_tokens, self.dtype)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self.matrix.weights(self.dtype, ids)
-
-    def for_drafts(self, num_rows: int) -> CudaQuantizedLinear:
-        assert self.bias is None
-        return replace(self, matrix=self.matrix.first(num_rows))
 
 
 def fitted_config(matrix: QuantizedMatrix, num_tokens: int, dtype: torch.dtype) -> TileConfig | None:
