@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
+from importlib.util import find_spec
 from itertools import combinations
 
 import pytest
@@ -24,6 +25,10 @@ torch.set_num_threads(1)
 # Without a GPU, Triton kernels run in its interpreter. Read when a kernel is decorated, so set before any is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton"):
+        from quick_interpreter import quicken
+
+        quicken()
 
 # Workers of pytest-xdist have a core each: kernels and servers that they start take as many threads as they may use.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")

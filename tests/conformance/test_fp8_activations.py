@@ -49,7 +49,7 @@ def distances(some: list[float], others: list[float]) -> list[float]:
     return [abs(one - other) for one, other in zip(some, others, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen3_5", marks=pytest.mark.exhaustive), "qwen3_5_moe"])
 def test_probabilities_stay_close(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the prompt's tokens: without rounding, to float32's; with it, within what test_fp8_quality.py sees."""
     folder = tiny_fp8.save(tiny_fp8.build(kind), tmp_path)

@@ -66,7 +66,7 @@ def test_reading_is_timed_in_few_steps(runner: CudaRunner, monkeypatch: pytest.M
 @pytest.mark.filterwarnings("ignore:invalid value")  # what a cache holds that nobody wrote
 def test_steps_after_a_long_context_run(runner: CudaRunner) -> None:
     with torch.inference_mode():
-        assert calibrate._read_seconds(runner.launcher, 16, 700) == 0.0  # no clock on a CPU
+        assert calibrate._read_seconds(runner.launcher, 16, 200) == 0.0  # no clock on a CPU
         calibrate._set_rows(runner.launcher, 0, 0)
 
 

@@ -33,6 +33,7 @@ def reference(x: Tensor, gate_up: Fp8Matrix, down: Fp8Matrix, expert: Tensor, co
     return torch.stack(made).view(*expert.shape, -1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(("num_tokens", "num_experts", "num_active", "hidden", "inner"), SIZES)
 def test_equals_pytorch_on_rounded_operands(

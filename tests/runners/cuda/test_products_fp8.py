@@ -190,6 +190,7 @@ class Rounded(DenseLinear):
         return DenseLinear.__call__(self, rounded(x.float()), add)
 
 
+@pytest.mark.exhaustive
 def test_fused_layers_round_each_product_s_activations(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """With norms and activations inside them: as far from unrounded layers as float64 says that rounding leads."""
     weights = [[weight.to(device, torch.bfloat16) for weight in matrices()] for _ in range(2)]
