@@ -2,8 +2,9 @@
  *
  * Every output element is computed in one order, whatever the number of rows, the tile and the thread: the order is
  * written in tile_float.h and tile_integer.h. A tile keeps a few rows of x and three vectors of output rows in registers, so a
- * weight is unpacked once for them: verifying a few drafted tokens costs little more than decoding one. (Unpacking a
- * block to memory once for many rows, with x transposed, was measured for prefill and gained nothing.)
+ * weight is unpacked once for them: verifying a few drafted tokens costs little more than decoding one. Unpacking a block to
+ * memory once for many rows pays on machines without byte dots (tile_panel.h); an earlier attempt, with x transposed, gained
+ * nothing.
  */
 #include "linear.h"
 
