@@ -2,8 +2,9 @@
  *
  * Every output element is computed in one order, whatever the number of rows, the tile and the thread: the order is
  * written in tile_float.h and tile_integer.h. A tile keeps a few rows of x and three vectors of output rows in registers, so a
- * weight is unpacked once for them: verifying a few drafted tokens costs little more than decoding one. (Unpacking a
- * block to memory once for many rows, with x transposed, was measured for prefill and gained nothing.)
+ * weight is unpacked once for them: verifying a few drafted tokens costs little more than decoding one. Unpacking a block to
+ * memory once for many rows pays on machines without byte dots (tile_panel.h); an earlier attempt, with x transposed, gained
+ * nothing.
  */
 #include "linear.h"
 
@@ -14,14 +15,7 @@
 #include "tile_byte.h"
 #include "tile_dot.h"
 #include "tile_float.h"
-#include "tile_word.h"
-
-/* Rows of x that meet one panel while it is in the nearest cache: whole tiles. */
-#if MAX_MT == 6
-#define ROWS_PER_ITEM 72
-#else
-#define ROWS_PER_ITEM 64
-#endif
+#include "tile_panel.h"
 
 typedef void (*tile_fn)(const linear_job *, int panel, int row);
 
@@ -116,12 +110,24 @@ INLINE void amx_begin(void) {}
 INLINE void amx_end(void) {}
 #endif
 
+/* Whether all rows are multiplied by tile_panel(). */
+#ifdef HAS_PANELS
+INLINE int by_panels(const linear_job *j) { return j->m >= panel_min_rows(kind_of(j->w->format)); }
+#else
+INLINE int by_panels(const linear_job *j) { return (void)j, 0; }
+INLINE void tile_panel(const linear_job *j, int panel, int first, int last) { (void)j, (void)panel, (void)first, (void)last; }
+#endif
+
 /* A chunk: a few panels against one slab of rows. Neighbouring chunks share the slab. */
 static void linear_chunk(const linear_job *j, int chunk) {
   const tile_fn *fns = tiles_of(j), full = full_tile(j);
   int first = (chunk / j->chunks_per_slab) * ROWS_PER_ITEM, panel = (chunk % j->chunks_per_slab) * j->panels_per_chunk;
   int last = first + ROWS_PER_ITEM < j->m ? first + ROWS_PER_ITEM : j->m;
   int end = panel + j->panels_per_chunk < j->panels ? panel + j->panels_per_chunk : j->panels;
+  if (by_panels(j)) {
+    for (; panel < end; panel++) tile_panel(j, panel, first, last);
+    return;
+  }
   const int rows = tile_rows(j), matrix_unit = last - first >= rows && full != fns[rows - 1];
   if (matrix_unit) amx_begin();
   for (; panel < end; panel++)
@@ -154,7 +160,7 @@ static int takes_words(const linear_job *j, int group) {
   return 0;
 #endif
 #ifdef HAS_BYTES
-  return group > 1 || !takes_bytes(kind_of(j->w->format));
+  return group > 1 || by_panels(j) || !takes_bytes(kind_of(j->w->format));
 #endif
   return (void)j, (void)group, 1;
 }
@@ -239,7 +245,7 @@ static int can_share(const linear_job *j, const linear_job *before) {
   return j->x == before->x && j->ldx == before->ldx && j->m == before->m && j->w->cols == before->w->cols &&
          j->w->order == before->w->order && quantizes_x(j->w->format) && quantizes_x(before->w->format) &&
          (j->w->format & HALVES) == (before->w->format & HALVES) && /* the matrix unit takes one of them alone */
-         takes_words(j, 1) == takes_words(before, 1);
+         (j->m % MAX_MT != 1 || takes_words(j, 1) == takes_words(before, 1)); /* of one row it depends on the kind */
 }
 
 /* ---- jobs ---- */

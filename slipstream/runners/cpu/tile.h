@@ -10,6 +10,13 @@
 
 #define FETCH_BYTES 4096
 
+/* Rows of x that meet one panel while it is in the nearest cache: whole tiles. */
+#if MAX_MT == 6
+#define ROWS_PER_ITEM 72
+#else
+#define ROWS_PER_ITEM 64
+#endif
+
 /* Sums over a block of x: of its first 16 columns, of the others, of all. */
 enum { WHOLE = 2, NUM_SUMS = 3 };
 typedef struct {

@@ -13,7 +13,7 @@ from slipstream.load.tensor import RawTensor
 from slipstream.runners.cpu.bindings import Kernels
 from slipstream.runners.cpu.experts import PackedExperts
 from slipstream.runners.cpu.formats import SLAB, PackedFormat, PackedLinear
-from slipstream.runners.cpu.packed import BLOCK_TYPES, CODE_BITS, STACK, W4M, PackedWeight, layout_of
+from slipstream.runners.cpu.packed import BLOCK_TYPES, CODE_BITS, STACK, W4M, PackedWeight, layout_of, stacked_weight
 from tests.runners.cpu.test_linear import assert_close, product
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -86,11 +86,12 @@ def random_blocks(dtype: str, rows: int, cols: int) -> np.ndarray:
 def check(kernels: Kernels, weight: PackedWeight, matrix: torch.Tensor) -> None:
     """Every number as it is, products within the rounding of x, the same bits in any company."""
     assert torch.equal(kernels.embed(torch.arange(weight.rows), weight), matrix)
-    x = torch.randn(19, weight.cols)
+    x = torch.randn(91, weight.cols)
     whole = product(kernels, x, weight)
     assert_close(whole, x, matrix, kernels.quantizes_x)
-    for m in (1, 2, 3, 4, 5, 6, 7, 8):
+    for m in (1, 2, 3, 4, 5, 6, 7, 8, 19, 31):
         assert torch.equal(product(kernels, x[3 : 3 + m], weight), whole[3 : 3 + m])
+        assert torch.equal(product(kernels, x[-m:], weight), whole[-m:])
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -183,6 +184,20 @@ def test_parts_of_several_types(kernels: Kernels) -> None:
     assert torch.equal(made(x), torch.cat([form.linear([part], None)(x) for part in parts], 1))
 
 
+@pytest.mark.parametrize("m", [1, 6, 7, 8, 19, 25])
+def test_parts_that_take_many_rows_in_different_ways(any_kernels: Kernels, m: int) -> None:
+    """From how many rows on they are multiplied panel by panel depends on the kind of codes."""
+    kinds = [
+        (Container("int8", 16, 256), 6),
+        (Container("affine4", 32, 256, True, True), 4),
+        (Container("int8", 32, 256), 5),
+    ]
+    parts = [pack(any_kernels, random_codes(form, 30, 256, bits), bits) for form, bits in (*kinds, *reversed(kinds))]
+    x = torch.randn(m, 256)
+    apart = torch.cat([product(any_kernels, x, part) for part in parts], 1)
+    assert torch.equal(product(any_kernels, x, stacked_weight(parts)), apart)
+
+
 @pytest.mark.parametrize("asked", ["auto", "float32"])
 def test_columns_in_another_order(any_kernels: Kernels, asked: str) -> None:
     """Stored column i is column order[i]."""
@@ -251,9 +266,8 @@ def test_largest_sums_fit(any_kernels: Kernels, dtype: str, byte: int) -> None:
     any_kernels.fill_blocks(weight, 0, dtype, raw)
     row = torch.full((512,), (127 * 128 - 64) / (127 * 128))
     row[::32] = 1.0
-    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
-    x = signs[:, None] * row
+    x = torch.tensor([1.0, -1.0] * 13)[:, None] * row
     matrix = any_kernels.embed(torch.arange(24), weight)
-    for m in range(1, 8):
+    for m in (*range(1, 8), 25):
         assert_close(product(any_kernels, x[:m], weight), x[:m], matrix, any_kernels.quantizes_x)
         assert_close(product(any_kernels, -x[:m], weight), -x[:m], matrix, any_kernels.quantizes_x)
