@@ -18,7 +18,7 @@ import torch
 from harness import open_runner, target_logits
 from rounded_states import as_stored, rounding_steps
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, softplus
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from slipstream.load import open_model
@@ -62,10 +62,30 @@ def texts() -> tuple[list[str], list[str]]:
     return [text for i, text in enumerate(read) if i not in held], [read[i] for i in held]
 
 
+def slow_decays(model: Qwen3_5ForCausalLM) -> None:
+    """Heads that keep 10 to 1000 tokens, as such models begin: `transformers` begins with states that forget at once."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.zero_()
+            if name.endswith("dt_bias"):
+                rates = 10.0 ** -torch.linspace(1, 3, weight.numel())
+                weight.copy_(torch.log(torch.expm1(rates)))
+
+
+def decays(model: Qwen3_5ForCausalLM) -> list[float]:
+    """Of each recurrent head, where a token's own gate is 0."""
+    found = dict(model.named_parameters())
+    names = [name.removesuffix("A_log") for name in found if name.endswith("A_log")]
+    rates = [found[f"{name}A_log"].exp() * softplus(found[f"{name}dt_bias"]) for name in names]
+    return sorted(torch.exp(-torch.cat(rates)).tolist())
+
+
 def train(seconds: float, folder: Path) -> None:
     torch.manual_seed(0)
     data = torch.tensor(list("\n\n".join(texts()[0]).encode()))
     model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES)).float()
+    slow_decays(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98))
     began, step, losses = time.monotonic(), 0, []
     while (share := (time.monotonic() - began) / seconds) < 1:
@@ -80,7 +100,8 @@ def train(seconds: float, folder: Path) -> None:
         optimizer.step()
         step += 1
         losses = [*losses[-49:], loss.item()]
-    print(f"trained in {step} steps to {sum(losses) / len(losses):.2f} nats a byte", flush=True)
+    print(f"trained in {step} steps to {sum(losses) / len(losses):.2f} nats a byte")
+    print("decays of its heads:", " ".join(f"{each:.4f}" for each in decays(model)), flush=True)
     model.save_pretrained(folder)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.gpus import gpu
-from slipstream.runners.cuda.kernels.matmul.product import split, split_product
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, split, split_product
 
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
@@ -33,6 +33,13 @@ LONG = tl.constexpr(32)  # a row that feeds more committed tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
 NEVER = tl.constexpr(1 << 30)  # no row is so long
 LARGEST = tl.constexpr(65504.0)  # of float16
+# Two numbers in one instruction; of a conversion and back the compiler makes one for each.
+_TO_BFLOAT16 = tl.constexpr("""{
+    .reg .b32 two;
+    cvt.rn.bf16x2.f32 two, $3, $2;
+    shl.b32 $0, two, 16;
+    and.b32 $1, two, 0xffff0000;
+}""")
 COLUMNS = 32  # of a state, per program: two programs share a multiprocessor
 
 
@@ -71,9 +78,14 @@ def as_stored(memory, state):
 
     Float16 ends at 65504: larger numbers become that, not infinite.
     """
-    if state.dtype.element_ty == tl.float16:
+    dtype: tl.constexpr = state.dtype.element_ty
+    if dtype == tl.float16:
         memory = tl.clamp(memory, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    return memory.to(state.dtype.element_ty).to(tl.float32)
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        rounded = tl.inline_asm_elementwise(_TO_BFLOAT16, "=r,=r,r,r", [memory], dtype=tl.float32, is_pure=True, pack=2)
+    else:
+        rounded = memory.to(dtype).to(tl.float32)
+    return rounded
 
 
 @triton.jit
