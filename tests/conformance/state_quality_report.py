@@ -63,7 +63,7 @@ def texts() -> tuple[list[str], list[str]]:
 
 
 def slow_decays(model: Qwen3_5ForCausalLM) -> None:
-    """Heads that keep 10 to 1000 tokens, as such models begin: `transformers` begins with states that forget at once."""
+    """Heads that keep 10 to 1000 tokens. `transformers` itself begins with states that forget at once."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("A_log"):
