@@ -120,7 +120,7 @@ def test_from_a_state_kept_while_a_prompt_is_read(tmp_path: Path, kind: str, sta
     assert (len(cold.results[0].drafts) > 0) == (depth > 0)
 
 
-@pytest.mark.parametrize("state_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("state_dtype", ["float32", pytest.param("float16", marks=pytest.mark.exhaustive)])
 def test_from_a_state_kept_while_decoding(tmp_path: Path, state_dtype: str) -> None:
     """The position is passed among accepted drafts; the plans name it before and after."""
     runner, keep = opened(tmp_path, "qwen3_5", state_dtype)
