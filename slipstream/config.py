@@ -73,6 +73,7 @@ class RunnerConfig:
     runner: str = "auto"  # the array library: see RUNNERS
     kv_dtype: str = "auto"  # of keys and values in the cache: see KV_DTYPES
     fp8_activations: bool = False  # on a GPU, beside matrices in FP8: round activations to FP8 where that is faster
+    state_dtype: str = "float32"  # in which recurrent states are stored: see STATE_DTYPES
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:
@@ -81,6 +82,8 @@ class RunnerConfig:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {self.kv_dtype!r}")
+        if self.state_dtype not in STATE_DTYPES:
+            raise ConfigError(f"state_dtype must be one of {', '.join(STATE_DTYPES)}, not {self.state_dtype!r}")
         for name in ("kv_memory", "max_context", "draft_vocab"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
@@ -89,7 +92,15 @@ class RunnerConfig:
         if not all(before >= after >= 0.0 for before, after in zip((1.0, *rates), rates)):
             raise ConfigError(f"simulate_acceptance must fall from at most 1 to at least 0, not {rates}")
 
+    @property
+    def for_triton(self) -> str:
+        """The option, if there is one, that only the Triton kernels of a CUDA GPU have."""
+        if self.fp8_activations:
+            return "fp8_activations"
+        return "" if self.state_dtype == "float32" else f"state_dtype {self.state_dtype}"
+
 
 RUNNERS = ("auto", "torch", "mlx")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4", "fp8")
 KV_DTYPES = ("auto", "fp8")  # auto: the type of activations; fp8: e4m3, decision 21
+STATE_DTYPES = ("float32", "float16", "bfloat16")  # sums are float32 in any case: decision 23

@@ -64,6 +64,7 @@ class LLM:
         max_streams: int = 16,
         kv_memory: int | None = None,
         kv_dtype: str = "auto",
+        state_dtype: str = "float32",
         max_context: int | None = None,
         max_depth: int = 4,
         p_min: float = 0.0,
@@ -74,8 +75,9 @@ class LLM:
         engine_config = EngineConfig(
             max_streams=max_streams, draft=draft, max_depth=max_depth, p_min=p_min, prefix_cache=prefix_cache
         )
+        sizes = (kv_memory, max_context, draft_vocab)
         backend = choose_backend(
-            RunnerConfig(device, dtype, kv_memory, max_context, draft_vocab, runner=runner, kv_dtype=kv_dtype)
+            RunnerConfig(device, dtype, *sizes, runner=runner, kv_dtype=kv_dtype, state_dtype=state_dtype)
         )
         opened = open_model(model, mtp, any_architecture=backend.any_architecture)
         self._start(opened, engine_config, backend, progress)

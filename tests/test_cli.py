@@ -146,6 +146,19 @@ def test_the_plan_with_keys_and_values_in_fp8(capsys: pytest.CaptureFixture[str]
     assert "KV pool, fp8, " in out
 
 
+def test_the_plan_with_states_in_16_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--shape", "qwen3.5-4b", "--device", "cuda", "--memory", "40GB")
+    wide, half = plan(capsys, *options), plan(capsys, *options, "--state-dtype", "float16")
+    assert (wide["state_dtype"], half["state_dtype"]) == ("float32", "float16")
+    assert half["states"] < 0.6 * wide["states"]
+    assert main(["plan", *options, "--state-dtype", "float16"]) == 0
+    out = capsys.readouterr().out
+    assert ", states in float16\n" in out
+    assert "  states, float16, " in out
+    assert main(["plan", "--shape", "tiny", "--device", "cpu", "--state-dtype", "float16"]) != 0
+    assert "state_dtype float16 needs the Triton kernels of a CUDA GPU, but this is a CPU" in capsys.readouterr().err
+
+
 def test_the_plan_has_room_for_kept_states(capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("--shape", "tiny", "--device", "cpu")
     on, off = plan(capsys, *shape), plan(capsys, *shape, "--prefix-cache", "off")

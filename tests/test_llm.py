@@ -210,6 +210,8 @@ def test_a_closed_engine_says_so() -> None:
         ({"draft": "sometimes"}, ConfigError),
         ({"kv_memory": 1000}, ConfigError),
         ({"kv_dtype": "int3"}, ConfigError),
+        ({"state_dtype": "int3"}, ConfigError),
+        ({"state_dtype": "float16", "device": "cpu"}, ConfigError),
     ],
 )
 def test_options_that_cannot_be_used(options: dict[str, object], error: type[Exception]) -> None:

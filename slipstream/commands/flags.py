@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from slipstream.commands.arguments import draft_setting, num_bytes
 from slipstream.commands.options import SAMPLING_DEFAULTS, SHAPE_NAMES, STORED_NAMES, SWITCH
-from slipstream.config import DTYPES, KV_DTYPES, RUNNERS
+from slipstream.config import DTYPES, KV_DTYPES, RUNNERS, STATE_DTYPES
 from slipstream.sampling import MAX_DEPTH
 from slipstream.server.service.settings import LOG_FORMATS, LOG_LEVELS
 
@@ -138,6 +138,8 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
         help="how keys and values are cached; auto: in the type of activations; fp8: in a byte each, so that twice the "
         "tokens of bfloat16 fit, or four times those of float32",
     )
+    states = "how recurrent states are stored on a CUDA GPU: in 16 bits they take half the memory; sums stay in float32"
+    flag(group, "--state-dtype", default="float32", choices=STATE_DTYPES, help=states)
     flag(
         group,
         "--max-step-tokens",

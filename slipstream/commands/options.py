@@ -41,6 +41,7 @@ class ModelOptions:
     max_slowdown: float = 2.0
     kv_memory: int | None = None
     kv_dtype: str = "auto"
+    state_dtype: str = "float32"
     max_context: int | None = None
     draft_vocab: int | None = None
     fp8_activations: str = "off"  # see SWITCH
@@ -80,6 +81,7 @@ class ModelOptions:
             simulate_acceptance=self.simulate_acceptance,
             runner=self.runner,
             kv_dtype=self.kv_dtype,
+            state_dtype=self.state_dtype,
             fp8_activations=self.fp8_activations == "on",
         )
 

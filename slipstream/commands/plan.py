@@ -89,7 +89,12 @@ def _in_words(contents: Contents) -> str:
 
 
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
-    recurrent = [(f"recurrent states, {size(memory.state_per_stream)} each", memory.states)] if memory.states else []
+    of = (
+        f"{memory.state_dtype}, {size(memory.state_per_stream)}"
+        if memory.state_dtype
+        else size(memory.state_per_stream)
+    )
+    recurrent = [(f"states, {of} a stream", memory.states)] if memory.states else []
     kept = [(f"kept states, {size(memory.kept_state)} each", memory.kept_states)] if memory.kept_states else []
     rows = [("KV buffers, a row a stream", memory.row_buffers)] if memory.row_buffers else []
     workspace = [("workspace", memory.workspace)] if memory.workspace else []

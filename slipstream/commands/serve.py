@@ -77,6 +77,7 @@ class Loading:
             state_bytes=memory.states + memory.kept_states,
             kv_row_bytes=memory.row_buffers,
             kv_dtype=memory.kv_dtype,
+            state_dtype=memory.state_dtype,
         )
         head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
         self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {head}"

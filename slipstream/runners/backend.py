@@ -42,6 +42,7 @@ class MemoryPlan:
     shared_pool: bool = True  # False: each slot has room of its own for max_context
     weight_parts: tuple[tuple[str, int], ...] = ()  # of the weights: load/contents.py's parts, where they are known
     kv_dtype: str = ""  # of keys and values, in words
+    state_dtype: str = ""  # of recurrent states; "": there are none, or the runner does not tell
     row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
     @property

@@ -16,8 +16,8 @@ def choose_backend(config: RunnerConfig, present: bool = True) -> Backend:
     ``present`` False: to plan for a device that is not here.
     """
     if choose_library(config.runner) == "mlx":
-        if config.fp8_activations:
-            raise ConfigError("fp8_activations needs the Triton kernels of a CUDA GPU, but the runner is mlx")
+        if config.for_triton:
+            raise ConfigError(f"{config.for_triton} needs the Triton kernels of a CUDA GPU, but the runner is mlx")
         from slipstream.runners.mlx.backend import MlxBackend  # an array library is imported by its own backend only
 
         return MlxBackend(config)

@@ -93,20 +93,21 @@ MODELS = {
 }
 
 
-def opened(folder: Path, kind: str) -> tuple[CudaRunner, Keep]:
+def opened(folder: Path, kind: str, state_dtype: str = "float32") -> tuple[CudaRunner, Keep]:
     """A runner, and the first position that a row can keep there."""
     torch.manual_seed(0)
     model = tiny.randomise(MODELS[kind]())
-    info = (runner := open_resident(tiny.save(model, folder, head=True), max_depth=DEPTH)).info
+    saved = tiny.save(model, folder, head=True)
+    info = (runner := open_resident(saved, max_depth=DEPTH, state_dtype=state_dtype)).info
     assert (info.num_states > 0) == (kind != "llama")
     return runner, Keep(info.keep_grid, info.num_slots + info.num_states - 1 if info.num_states else None)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("depth", [DEPTH, 0])
-@pytest.mark.parametrize("kind", MODELS)
-def test_from_a_state_kept_while_a_prompt_is_read(tmp_path: Path, kind: str, depth: int) -> None:
-    runner, keep = opened(tmp_path, kind)
+@pytest.mark.parametrize(("kind", "state_dtype"), [*((kind, "float32") for kind in MODELS), ("qwen3_5", "float16")])
+def test_from_a_state_kept_while_a_prompt_is_read(tmp_path: Path, kind: str, state_dtype: str, depth: int) -> None:
+    runner, keep = opened(tmp_path, kind, state_dtype)
     length = keep.position + 2
     cold = Stream(runner, 0, PROMPT[:length], BLOCKS, depth=depth, keeps=(keep,))
     cold.read(length)
@@ -119,9 +120,10 @@ def test_from_a_state_kept_while_a_prompt_is_read(tmp_path: Path, kind: str, dep
     assert (len(cold.results[0].drafts) > 0) == (depth > 0)
 
 
-def test_from_a_state_kept_while_decoding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state_dtype", ["float32", pytest.param("float16", marks=pytest.mark.exhaustive)])
+def test_from_a_state_kept_while_decoding(tmp_path: Path, state_dtype: str) -> None:
     """The position is passed among accepted drafts; the plans name it before and after."""
-    runner, keep = opened(tmp_path, "qwen3_5")
+    runner, keep = opened(tmp_path, "qwen3_5", state_dtype)
     length, num_known = keep.position - 2, keep.position + 1
     cold = Stream(runner, 0, PROMPT[:length], BLOCKS, keeps=(keep,))
     cold.read(length)

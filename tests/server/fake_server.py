@@ -31,7 +31,17 @@ WAIT = 300.0
 END = 96
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
 ENGINE = EngineConfig(max_streams=4, max_step_tokens=32, min_chunk=4, draft=2, block_size=4)
-FACTS = ModelFacts("fake", "hash", "none", "fake", weight_bytes=1, kv_token_bytes=8, state_bytes=0, kv_dtype="int16")
+FACTS = ModelFacts(
+    "fake",
+    "hash",
+    "none",
+    "fake",
+    weight_bytes=1,
+    kv_token_bytes=8,
+    state_bytes=0,
+    kv_dtype="int16",
+    state_dtype="int8",
+)
 LINES = "\n" + "".join(map(chr, range(32, 127)))  # the characters of the vocabulary, by id
 
 

@@ -177,8 +177,10 @@ def test_memory_the_build_and_the_process(served: tuple[FakeServer, list[dict[st
     assert samples["slipstream_ready"] == 1
     assert "slipstream_http_requests" in samples.families
     info = samples.families["vllm:cache_config_info"].samples[0]
-    assert info.labels == {**LABELS, "block_size": "4", "num_gpu_blocks": "64", "cache_dtype": "int16"}
-    assert server.get("/v1/status").json()["device"]["kv_dtype"] == "int16"
+    types = {"cache_dtype": "int16", "mamba_ssm_cache_dtype": "int8"}
+    assert info.labels == {**LABELS, "block_size": "4", "num_gpu_blocks": "64", **types}
+    device = server.get("/v1/status").json()["device"]
+    assert (device["kv_dtype"], device["state_dtype"]) == ("int16", "int8")
 
 
 def test_what_llm_d_reads(served: tuple[FakeServer, list[dict[str, int]]]) -> None:

@@ -45,7 +45,9 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
     stored += ", activations in fp8 where faster" if rounds else ""
     note = f"{device.type}, {name}{stored}, Triton kernels in captured steps"
     vocab = draft_vocab(config, spec, _default_draft_vocab(spec))
-    return Platform(
+    if config.state_dtype != "float32" and spec.gdn is None:
+        raise ConfigError(f"state_dtype is {config.state_dtype}, but this model has no recurrent states")
+    platform = Platform(
         ops,
         form,
         form,
@@ -57,6 +59,7 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
         step_sizes=TOKEN_BUCKETS,
         prompt_tokens=PROMPT_TOKENS,
     )
+    return platform if config.state_dtype == "float32" else platform.with_states(getattr(torch, config.state_dtype))
 
 
 def why_no_triton(config: RunnerConfig, spec: ModelSpec) -> str | None:

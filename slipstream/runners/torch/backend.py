@@ -91,16 +91,16 @@ def _choose_operations(device: torch.device, config: RunnerConfig, spec: ModelSp
     if device.type == "cuda":
         why = why_no_triton(config, spec)
         return cuda_platform(device, config, spec) if why is None else _plain(device, config, spec, why)
-    _check_no_fp8_products(config, "this is a CPU")
+    _check_no_triton_option(config, "this is a CPU")
     kernels = find_kernels(config, spec)
     return _plain(device, config, spec, kernels) if isinstance(kernels, str) else cpu_platform(kernels, config, spec)
 
 
-def _check_no_fp8_products(config: RunnerConfig, why: str) -> None:
-    if config.fp8_activations:
-        raise ConfigError(f"fp8_activations needs the Triton kernels of a CUDA GPU, but {why}")
+def _check_no_triton_option(config: RunnerConfig, why: str) -> None:
+    if config.for_triton:
+        raise ConfigError(f"{config.for_triton} needs the Triton kernels of a CUDA GPU, but {why}")
 
 
 def _plain(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str) -> Platform:
-    _check_no_fp8_products(config, why)
+    _check_no_triton_option(config, why)
     return plain_platform(device, config, spec, f"plain PyTorch operations: {why}")

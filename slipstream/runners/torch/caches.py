@@ -161,7 +161,7 @@ CONV_KERNEL = 4  # the size that the kernel is written for
 
 @dataclass(frozen=True, slots=True)
 class GdnRingLayer:
-    state: Tensor  # float32 [slots and state slots, v heads, k dim, v dim]: after the last committed token
+    state: Tensor  # [slots and state slots, v heads, k dim, v dim]: after the last committed token
     ring: Tensor  # [slots and state slots, ring size, conv channels + 2 * v heads]: raw q, k, v, b, a by position
 
 
@@ -181,12 +181,13 @@ class GdnRings:
         max_depth: int,
         device: torch.device,
         dtype: torch.dtype,
+        state_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """``num_states``: state slots, numbered after the rows' own."""
+        """``num_states``: state slots, numbered after the rows' own. ``dtype``: of the ring."""
         assert gdn.conv_kernel == CONV_KERNEL
         slots = (num_layers, num_slots + num_states)
         sizes = (gdn.num_v_heads, gdn.k_dim, gdn.v_dim)
-        states = torch.zeros(*slots, *sizes, device=device, dtype=torch.float32)
+        states = torch.zeros(*slots, *sizes, device=device, dtype=state_dtype)
         width = gdn.conv_channels + 2 * gdn.num_v_heads
         rings = torch.zeros(*slots, ring_size(max_depth), width, device=device, dtype=dtype)
         self.kept = (states, rings)  # [layers, slots and state slots, ...] each: what a row continues from
@@ -198,9 +199,9 @@ class GdnRings:
             values[:, target] = values[:, source]
 
 
-def ring_bytes(gdn: GdnSpec, num_layers: int, max_depth: int, item: int) -> int:
-    """Of one slot, all layers."""
-    state = gdn.num_v_heads * gdn.v_dim * gdn.k_dim * 4
+def ring_bytes(gdn: GdnSpec, num_layers: int, max_depth: int, item: int, state_item: int) -> int:
+    """Of one slot, all layers. ``item``: bytes of a number in the ring"""
+    state = gdn.num_v_heads * gdn.v_dim * gdn.k_dim * state_item
     return num_layers * (state + ring_size(max_depth) * (gdn.conv_channels + 2 * gdn.num_v_heads) * item)
 
 

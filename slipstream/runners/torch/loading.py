@@ -126,8 +126,10 @@ class _Loader:
         if self.spec.gdn is None:
             return None
         sizes = (self.spec.gdn, self.spec.num_gdn_layers, self.memory.num_slots, self.memory.num_states)
-        kind = GdnRings if self.platform.device_resident else GdnCache
-        return kind(*sizes, self.max_depth, self.ops.device, self.ops.dtype)
+        more = (self.max_depth, self.ops.device, self.ops.dtype)
+        if self.platform.device_resident:
+            return GdnRings(*sizes, *more, self.platform.state_dtype)
+        return GdnCache(*sizes, *more)
 
     def _decoder(self) -> Decoder:
         weights = open_weights(self.model.checkpoint, self.ops, self.platform.form, self.progress)

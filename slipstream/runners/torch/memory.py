@@ -24,7 +24,7 @@ from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.torch.caches import kv_bytes, ring_bytes
-from slipstream.runners.torch.platform import Platform
+from slipstream.runners.torch.platform import Platform, type_name
 from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
@@ -46,8 +46,7 @@ def plan_memory(
     spec, target, head = model.spec, model.checkpoint, model.head
     max_depth = engine.max_depth if head is not None else 0
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
-    item = platform.ops.dtype.itemsize
-    state, kept_state = _state_bytes(spec, max_depth, item, platform.device_resident)
+    state, kept_state = _state_bytes(spec, max_depth, platform)
     parts = _stored_parts(target, (n for n in target.names() if not spec.head.owns(n)), platform.form, spec)
     fixed = MemoryPlan(
         weights=sum(parts.values()),
@@ -64,6 +63,7 @@ def plan_memory(
         kept_state=kept_state,
         weight_parts=tuple(parts.most_common()),
         kv_dtype=platform.kv_name,
+        state_dtype=type_name(platform.state_dtype) if state else "",
     )
     free = free_bytes(platform.device) if free is None else free
     free -= fixed.weights + fixed.head + fixed.workspace
@@ -102,15 +102,16 @@ def _head_bytes(head: Checkpoint, platform: Platform, spec: ModelSpec) -> int:
     return sum(_stored_parts(head, names, platform.head_form, spec).values()) + rough
 
 
-def _state_bytes(spec: ModelSpec, max_depth: int, item: int, device_resident: bool) -> tuple[int, int]:
+def _state_bytes(spec: ModelSpec, max_depth: int, platform: Platform) -> tuple[int, int]:
     """Recurrent layers: committed state, conv window, tape; on a GPU the last two are one ring. And without the tape:
     what the prefix cache keeps."""
     if spec.gdn is None:
         return 0, 0
-    if device_resident:
-        both = ring_bytes(spec.gdn, spec.num_gdn_layers, max_depth, item)
+    item, wide = platform.ops.dtype.itemsize, platform.state_dtype.itemsize
+    if platform.device_resident:
+        both = ring_bytes(spec.gdn, spec.num_gdn_layers, max_depth, item, wide)
         return both, both
-    gdn, depth, wide = spec.gdn, max(1, max_depth), max(4, item)
+    gdn, depth = spec.gdn, max(1, max_depth)
     state = gdn.num_v_heads * gdn.k_dim * gdn.v_dim * wide
     window = (gdn.conv_kernel - 1) * gdn.conv_channels * item
     tape = depth * (gdn.conv_channels * item + 2 * gdn.num_v_heads * wide)
@@ -245,9 +246,17 @@ def step_traffic(model: OpenedModel, platform: Platform) -> StepTraffic:
         *_dense_and_experts(model.head or target, head, platform.head_form),
         _draft_output_bytes(platform, target, table),
         kv_per_token(model, platform.kv_dtype),
-        4 * spec.num_gdn_layers * math.prod((spec.gdn.num_v_heads, spec.gdn.k_dim, spec.gdn.v_dim)) if spec.gdn else 0,
+        _read_states(spec, platform),
         spec.moe.num_active / spec.moe.num_experts if spec.moe else 1.0,
     )
+
+
+def _read_states(spec: ModelSpec, platform: Platform) -> int:
+    """Without windows and rings: they are small."""
+    if spec.gdn is None:
+        return 0
+    numbers = spec.num_gdn_layers * spec.gdn.num_v_heads * spec.gdn.k_dim * spec.gdn.v_dim
+    return numbers * platform.state_dtype.itemsize
 
 
 def _dense_and_experts(checkpoint: Checkpoint, names: list[str], form: LinearFormat) -> tuple[int, int]:

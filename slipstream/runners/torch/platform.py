@@ -31,6 +31,7 @@ class Platform:
     prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
     stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
     coded_kv: bool = False  # keys and values are cached in FP8, not in the type of activations
+    narrow_states: torch.dtype | None = None  # in which recurrent states are stored; None: float32, or wider
 
     @property
     def device(self) -> torch.device:
@@ -42,11 +43,23 @@ class Platform:
 
     @property
     def kv_name(self) -> str:
-        return "fp8" if self.coded_kv else str(self.ops.dtype).removeprefix("torch.")
+        return "fp8" if self.coded_kv else type_name(self.ops.dtype)
 
     def with_coded_kv(self) -> Platform:
         """The note tells: it is part of what caches on disk are known by."""
         return replace(self, coded_kv=True, note=f"{self.note}, KV in fp8")
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return self.narrow_states or torch.promote_types(self.ops.dtype, torch.float32)
+
+    def with_states(self, dtype: torch.dtype) -> Platform:
+        """The note tells, for the same reason."""
+        return replace(self, narrow_states=dtype, note=f"{self.note}, states in {type_name(dtype)}")
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def plain_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec, why: str) -> Platform:

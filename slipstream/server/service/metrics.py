@@ -107,6 +107,7 @@ class EngineCollector(_Collector):
             )
         config = {"block_size": str(memory["block_size"]), "num_gpu_blocks": str(total)}
         config["cache_dtype"] = self._monitor.kv_dtype
+        config["mamba_ssm_cache_dtype"] = self._monitor.state_dtype
         yield _gauge("vllm:cache_config_info", "The KV pool", 1.0, {**labels, **config})
         yield _gauge("slipstream_kv_blocks_used", "KV blocks that requests hold", used, labels)
         yield _gauge("slipstream_kv_blocks", "KV blocks in all", total, labels)

@@ -38,6 +38,7 @@ class ModelFacts:
     state_bytes: int
     kv_row_bytes: int = 0  # of buffers beside the pool of blocks
     kv_dtype: str = ""  # of keys and values in the cache
+    state_dtype: str = ""  # of recurrent states; "": there are none, or the runner does not tell
 
 
 class StatusMonitor:
@@ -72,6 +73,10 @@ class StatusMonitor:
     def kv_dtype(self) -> str:
         return "" if self._facts is None else self._facts.kv_dtype
 
+    @property
+    def state_dtype(self) -> str:
+        return "" if self._facts is None else self._facts.state_dtype
+
     @contextmanager
     def named(self, stream: str, request_id: str) -> Iterator[None]:
         """Meanwhile the report gives this stream the id of its HTTP request: a client finds its own by it."""
@@ -102,6 +107,7 @@ class StatusMonitor:
                 "runner": self._facts.runner,
                 "note": info.note,
                 "kv_dtype": self._facts.kv_dtype,
+                "state_dtype": self._facts.state_dtype,
             }
             report["speculation"] = _speculation(seen, info, self._engine.config)
             report["load"] = self._load(seen, self._engine.config)

@@ -287,6 +287,11 @@ CASES: dict[str, Callable[[], object]] = {
     "recurrence 27B, nothing kept": lambda: recurrence(2, 128, True, max_keeps=0),
     "recurrence 27B, prompts": lambda: recurrence(2, 128, True),
     "recurrence 27B in float32, prompts": lambda: recurrence(2, 128, True, torch.float32),
+    **{
+        f"recurrence 27B, states in {name}, {label}": partial(recurrence, *rows, states=getattr(torch, name))
+        for name in ("float16", "bfloat16")
+        for label, rows in (("1 row of 4", (1, 4)), ("16 rows of 4", (16, 64)), ("prompts", (2, 128, True)))
+    },
     "attend 27B, 1 row of 1": lambda: attention(QWEN, 1, 1, 65536),
     "attend 27B, 1 short row of 1": lambda: attention(QWEN, 1, 1, 512),
     "attend 27B, 1 short row of 4": lambda: attention(QWEN, 4, 4, 512),

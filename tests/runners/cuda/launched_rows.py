@@ -59,10 +59,15 @@ def rope(heads: HeadShape, num_tokens: int, half: int, kv_dtype: torch.dtype = B
 
 
 def recurrence(
-    num_rows: int, num_tokens: int, has_prompts: bool = False, dtype: torch.dtype = BF16, max_keeps: int = MAX_KEEPS
+    num_rows: int,
+    num_tokens: int,
+    has_prompts: bool = False,
+    dtype: torch.dtype = BF16,
+    max_keeps: int = MAX_KEEPS,
+    states: torch.dtype = torch.float32,
 ) -> None:
     gdn = GdnSpec(16, 48, 128, 128, 4)
-    cache = GdnRings(gdn, 1, 2, 2, 3, torch.device("cpu"), dtype).layers[0]
+    cache = GdnRings(gdn, 1, 2, 2, 3, torch.device("cpu"), dtype, states).layers[0]
     width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
     batch = step(num_tokens, num_tokens // num_rows, 512)
     batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3

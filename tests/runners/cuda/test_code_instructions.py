@@ -1,4 +1,4 @@
-"""The instructions that make codes into values, which Triton's interpreter does not run: done here one by one."""
+"""Instructions that Triton's interpreter does not run, done here one by one: codes to values, rounded states."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from slipstream.runners.cuda.kernels.quant import code_values
 from slipstream.runners.cuda.kernels.quant.code_layout import BIAS
+from slipstream.runners.cuda.kernels.recurrent import gdn_chunks
 
 TABLE = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 MASK = 0xFFFFFFFF
@@ -41,6 +42,9 @@ def run(text: str, inputs: dict[int, int], num_outputs: int) -> list[int]:
             made = a & others[0] | others[1]
         elif operation == "prmt.b32":
             made = permuted(a, others[0], others[1])
+        elif operation == "cvt.rn.bf16x2.f32":  # the first source becomes the upper half
+            upper, lower = (torch.tensor(x).to(torch.int32).view(torch.float32).to(BF16) for x in (a, others[0]))
+            made = bits(float(lower), float(upper))
         else:
             assert operation == "fma.rn.bf16x2"
             made = bits(*(x * y + z for x, y, z in zip(halves(a), halves(others[0]), halves(others[1]), strict=True)))
@@ -138,3 +142,12 @@ def test_raw_factors_make_up_for_raw_codes() -> None:
     """A code times its factor, both as they are, is 2^-39 of the product, and RAW_UNIT leads to that of values."""
     for code_unit, factor_unit in ((2.0**-133, 2.0**100), (2.0**-129, 2.0**96)):
         assert code_unit * factor_unit / 64 * float(code_values.RAW_UNIT.value) == 1 / 64**2
+
+
+def test_states_rounded_to_bfloat16() -> None:
+    numbers = torch.cat([torch.randn(30) * 10, torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8])])  # the last two: ties
+    registers = [int(each) & MASK for each in numbers.view(torch.int32)]
+    for at in range(0, len(numbers), 2):
+        found = run(gdn_chunks._TO_BFLOAT16.value, {2: registers[at], 3: registers[at + 1]}, 2)
+        as_floats = torch.tensor(found).to(torch.int32).view(torch.float32)
+        assert torch.equal(as_floats, numbers[at : at + 2].to(BF16).float())

@@ -70,6 +70,11 @@ OTHERS = [
     *("attend 27B, 64 rows of 4", "attend 27B, prompt in 64", "attend 128 channels, prompt in 64"),
     *("attend 27B in float32, prompt in 64", "recurrence 27B, 16 rows of 4", "recurrence 27B, prompts", "tiny server"),
 ]
+NARROW_STATES = [
+    f"recurrence 27B, states in {name}, {rows}"
+    for name in ("float16", "bfloat16")
+    for rows in ("1 row of 4", "16 rows of 4", "prompts")
+]
 FEW_SPILLED = 640  # bytes: where tensor cores take their operands from registers, with many tokens
 
 
@@ -103,6 +108,21 @@ def test_attention_over_fp8_compiles_for_every_gpu(cases: list[str], capability:
     for launch in compiled(cases, capability, tmp_path):
         assert launch["waits"] == GPUS[capability].has_pdl, launch
         assert launch["spilled_bytes"] <= FEW_SPILLED, launch
+        assert launch["shared_bytes"] <= GPUS[capability].shared_bytes, launch
+
+
+@pytest.mark.parametrize(
+    ("cases", "capability"),
+    [
+        (NARROW_STATES[1:2], 90),
+        *(pytest.param(NARROW_STATES, each, marks=pytest.mark.exhaustive) for each in GPUS),
+    ],
+)
+def test_states_in_16_bits_compile_for_every_gpu(cases: list[str], capability: int, tmp_path: Path) -> None:
+    launches = compiled(cases, capability, tmp_path)
+    assert {"_conv", "_recur"} <= {launch["kernel"] for launch in launches}
+    for launch in launches:
+        assert launch["spilled_bytes"] <= (0 if launch["kernel"] == "_recur" else FEW_SPILLED), launch
         assert launch["shared_bytes"] <= GPUS[capability].shared_bytes, launch
 
 

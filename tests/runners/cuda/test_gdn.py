@@ -79,11 +79,13 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
 class Both:
     """The kernels and the reference, fed the same steps."""
 
-    def __init__(self, made: GdnWeights, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, made: GdnWeights, dtype: torch.dtype, device: torch.device, states: torch.dtype = torch.float32
+    ) -> None:
         self.made, self.dtype, self.device = made, dtype, device
         self.ops = TorchOps(CPU, torch.float32)
         self.reference = GdnCache(made.spec, 1, 4, 2, DEPTH, CPU, torch.float32).layers[0]
-        self.rings = GdnRings(made.spec, 1, 4, 2, DEPTH, device, dtype).layers[0]
+        self.rings = GdnRings(made.spec, 1, 4, 2, DEPTH, device, dtype, states).layers[0]
         self.cursors, self.replays = [0] * 4, [0] * 4
 
     def spans(self, rows: list[tuple[int, int, int]]) -> list[RowSpan]:

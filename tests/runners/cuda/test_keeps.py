@@ -26,10 +26,10 @@ GDN = GdnSpec(1, 1, 16, 16, 4)
 class Layer:
     """One layer and the inputs of one stream, by position. Slots 0 and 1 are rows, from SLOTS on states are kept."""
 
-    def __init__(self, num_tokens: int, device: torch.device) -> None:
+    def __init__(self, num_tokens: int, device: torch.device, states: torch.dtype = torch.float32) -> None:
         self.device = device
         self.made = weights(GDN, torch.float32)
-        self.cache = GdnRings(GDN, 1, SLOTS, 4, DEPTH, device, torch.float32)
+        self.cache = GdnRings(GDN, 1, SLOTS, 4, DEPTH, device, torch.float32, states)
         self.layer = self.cache.layers[0]
         self.layer.state.fill_(UNTOUCHED)
         self.layer.ring.fill_(UNTOUCHED)
@@ -106,12 +106,12 @@ def test_a_row_goes_on_from_a_kept_state(device: torch.device) -> None:
 class Chunks:
     """The chunked recurrence over some tokens' inputs, in one slot; others are there to keep its states."""
 
-    def __init__(self, num_tokens: int, device: torch.device) -> None:
+    def __init__(self, num_tokens: int, device: torch.device, states: torch.dtype = torch.float32) -> None:
         self.device = device
         q, k = normalize(torch.randn(2, num_tokens, GDN.k_dim), dim=-1)
         self.inputs = torch.cat([q, k, torch.randn(num_tokens, GDN.v_dim)], dim=1)
         self.gates = torch.stack([-torch.rand(num_tokens, 1) * 0.1, torch.rand(num_tokens, 1)], dim=1)
-        self.state = torch.full((5, 1, GDN.k_dim, GDN.v_dim), UNTOUCHED, device=device)
+        self.state = torch.full((5, 1, GDN.k_dim, GDN.v_dim), UNTOUCHED, device=device, dtype=states)
 
     def feed(self, start: int, end: int, keeps: tuple[Keep, ...] = (), num_replay: int = 0) -> None:
         fed, depth = end - start, max(1, num_replay)

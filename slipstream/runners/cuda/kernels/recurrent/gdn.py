@@ -7,6 +7,9 @@ one row, so that all sums over the keys stay inside the warp: it reads the commi
 committed tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
 instead (gdn_chunks.py). The norm needs whole heads.
 
+States are computed in float32 and may be stored in 16 bits (decision 23). The recurrence then rounds after every token,
+a draft's as well: the state after a token does not depend on where a step ended.
+
 A row may keep its state at some positions, for other rows to start from: in the step whose committed tokens or replays
 reach the position, the recurrence stores the state into the state slot as well, and the conv the inputs before it.
 """
@@ -21,7 +24,13 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, uses_pdl, wait_for_previous
-from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import is_long, key_head, next_keep, recur_in_chunks
+from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import (
+    as_stored,
+    is_long,
+    key_head,
+    next_keep,
+    recur_in_chunks,
+)
 
 FEW_ROWS = 8
 CONV_HEADS = 2  # of a program
@@ -185,7 +194,7 @@ def _recur(
     tile = along_k[:, None] * v_dim + along_v[None, :]
     in_tile = in_k[:, None] & in_v[None, :]
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + tile
-    memory = tl.load(at_state, mask=in_tile, other=0.0)
+    memory = tl.load(at_state, mask=in_tile, other=0.0).to(tl.float32)
     memory = tl.where(base == 0, 0.0, memory)  # another stream's state may still lie there
     wait_for_previous()
     if fed == 0:
@@ -210,11 +219,13 @@ def _recur(
             tl.store(
                 out + entry * (num_v_heads * v_dim) + head * v_dim + along_v, y.to(out.dtype.element_ty), mask=in_v
             )
+        memory = as_stored(memory, state)
         if i + 1 == num_committed:
-            tl.store(at_state, memory, mask=in_tile)
+            tl.store(at_state, memory.to(state.dtype.element_ty), mask=in_tile)
         if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
             if base + i + 1 == keep_at:
-                tl.store(at_state + (kept - slot) * (num_v_heads * k_dim * v_dim), memory, mask=in_tile)
+                at_kept = at_state + (kept - slot) * (num_v_heads * k_dim * v_dim)
+                tl.store(at_kept, memory.to(state.dtype.element_ty), mask=in_tile)
                 keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + num_committed, KEEPS)
 
 
@@ -278,7 +289,7 @@ def gdn_mix(
     norm: Tensor,  # float32 [v dim]
     eps: float,
     gdn: GdnSpec,
-    state: Tensor,  # float32 [slots and state slots, v heads, k dim, v dim]
+    state: Tensor,  # [slots and state slots, v heads, k dim, v dim]
     ring: Tensor,  # [slots and state slots, ring size, conv channels + 2 * v heads]
     batch: DeviceBatch,
 ) -> Tensor:

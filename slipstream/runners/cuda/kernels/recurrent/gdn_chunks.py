@@ -8,6 +8,9 @@ All terms without S are computed for all chunks at once (`_within`); then a prog
 through the chunks of its row (`_across`). Float32 factors are split into two bfloat16, so that tensor cores multiply
 them and the state keeps 16 bits of each.
 
+A state that is stored in 16 bits is rounded after each chunk, kept or not: a row that starts from it goes on as the one
+that kept it.
+
 Chunks end at multiples of CHUNK of the position, wherever a step begins: there a state may be kept for other rows. The
 first chunk of a row then begins with places before the row, as its last one may end with places after it.
 """
@@ -22,13 +25,21 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.gpus import gpu
-from slipstream.runners.cuda.kernels.matmul.product import split, split_product
+from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, split, split_product
 
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
 LONG = tl.constexpr(32)  # a row that feeds more committed tokens goes in chunks
 ROWS = tl.constexpr(128)  # looked at together
 NEVER = tl.constexpr(1 << 30)  # no row is so long
+LARGEST = tl.constexpr(65504.0)  # of float16
+# Two numbers in one instruction; of a conversion and back the compiler makes one for each.
+_TO_BFLOAT16 = tl.constexpr("""{
+    .reg .b32 two;
+    cvt.rn.bf16x2.f32 two, $3, $2;
+    shl.b32 $0, two, 16;
+    and.b32 $1, two, 0xffff0000;
+}""")
 COLUMNS = 32  # of a state, per program: two programs share a multiprocessor
 
 
@@ -59,6 +70,22 @@ def next_keep(keep_positions, keep_states, row, after, end, KEEPS: tl.constexpr)
     first = tl.min(positions, axis=0)
     state = tl.max(tl.where(positions == first, tl.load(keep_states + at), 0), axis=0)
     return tl.where(first == NEVER, -1, first), state.to(tl.int64)
+
+
+@triton.jit
+def as_stored(memory, state):
+    """A state as it will be read again, still in float32. state: pointer to stored ones
+
+    Float16 ends at 65504: larger numbers become that, not infinite.
+    """
+    dtype: tl.constexpr = state.dtype.element_ty
+    if dtype == tl.float16:
+        memory = tl.clamp(memory, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        rounded = tl.inline_asm_elementwise(_TO_BFLOAT16, "=r,=r,r,r", [memory], dtype=tl.float32, is_pure=True, pack=2)
+    else:
+        rounded = memory.to(dtype).to(tl.float32)
+    return rounded
 
 
 @triton.jit
@@ -206,7 +233,7 @@ def _across(
     in_state = (along_k < k_dim)[:, None] & in_v[None, :]
     slot = tl.load(row_slots + row).to(tl.int64)
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + along_k[:, None] * v_dim + along_v[None, :]
-    memory = tl.load(at_state, mask=in_state, other=0.0)
+    memory = tl.load(at_state, mask=in_state, other=0.0).to(tl.float32)
     memory = tl.where(base == 0, 0.0, memory)  # another stream's may still lie there
 
     channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
@@ -251,14 +278,16 @@ def _across(
         tl.store(at_out, y.to(out.dtype.element_ty), mask=to_store)
         high, low = split(delta * tl.exp(last - fade)[:, None])
         memory = split_product(tl.trans(k), tl.trans(k_low), high, low, memory * tl.exp(last))
+        memory = as_stored(memory, state)  # also where nobody stores it: a row may start from here
         at_keys += num_k_heads * (4 * CHUNK * K)
         at_squares += num_v_heads * (4 * CHUNK * CHUNK)
         at_fades += num_v_heads * CHUNK
         if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
             if base + start + CHUNK == keep_at:
-                tl.store(at_state + (kept - slot) * (num_v_heads * k_dim * v_dim), memory, mask=in_state)
+                at_kept = at_state + (kept - slot) * (num_v_heads * k_dim * v_dim)
+                tl.store(at_kept, memory.to(state.dtype.element_ty), mask=in_state)
                 keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + length, KEEPS)
-    tl.store(at_state, memory, mask=in_state)
+    tl.store(at_state, memory.to(state.dtype.element_ty), mask=in_state)
 
 
 def max_chunks(num_rows: int, num_tokens: int, depth: int) -> int:
@@ -271,7 +300,7 @@ def recur_in_chunks(
     convolved: Tensor,  # float32 [tokens + rows * depth, conv channels]: fed tokens, then each row's replays
     gates: Tensor,  # float32 [tokens + rows * depth, 2, v heads]: log decay and beta
     out: Tensor,  # [tokens, v heads * v dim]
-    state: Tensor,  # float32 [slots and state slots, v heads, k dim, v dim]
+    state: Tensor,  # [slots and state slots, v heads, k dim, v dim]
     gdn: GdnSpec,
     batch: DeviceBatch,
     depth: int,
