@@ -1,8 +1,9 @@
 """How many tokens of prompts a step reads, by what they cost, and how prompts share them. The same on every runner.
 
 Beside decoding streams, as many as keep the step within a factor of what it would take without them, but no piece so
-small that it wastes time. Where nobody decodes, as many as the budget allows. Knows neither sequences nor blocks. See
-decision 20.
+small that it wastes time. Streams that began while prompts waited, as in a burst, leave these a piece each: a stream is
+undisturbed by those who came after it, not before. Where nobody decodes, as many as the budget allows. Knows neither
+sequences nor blocks. See decision 20.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import RunnerInfo
 from slipstream.speculate.cost_model import CostModel, Decoding
 
-UNTIMED = 64  # tokens beside decoding streams where reading was not timed: the constant that all had once
-SMALL = (1, 2, 4, 8, 16, 32, UNTIMED)  # candidates for the smallest piece
+EACH = 64  # tokens of a prompt beside decoding streams where time does not decide: the constant that all had once
+SMALL = (1, 2, 4, 8, 16, 32, EACH)  # candidates for the smallest piece
 WASTE = 1.5  # times the least seconds a token: a piece that takes more is too small, whatever the factor
 
 
@@ -22,18 +23,19 @@ class PromptPieces:
     def __init__(self, info: RunnerInfo, config: EngineConfig, costs: CostModel) -> None:
         self._info, self._config, self._costs = info, config, costs
 
-    def size(self, rows: Decoding, budget: int, num_before: int = 0) -> int:
+    def size(self, rows: Decoding, budget: int, num_before: int = 0, num_earlier: int = 0) -> int:
         """``rows``: all that decode in the step; ``budget``: tokens it may feed beside them; ``num_before``: tokens
-        before the piece in its prompt."""
+        before the piece in its prompt; ``num_earlier``: prompts that came before any of the rows had begun."""
         if not rows.num_rows:
             return budget
         budget = max(0, min(budget, self._config.max_step_tokens - rows.num_tokens))
         seconds = self._costs.undisturbed(rows)
         if seconds is None or not self._costs.knows_reading:
-            return min(budget, UNTIMED)
+            return min(budget, EACH * max(1, num_earlier))
         allowed = (self._config.max_slowdown - 1.0) * seconds / self._costs.drift(rows.num_tokens)
         piece = _Piece(self._costs, 0 if self._info.prompts_apart else rows.num_tokens, num_before)
-        return min(budget, self._whole(rows.num_tokens, max(piece.smallest(), piece.within(allowed, budget))))
+        largest = max(piece.smallest(), piece.within(allowed, budget), EACH * num_earlier)
+        return min(budget, self._whole(rows.num_tokens, largest))
 
     def _whole(self, num_decoding: int, piece: int) -> int:
         """A runner that pads its steps computes the padding too: so the step ends where it begins."""

@@ -5,6 +5,7 @@ A Sequence applies the results of its own row. It knows no budget and no runner.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -125,6 +126,8 @@ class Sequence:
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
         self.joined = False  # a plan with its RowJoin went out
+        self.came = 0  # after so many steps were planned
+        self.began = math.inf  # had its first token after so many
         self.in_flight: deque[RowStep] = deque()
         self._whys_in_flight: deque[str] = deque()  # for each of them: why it proposes no drafts
         self._why_plain = ""  # why it holds no drafts

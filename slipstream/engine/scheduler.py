@@ -6,6 +6,7 @@ and running sequences and the slots; blocks are the cache manager's. Knows neith
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -104,6 +105,7 @@ class Scheduler:
             assert request.id not in self._live
             assert request.prompt_tokens == requests[0].prompt_tokens
             sequence = Sequence(request, length_limit(request, self.info), group)
+            sequence.came = self._next_step
             self._live[request.id] = sequence
             self._waiting.add(sequence)
 
@@ -165,12 +167,18 @@ class Scheduler:
         if not prompts and not group:
             return
         before = max((bounds.max_computed for _, bounds in prompts), default=0)
-        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before)
+        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before, self._num_earlier(step, prompts))
         lefts = [bounds.num_uncomputed for _, bounds in prompts]
         lefts += [len(first.tokens) - self._find(first).num_tokens for first in group[:1]]  # what it gets is left over
         for (sequence, bounds), feed in zip(prompts, share(step.chunk, lefts)):
             step.add_chunk(sequence, bounds, feed)
         self._admit(step)
+
+    def _num_earlier(self, step: StepBuilder, prompts: Rows) -> int:
+        """Prompts that came before any row of the step had begun to decode."""
+        began = min((row.sequence.began for row in step.rows if not row.is_prompt), default=math.inf)
+        waiting = sum(sequence.came < began for sequence in self._waiting) if self._free_slots else 0
+        return sum(sequence.came < began for sequence, _ in prompts) + min(waiting, len(self._free_slots))
 
     def _next_group(self, step: StepBuilder) -> list[Sequence]:
         """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where
@@ -346,7 +354,7 @@ class Scheduler:
         if commit.why_plain:
             sequence.counters.why_plain[commit.why_plain] += 1
         if sequence.counters.first_token_at is None:
-            sequence.counters.first_token_at = now
+            sequence.counters.first_token_at, sequence.began = now, self._next_step
             self.counters.num_prompt_tokens += len(sequence.request.prompt_tokens)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> RequestStats:

@@ -7,8 +7,9 @@ group.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from itertools import chain
 from typing import Generic, TypeVar
 
 from slipstream.engine.parallel_samples import first_group
@@ -25,6 +26,10 @@ class RoundRobin(Generic[T]):
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        """In no order."""
+        return chain.from_iterable(self._lines.values())
 
     def add(self, client: str, item: T) -> None:
         self._lines.setdefault(client, deque()).append(item)
@@ -70,6 +75,10 @@ class WaitingLine:
 
     def __len__(self) -> int:
         return len(self._preempted) + len(self._new) + sum(map(len, self._parked))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In no order."""
+        return chain(self._preempted, self._new, *self._parked)
 
     @property
     def has_next(self) -> bool:
