@@ -7,6 +7,8 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 NICENESS = 10  # of work that streams come before
@@ -31,6 +33,27 @@ def allow_open_files(count: int) -> None:
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextmanager
+def keeping_max_open_files() -> Iterator[None]:
+    """What is called meanwhile cannot change how many files this process may ever be allowed to open."""
+    try:
+        import resource
+    except ImportError:
+        yield
+        return
+    set_limits = resource.setrlimit
+
+    def keep(which: int, limits: tuple[int, int]) -> None:
+        if which != resource.RLIMIT_NOFILE or limits[1] == resource.getrlimit(which)[1]:
+            set_limits(which, limits)
+
+    resource.setrlimit = keep
+    try:
+        yield
+    finally:
+        resource.setrlimit = set_limits
 
 
 def max_open_files() -> int | None:

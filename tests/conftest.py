@@ -11,13 +11,16 @@ import pytest
 import torch
 from hypothesis import settings
 
-from slipstream.host import available_threads
+from slipstream.host import available_threads, keeping_max_open_files
 
 settings.register_profile("slipstream", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("slipstream")
 
 # On a CPU MLX compiles its fused functions with a C++ compiler, for longer than these tests compute.
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
+# Tests import mlx-lm, which would leave this process, and all that it starts, with 4096 open files at most.
+keeping_max_open_files().__enter__()
 
 # Tiny tensors gain nothing from a second thread, and waiting for it on a busy machine costs much.
 torch.set_num_threads(1)

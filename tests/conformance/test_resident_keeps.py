@@ -71,11 +71,15 @@ def warm(cold: Stream, slot: int, num_known: int) -> Stream:
     return Stream(cold.runner, slot, cold.tokens[:num_known], shared + own, start, cold.depth)
 
 
-def check(got: list[RowResult], wanted: list[RowResult]) -> None:
+# In 16 bits a state is rounded after a chunk or after each token: which, depends on where a prompt is taken up.
+TOLERANCE = {"float32": 1e-3, "float16": 1e-2}
+
+
+def check(got: list[RowResult], wanted: list[RowResult], state_dtype: str = "float32") -> None:
     for row, other in zip(got, wanted, strict=True):
         assert (row.tokens, row.drafts) == (other.tokens, other.drafts)
         for found, expected in zip(row.logprobs, other.logprobs, strict=True):
-            assert found.logprob == pytest.approx(expected.logprob, abs=1e-3)
+            assert found.logprob == pytest.approx(expected.logprob, abs=TOLERANCE[state_dtype])
 
 
 _HYBRID = {
@@ -116,7 +120,7 @@ def test_from_a_state_kept_while_a_prompt_is_read(tmp_path: Path, kind: str, sta
     again = warm(cold, 1, length)
     again.read(2)
     again.decode(2)
-    check(again.results, cold.results)
+    check(again.results, cold.results, state_dtype)
     assert (len(cold.results[0].drafts) > 0) == (depth > 0)
 
 
@@ -136,7 +140,7 @@ def test_from_a_state_kept_while_decoding(tmp_path: Path, state_dtype: str) -> N
     assert again.tokens == cold.tokens[: len(again.tokens)]
     got = [each.logprob for row in again.results for each in row.logprobs]
     wanted = [each.logprob for row in cold.results for each in row.logprobs][num_known - length :]
-    assert got == pytest.approx(wanted[: len(got)], abs=1e-3)
+    assert got == pytest.approx(wanted[: len(got)], abs=TOLERANCE[state_dtype])
 
 
 def test_no_state_is_kept_elsewhere(tmp_path: Path) -> None:
