@@ -20,7 +20,7 @@ settings.load_profile("slipstream")
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 
 # Tests import mlx-lm, which would leave this process, and all that it starts, with 4096 open files at most.
-LIMITS_STAY = keeping_max_open_files()
+LIMITS_STAY = keeping_max_open_files()  # held: it ends with the object
 LIMITS_STAY.__enter__()
 
 # Tiny tensors gain nothing from a second thread, and waiting for it on a busy machine costs much.

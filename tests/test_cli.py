@@ -154,7 +154,7 @@ def test_the_plan_with_states_in_16_bits(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["plan", *options, "--state-dtype", "float16"]) == 0
     out = capsys.readouterr().out
     assert ", states in float16\n" in out
-    assert "  states, float16, " in out
+    assert "  recurrent states, float16, " in out
     assert main(["plan", "--shape", "tiny", "--device", "cpu", "--state-dtype", "float16"]) != 0
     assert "state_dtype float16 needs the Triton kernels of a CUDA GPU, but this is a CPU" in capsys.readouterr().err
 

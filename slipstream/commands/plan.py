@@ -68,7 +68,7 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
         show(f"chat: a plain question fails: {chat_fault}")
         print()
     for label, num_bytes in _lines(memory):
-        print(f"  {label:<34}{size(num_bytes):>10}")
+        print(f"  {label:<40}{size(num_bytes):>10}")
     print(f"\nfits at once, of {memory.num_slots} streams and {memory.pool_tokens} tokens in all:")
     for length, count in _streams(memory).items():
         print(f"  {count:>4} of {length:>6} tokens")
@@ -89,12 +89,8 @@ def _in_words(contents: Contents) -> str:
 
 
 def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
-    of = (
-        f"{memory.state_dtype}, {size(memory.state_per_stream)}"
-        if memory.state_dtype
-        else size(memory.state_per_stream)
-    )
-    recurrent = [(f"states, {of} a stream", memory.states)] if memory.states else []
+    each = ", ".join(filter(None, (memory.state_dtype, size(memory.state_per_stream))))
+    recurrent = [(f"recurrent states, {each} each", memory.states)] if memory.states else []
     kept = [(f"kept states, {size(memory.kept_state)} each", memory.kept_states)] if memory.kept_states else []
     rows = [("KV buffers, a row a stream", memory.row_buffers)] if memory.row_buffers else []
     workspace = [("workspace", memory.workspace)] if memory.workspace else []

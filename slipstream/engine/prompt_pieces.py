@@ -14,8 +14,8 @@ from slipstream.config import EngineConfig
 from slipstream.engine.contract import RunnerInfo
 from slipstream.speculate.cost_model import CostModel, Decoding
 
-EACH = 64  # tokens of a prompt beside decoding streams where time does not decide: the constant that all had once
-SMALL = (1, 2, 4, 8, 16, 32, EACH)  # candidates for the smallest piece
+DEFAULT_PIECE = 64  # tokens of a prompt beside decoding streams where costs do not decide
+SMALL = (1, 2, 4, 8, 16, 32, DEFAULT_PIECE)  # candidates for the smallest piece
 WASTE = 1.5  # times the least seconds a token: a piece that takes more is too small, whatever the factor
 
 
@@ -25,16 +25,16 @@ class PromptPieces:
 
     def size(self, rows: Decoding, budget: int, num_before: int = 0, num_earlier: int = 0) -> int:
         """``rows``: all that decode in the step; ``budget``: tokens it may feed beside them; ``num_before``: tokens
-        before the piece in its prompt; ``num_earlier``: prompts that came before any of the rows had begun."""
+        before the piece in its prompt; ``num_earlier``: prompts that came before any of the rows had a token."""
         if not rows.num_rows:
             return budget
         budget = max(0, min(budget, self._config.max_step_tokens - rows.num_tokens))
         seconds = self._costs.undisturbed(rows)
         if seconds is None or not self._costs.knows_reading:
-            return min(budget, EACH * max(1, num_earlier))
+            return min(budget, DEFAULT_PIECE * max(1, num_earlier))
         allowed = (self._config.max_slowdown - 1.0) * seconds / self._costs.drift(rows.num_tokens)
         piece = _Piece(self._costs, 0 if self._info.prompts_apart else rows.num_tokens, num_before)
-        largest = max(piece.smallest(), piece.within(allowed, budget), EACH * num_earlier)
+        largest = max(piece.smallest(), piece.within(allowed, budget), DEFAULT_PIECE * num_earlier)
         return min(budget, self._whole(rows.num_tokens, largest))
 
     def _whole(self, num_decoding: int, piece: int) -> int:

@@ -126,8 +126,8 @@ class Sequence:
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none
         self.slot: int | None = None
         self.joined = False  # a plan with its RowJoin went out
-        self.came = 0  # after so many steps were planned
-        self.began = math.inf  # had its first token after so many
+        self.arrival_step = 0  # steps planned before it came
+        self.first_token_step = math.inf  # steps planned before its first token
         self.in_flight: deque[RowStep] = deque()
         self._whys_in_flight: deque[str] = deque()  # for each of them: why it proposes no drafts
         self._why_plain = ""  # why it holds no drafts

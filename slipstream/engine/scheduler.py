@@ -105,7 +105,7 @@ class Scheduler:
             assert request.id not in self._live
             assert request.prompt_tokens == requests[0].prompt_tokens
             sequence = Sequence(request, length_limit(request, self.info), group)
-            sequence.came = self._next_step
+            sequence.arrival_step = self._next_step
             self._live[request.id] = sequence
             self._waiting.add(sequence)
 
@@ -175,10 +175,10 @@ class Scheduler:
         self._admit(step)
 
     def _num_earlier(self, step: StepBuilder, prompts: Rows) -> int:
-        """Prompts that came before any row of the step had begun to decode."""
-        began = min((row.sequence.began for row in step.rows if not row.is_prompt), default=math.inf)
-        waiting = sum(sequence.came < began for sequence in self._waiting) if self._free_slots else 0
-        return sum(sequence.came < began for sequence, _ in prompts) + min(waiting, len(self._free_slots))
+        """Prompts that came before any decoding row of the step had its first token."""
+        first = min((row.sequence.first_token_step for row in step.rows if not row.is_prompt), default=math.inf)
+        waiting = sum(sequence.arrival_step < first for sequence in self._waiting) if self._free_slots else 0
+        return sum(sequence.arrival_step < first for sequence, _ in prompts) + min(waiting, len(self._free_slots))
 
     def _next_group(self, step: StepBuilder) -> list[Sequence]:
         """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where
@@ -354,7 +354,7 @@ class Scheduler:
         if commit.why_plain:
             sequence.counters.why_plain[commit.why_plain] += 1
         if sequence.counters.first_token_at is None:
-            sequence.counters.first_token_at, sequence.began = now, self._next_step
+            sequence.counters.first_token_at, sequence.first_token_step = now, self._next_step
             self.counters.num_prompt_tokens += len(sequence.request.prompt_tokens)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> RequestStats:

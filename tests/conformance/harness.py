@@ -88,8 +88,7 @@ def open_resident(
         checkpoint = open_hf(folder)
         model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
-    more = {"max_context": 256, "draft_vocab": 0, "state_dtype": state_dtype}
-    config = RunnerConfig(device.type, dtype, kv_memory=4_000_000, **more)  # type: ignore[arg-type]
+    config = RunnerConfig(device.type, dtype, 4_000_000, max_context=256, draft_vocab=0, state_dtype=state_dtype)
     platform = cuda_platform(device, config, checkpoint.spec)
     if kv_dtype == "fp8":
         platform = platform.with_coded_kv()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import StepCosts
-from slipstream.engine.prompt_pieces import EACH, SMALL, WASTE, PromptPieces
+from slipstream.engine.prompt_pieces import DEFAULT_PIECE, SMALL, WASTE, PromptPieces
 from slipstream.errors import ConfigError
 from slipstream.speculate.cost_model import CostModel, Decoding, StepTiming
 
@@ -208,20 +208,21 @@ def test_padded_steps_are_full(num_decoding: int, factor: float) -> None:
 def test_where_reading_was_not_timed_pieces_are_as_they_always_were() -> None:
     costs = CostModel()
     rule = pieces(costs)
-    assert rule.size(Decoding(4, 4), 500) == EACH
+    assert rule.size(Decoding(4, 4), 500) == DEFAULT_PIECE
     costs.observe(StepTiming(Decoding(4, 4), 0.010, 0.0))
-    assert rule.size(Decoding(4, 4), 500) == EACH
+    assert rule.size(Decoding(4, 4), 500) == DEFAULT_PIECE
     assert rule.size(Decoding(4, 4), 20) == 20
     one_size = CostModel(StepCosts(((1, 0.01), (8, 0.02)), read=((1, 0.01),)))
-    assert pieces(one_size).size(Decoding(4, 4), 500) == EACH
+    assert pieces(one_size).size(Decoding(4, 4), 500) == DEFAULT_PIECE
 
 
 def test_prompts_that_came_before_the_rows_began_have_a_piece_each() -> None:
     rule = pieces(calibrated(MACHINES["cpu"]))
     by_cost = rule.size(Decoding(4, 4), 508)
-    assert by_cost < EACH
-    assert [rule.size(Decoding(4, 4), 508, num_earlier=n) for n in (0, 1, 3, 20)] == [by_cost, EACH, 3 * EACH, 508]
-    assert pieces(CostModel()).size(Decoding(4, 4), 508, num_earlier=3) == 3 * EACH
+    assert by_cost < DEFAULT_PIECE
+    found = [rule.size(Decoding(4, 4), 508, num_earlier=n) for n in (0, 1, 3, 20)]
+    assert found == [by_cost, DEFAULT_PIECE, 3 * DEFAULT_PIECE, 508]
+    assert pieces(CostModel()).size(Decoding(4, 4), 508, num_earlier=3) == 3 * DEFAULT_PIECE
 
 
 def test_where_nobody_decodes_the_budget_is_read() -> None:
