@@ -15,7 +15,6 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.bench.arguments import bench_parsers, run_bench
-from slipstream.commands.arguments import num_bytes
 from slipstream.commands.completion import SHELLS, completion_script
 from slipstream.commands.configuration import parse
 from slipstream.commands.flags import (
@@ -88,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         case "plan":
             from slipstream.commands.plan import plan
 
-            return plan(options, as_json=args.json, free=args.memory)
+            return plan(options, as_json=args.json)
         case "bench":
             return run_bench(options, args)
         case "selfcheck":
@@ -163,14 +162,6 @@ def _plan(commands: Commands) -> argparse.ArgumentParser:
     parser = command_parser(commands, "plan", summary, "[MODEL] [flags]")
     group = parser.add_argument_group("plan")
     flag(group, "--json", action="store_true", help="as one JSON object")
-    flag(
-        group,
-        "--memory",
-        type=num_bytes,
-        metavar="SIZE",
-        shown="what is free on this machine",
-        help="free memory of a device that need not be here, e.g. 139GB",
-    )
     return parser
 
 

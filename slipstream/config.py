@@ -74,6 +74,7 @@ class RunnerConfig:
     kv_dtype: str = "auto"  # of keys and values in the cache: see KV_DTYPES
     fp8_activations: bool = False  # on a GPU, beside matrices in FP8: round activations to FP8 where that is faster
     state_dtype: str = "float32"  # in which recurrent states are stored: see STATE_DTYPES
+    memory: int | None = None  # bytes of the device to use at most, for everything; None: what is free
 
     def __post_init__(self) -> None:
         if self.runner not in RUNNERS:
@@ -84,7 +85,7 @@ class RunnerConfig:
             raise ConfigError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, not {self.kv_dtype!r}")
         if self.state_dtype not in STATE_DTYPES:
             raise ConfigError(f"state_dtype must be one of {', '.join(STATE_DTYPES)}, not {self.state_dtype!r}")
-        for name in ("kv_memory", "max_context", "draft_vocab"):
+        for name in ("memory", "kv_memory", "max_context", "draft_vocab"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} must be a whole number, not {value!r}")

@@ -62,6 +62,7 @@ class LLM:
         mtp: str | None = None,
         draft: DraftSetting = "adaptive",
         max_streams: int = 16,
+        memory: int | None = None,
         kv_memory: int | None = None,
         kv_dtype: str = "auto",
         state_dtype: str = "float32",
@@ -77,7 +78,9 @@ class LLM:
         )
         sizes = (kv_memory, max_context, draft_vocab)
         backend = choose_backend(
-            RunnerConfig(device, dtype, *sizes, runner=runner, kv_dtype=kv_dtype, state_dtype=state_dtype)
+            RunnerConfig(
+                device, dtype, *sizes, runner=runner, kv_dtype=kv_dtype, state_dtype=state_dtype, memory=memory
+            )
         )
         opened = open_model(model, mtp, any_architecture=backend.any_architecture)
         self._start(opened, engine_config, backend, progress)

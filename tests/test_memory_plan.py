@@ -23,6 +23,7 @@ from slipstream.runners.host.drafter import MtpDrafter
 from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.experts import ExpertList, Experts
 from slipstream.runners.torch.loading import TorchRunner
+from slipstream.runners.torch.memory import CUDA_PROCESS, limit_memory
 from slipstream.runners.torch.ops import Linear
 from slipstream.runners.torch.weights import Weights
 
@@ -174,8 +175,38 @@ def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         plan_of(900_000, 2, folder)
     assert plan_of(None, 2, folder).kv_pool < room.kv_pool
     monkeypatch.setattr("slipstream.runners.torch.memory.free_bytes", lambda device: room.weights)
-    with pytest.raises(ConfigError, match=r"0\.0 MB are left for KV"):
+    with pytest.raises(ConfigError, match=r"the weights .* but 0\.00 GB are free: take a model with fewer"):
         plan_of(None, 2, folder)
+
+
+def test_everything_stays_within_the_memory_that_the_operator_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.runners.torch.memory.resident_bytes", lambda: 500_000_000)
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path)
+    model, engine = OpenedModel("tiny", folder, open_hf(folder), None, "no head"), EngineConfig(max_streams=4)
+
+    def plan(memory: int | None) -> MemoryPlan:
+        config = RunnerConfig(device="cpu", kernels=False, memory=memory)
+        return TorchBackend(config).plan_memory(model, engine)
+
+    free = plan(None)
+    least = free.total - free.kv_pool
+    tight = plan(least + free.kv_pool // 3)
+    assert 0 < tight.kv_pool < free.kv_pool
+    assert tight.total <= least + free.kv_pool // 3
+    assert plan(10**15).kv_pool == free.kv_pool  # more than there is: as if nothing was said
+    with pytest.raises(ConfigError, match="fewer bits a weight"):
+        plan(free.process)
+
+
+def test_a_gpu_allocates_no_more_than_the_operator_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
+    for memory in (40 << 30, 1 << 50, 1):
+        limit_memory(torch.device("cuda"), memory)
+    assert limits == [((40 << 30) - CUDA_PROCESS) / (80 << 30), 1.0, 0.0]
 
 
 def test_states_come_out_of_the_same_purse(tmp_path: Path) -> None:

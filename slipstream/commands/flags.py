@@ -124,11 +124,19 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         group,
+        "--memory",
+        type=num_bytes,
+        metavar="SIZE",
+        shown="what is free",
+        help="of the device, for weights, caches and everything else, e.g. 24GB",
+    )
+    flag(
+        group,
         "--kv-memory",
         type=num_bytes,
         metavar="SIZE",
-        shown="from what is free",
-        help="for KV and recurrent states, e.g. 2GiB or 500MB",
+        shown="from what is left",
+        help="of it, for KV and recurrent states, e.g. 2GiB or 500MB",
     )
     flag(
         group,

@@ -39,6 +39,7 @@ class ModelOptions:
     max_streams: int = 16
     max_step_tokens: int | None = None
     max_slowdown: float = 2.0
+    memory: int | None = None
     kv_memory: int | None = None
     kv_dtype: str = "auto"
     state_dtype: str = "float32"
@@ -83,6 +84,7 @@ class ModelOptions:
             kv_dtype=self.kv_dtype,
             state_dtype=self.state_dtype,
             fp8_activations=self.fp8_activations == "on",
+            memory=self.memory,
         )
 
     @property

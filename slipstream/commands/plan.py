@@ -16,12 +16,12 @@ SMALL_SHARE = 0.0005  # of the weights: types below it are not listed
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 
 
-def plan(options: ModelOptions, *, as_json: bool, free: int | None = None) -> int:
-    """``free``: plan for a device with that many free bytes, which need not be in this machine."""
+def plan(options: ModelOptions, *, as_json: bool) -> int:
+    """With --memory for a device with as much, which need not be in this machine."""
     model = options.open(to_load=False)
     chat_fault = model.tokenizer.check_chat()  # and the tokenizer's memory counts, as it does in a run
-    backend = choose_backend(options.runner_config, present=free is None)
-    memory = backend.plan_memory(model, options.engine_config, free)
+    backend = choose_backend(options.runner_config, present=options.memory is None)
+    memory = backend.plan_memory(model, options.engine_config, options.memory)
     if as_json:
         print(json.dumps({**_as_dict(model, memory), "chat_fault": chat_fault}))
     else:
@@ -72,7 +72,7 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
     print(f"\nfits at once, of {memory.num_slots} streams and {memory.pool_tokens} tokens in all:")
     for length, count in _streams(memory).items():
         print(f"  {count:>4} of {length:>6} tokens")
-    print("more or fewer with --kv-memory, --max-streams and --max-context")
+    print("more or fewer with --memory, --kv-memory, --max-streams and --max-context")
 
 
 def _describe(model: OpenedModel) -> list[str]:

@@ -56,6 +56,13 @@ class Settings:
     server: ServerConfig
     replicas: ReplicaSettings
 
+    def __post_init__(self) -> None:
+        if 0 < self.num_gpus < 1 and self.model.memory is None:
+            raise ConfigError(
+                f"with gpus_per_replica={self.num_gpus} replicas share a GPU: say how much of its memory each may use, "
+                "for example memory=40GB"
+            )
+
     @property
     def max_ongoing(self) -> int:
         """The server's own queue is the limit, with its own answer to those beyond it."""

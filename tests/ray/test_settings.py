@@ -46,6 +46,7 @@ def test_the_environment_counts_where_nothing_is_given(monkeypatch: pytest.Monke
         ({"replicas": "two"}, "replicas must be a number, not 'two'"),
         ({"replicas": 0}, "replicas must be at least 1, not 0"),
         ({"min_replicas": 3, "max_replicas": 2}, "min_replicas must not be more than max_replicas"),
+        ({"gpus_per_replica": 0.5}, "replicas share a GPU: say how much of its memory each may use"),
     ],
 )
 def test_errors_say_what_is_wrong(values: dict[str, object], said: str) -> None:
@@ -60,6 +61,11 @@ def test_an_open_port_demands_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
         settings_from({"host": "127.0.0.1"})
     assert settings_from({"api_key": "secret"}).server.api_keys == ("secret",)
     assert settings_from({}, own_cluster=True).server.host == "127.0.0.1"
+
+
+def test_replicas_that_share_a_gpu_share_its_memory() -> None:
+    found = settings_from({"gpus_per_replica": 0.5, "memory": "40GB"})
+    assert (found.num_gpus, found.model.memory) == (0.5, 40 * 10**9)
 
 
 def test_one_replica_has_no_router() -> None:

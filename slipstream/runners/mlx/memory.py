@@ -65,7 +65,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """``max_context``: the model's own. The context is as long as every slot can have at once."""
     weights, head, cost = sum(shape.weights.values()), sum(shape.head.values()), shape.cost
-    free = free_bytes() if free is None else free
+    free, process = free_bytes() if free is None else free, resident_bytes()
+    if config.memory is not None:
+        free = min(free, config.memory - process)
     budget = config.kv_memory if config.kv_memory is not None else int((free - weights - head) * SHARE_OF_FREE)
     wanted = min(config.max_context or max_context, max_context)
     plans = [
@@ -78,7 +80,7 @@ def plan_memory(
             f"{cost.state / 1e6:.1f} MB and {cost.kv_per_token / 1e3:.1f} kB a token: "
             "give more kv_memory or allow fewer max_streams"
         )
-    return replace(fitting[0], weights=weights, head=head, process=resident_bytes(), kv_dtype=shape.dtype)
+    return replace(fitting[0], weights=weights, head=head, process=process, kv_dtype=shape.dtype)
 
 
 def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: int, cached: bool) -> MemoryPlan | None:

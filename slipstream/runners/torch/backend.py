@@ -18,7 +18,7 @@ from slipstream.runners.cpu.twin import TWINS, twin_tensors
 from slipstream.runners.cuda.platform import cuda_platform, why_no_triton
 from slipstream.runners.torch.device import TorchDevice
 from slipstream.runners.torch.loading import load_runner
-from slipstream.runners.torch.memory import plan_memory, step_traffic
+from slipstream.runners.torch.memory import limit_memory, plan_memory, step_traffic
 from slipstream.runners.torch.platform import Platform, plain_platform
 
 
@@ -51,6 +51,8 @@ class TorchBackend:
         """Called by the thread that will run the steps: Triton launches on its current GPU."""
         if self.device.torch.index is not None:
             torch.cuda.set_device(self.device.torch)
+        if self.device.torch.type == "cuda" and self._config.memory is not None:
+            limit_memory(self.device.torch, self._config.memory)
         return load_runner(model, engine, self._config, self.platform(model.spec), plan, progress)
 
     def step_traffic(self, model: OpenedModel) -> StepTraffic:

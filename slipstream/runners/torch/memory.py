@@ -34,6 +34,7 @@ SLAB_BYTES = 1 << 28  # on a GPU, of rows that are brought from a file's bits in
 CUDA_PROCESS = 400 << 20  # the device's context, kernels and captured steps; measured on an H200, 0.2 to 0.4 GB
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
+SHARE_OF_GIVEN = 0.97  # of memory that the operator named: what is left are fragments
 # A session of an agent has 110k tokens in the median; four states are 8 % of its KV in a 27B model.
 SHARE_OF_POOL = 0.1  # of the memory for KV: what states that the prefix cache keeps take
 MIN_STATES = {"cpu": 16, "cuda": 8}
@@ -66,8 +67,11 @@ def plan_memory(
         state_dtype=type_name(platform.state_dtype) if state else "",
     )
     free = free_bytes(platform.device) if free is None else free
-    free -= fixed.weights + fixed.head + fixed.workspace
-    budget, num_blocks = _num_blocks(fixed, platform, runner.kv_memory, free)
+    given = free if runner.memory is None else runner.memory - fixed.process
+    share = SHARE_OF_FREE[platform.device.type] if runner.memory is None or given > free else SHARE_OF_GIVEN
+    free = min(free, given) - fixed.weights - fixed.head - fixed.workspace
+    _check_weights(fixed, free)
+    budget, num_blocks = _num_blocks(fixed, platform, runner.kv_memory, free, share)
     plan = replace(fixed, num_blocks=num_blocks)
     if state and engine.prefix_cache:
         plan = _with_kept_states(plan, budget, MIN_STATES[platform.device.type])
@@ -168,14 +172,16 @@ def _inner(spec: ModelSpec) -> int:
     return spec.intermediate_size or (spec.moe.expert_size * spec.moe.num_active if spec.moe else 0)
 
 
-def _num_blocks(fixed: MemoryPlan, platform: Platform, kv_memory: int | None, free: int) -> tuple[int, int]:
-    """The bytes for KV, and the blocks to have. ``free``: bytes beside the weights."""
+def _num_blocks(
+    fixed: MemoryPlan, platform: Platform, kv_memory: int | None, free: int, share: float
+) -> tuple[int, int]:
+    """The bytes for KV, and the blocks to have. ``free``: bytes beside the weights, of which a share is for KV."""
     block = fixed.block_size * fixed.kv_per_token
     one_stream = -(-fixed.max_context // fixed.block_size)
     if kv_memory is not None:
         budget = kv_memory - fixed.states
     else:
-        budget = int((free - fixed.states) * SHARE_OF_FREE[platform.device.type])
+        budget = int((free - fixed.states) * share)
     wanted = max(one_stream, fixed.num_slots * -(-DEFAULT_TOKENS_PER_STREAM // fixed.block_size))
     at_full_length = fixed.num_slots * one_stream
     by_default = wanted if platform.device.type == "cpu" else at_full_length
@@ -205,6 +211,16 @@ def _with_host_tier(plan: MemoryPlan, num_bytes: int) -> MemoryPlan:
     return replace(plan, num_host_blocks=num_blocks, num_host_states=num_states)
 
 
+def _check_weights(fixed: MemoryPlan, left: int) -> None:
+    """``left``: bytes beside the weights."""
+    if left <= 0:
+        needed = fixed.weights + fixed.head + fixed.workspace
+        raise ConfigError(
+            f"the weights and the workspace of a step take {_gb(needed)}, but {_gb(needed + left)} are free: take a "
+            "model with fewer weights or with fewer bits a weight"
+        )
+
+
 def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:
     if plan.num_blocks < MIN_BLOCKS:
         raise ConfigError(
@@ -219,6 +235,10 @@ def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:
         )
 
 
+def _gb(num_bytes: int) -> str:
+    return f"{max(num_bytes, 0) / 1e9:.2f} GB"
+
+
 def _mb(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f} MB"
 
@@ -227,6 +247,12 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_bytes()
+
+
+def limit_memory(device: torch.device, num_bytes: int) -> None:
+    """PyTorch's tensors on that GPU, and what is not theirs, take no more: an allocation beyond it fails."""
+    total = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, num_bytes - CUDA_PROCESS) / total), device)
 
 
 def trim_heap() -> None:
