@@ -20,20 +20,18 @@ from slipstream.commands.configuration import parse
 from slipstream.commands.flags import (
     Commands,
     Formatter,
-    access_flags,
     batch_flags,
     command_parser,
     draft_flags,
     flag,
-    log_flags,
     model_flags,
     sampling_defaults_flag,
     sampling_flags,
-    server_flags,
     settings_flags,
 )
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.progress import clear_line
+from slipstream.commands.server_flags import access_flags, log_flags, server_flags
 from slipstream.errors import SlipstreamError, printable
 from slipstream.sampling import SamplingParams
 from slipstream.server.service.settings import ServerConfig
