@@ -27,6 +27,7 @@ from slipstream.runners.cpu.packed import (
     code_arrays,
     packed_weight,
 )
+from slipstream.runners.cpu.pages import Pages
 from slipstream.runners.cpu.quantize import q8_0_blocks
 
 MAX_HEAD_DIM = 256
@@ -103,6 +104,7 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL, num_threads: int | None = None):
         _declare(library)
         self._c = library
+        self._pages = Pages()
         self._linear, self._norm, self._silu = library.ss_linear, library.ss_rms_norm, library.ss_silu_mul
         self.isa: str = library.ss_isa().decode()
         self.quantizes_x = self.isa != "portable"  # products with block formats quantize x to 15 bits: tile_integer.h
@@ -125,7 +127,7 @@ class Kernels:
         """A matrix to be filled by the functions below, rows by rows."""
         assert rows > 0
         assert cols > 0
-        data = torch.zeros(self.packed_bytes(layout, rows, cols), dtype=torch.uint8)
+        data = self._pages.zeros(self.packed_bytes(layout, rows, cols))
         return packed_weight(layout, rows, cols, data, order=order)
 
     def fill_codes(self, weight: PackedWeight, row: int, codes: Codes) -> None:
