@@ -115,6 +115,7 @@ def _peer(add: Kinds) -> argparse.ArgumentParser:
     _count(group, "--new", 64, "tokens each stream generates")
     _count(group, "--repeats", 5, "turns of both; medians are reported")
     _count(group, "--seed", 0, "of random prompts")
+    flag(group, "--apart", action="store_true", help="one after the other: for files that fit into memory once only")
     return parser
 
 
@@ -299,7 +300,9 @@ def _run(options: ModelOptions, args: argparse.Namespace, to: ReportOptions) -> 
         case "peer":
             from slipstream.bench.kinds.peer import PeerSettings, peer
 
-            peer_settings = PeerSettings(args.streams, args.modes, args.prompt, args.new, args.repeats, args.seed)
+            peer_settings = PeerSettings(
+                args.streams, args.modes, args.prompt, args.new, args.repeats, args.seed, args.apart
+            )
             return peer(options, peer_settings, to)
         case "pause":
             from slipstream.bench.kinds.pause import pause

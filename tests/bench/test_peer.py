@@ -32,6 +32,18 @@ def test_a_shape_and_its_twin(bench: Bench, dtype: str) -> None:
     assert "llama.cpp: xllamacpp" in report["shown"]
 
 
+def test_one_after_the_other(bench: Bench) -> None:
+    """The same rows; ours are measured and its memory is free before llama.cpp starts."""
+    pytest.importorskip("xllamacpp")
+    report = bench("peer", *SHORT, "--apart", "--vocab", "300", "--stored-as", "Q8_0")
+    assert [row["streams"] for row in report["results"]] == [1, 3]
+    for row in report["results"]:
+        assert len(row["decode_ratios"]) == 2
+        assert row["decode_ratio"] > 0
+    assert report["settings"]["apart"]
+    assert "one after the other" in report["shown"]
+
+
 def test_the_default_model_and_its_own_file(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("xllamacpp")
     assert main(["bench", "peer", "--device", "cpu", "--streams", "2", "--new", "4", "--repeats", "1"]) == 0

@@ -62,7 +62,7 @@ def _architecture(spec: ModelSpec) -> str:
 
 
 def _write(spec: ModelSpec, tensors: Tensors, path: Path) -> None:
-    writer = GGUFWriter(path, _architecture(spec))
+    writer = GGUFWriter(path, _architecture(spec), use_temp_file=True)  # a large one would not fit into memory
     _add_sizes(writer, spec)
     _add_vocabulary(writer, spec.vocab_size)
     for name, data, stored in tensors:

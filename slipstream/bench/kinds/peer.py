@@ -1,13 +1,14 @@
 """`slipstream bench peer`: llama.cpp and us in one run on the same weights, turn by turn: decoding and reading prompts.
 
 A model's own GGUF file, or for a shape a twin of the random weights that is written for the run. What else the machine
-does hits both alike: ratios are medians over the turns, each of one turn's neighbours.
+does hits both alike: ratios are medians over the turns, each of one turn's neighbours. With ``apart`` each has the
+machine's memory for itself, one after the other.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ class PeerSettings:
     new: int = 64
     repeats: int = 5
     seed: int = 0
+    apart: bool = False  # one after the other, for files of which memory holds one copy
 
     def __post_init__(self) -> None:
         if min(self.repeats, self.prompt or 1) < 1 or self.new < 2:
@@ -78,18 +80,15 @@ def peer(options: ModelOptions, settings: PeerSettings, to: ReportOptions) -> in
     check_writable(to)
     length = longest(options, settings.prompt) + settings.new
     rows: list[Compared] = []
-    with gguf_of(options) as path, loaded(_of_file(options, path, settings, length)) as (llm, _):
-        print(f"{headline(options, llm.engine.info.note)}\n{COLUMNS}")
-        for count in settings.streams:
-            with open_peer(path, count, True, length + SLACK) as other:
-                assert other is not None
-                note = other.note
-                found = _at(llm, other, settings, count)
+    with gguf_of(options) as path:
+        measure = _one_after_the_other if settings.apart else _by_turns
+        for note, found in measure(options, path, settings, length):
             print("\n".join(map(_line, found)), flush=True)
             rows += found
-    for sentence in filter(None, (f"{PEER}: {note}", warning([row.others_cpu for row in rows]))):
+            peer_note = note
+    for sentence in filter(None, (f"{PEER}: {peer_note}", warning([row.others_cpu for row in rows]))):
         print(sentence)
-    results = {"settings": asdict(settings), "peer": note, "results": [asdict(row) for row in rows]}
+    results = {"settings": asdict(settings), "peer": peer_note, "results": [asdict(row) for row in rows]}
     write_report("peer", options, to, results)
     return 0
 
@@ -123,18 +122,62 @@ def gguf_of(options: ModelOptions) -> Iterator[Path]:
         yield path
 
 
-def _at(llm: LLM, other: LlamaCppPeer, settings: PeerSettings, count: int) -> list[Compared]:
-    given = prompts(llm, count, settings.prompt, settings.seed)
-    sides = {str(mode): _ours(llm, mode) for mode in settings.modes} | {PEER: _theirs(other)}
+Found = Iterator[tuple[str, list[Compared]]]  # llama.cpp's note, and a number of streams
+
+
+def _by_turns(options: ModelOptions, path: Path, settings: PeerSettings, length: int) -> Found:
+    with loaded(_of_file(options, path, settings, length)) as (llm, _):
+        print(f"{headline(options, llm.engine.info.note)}\n{COLUMNS}")
+        for count in settings.streams:
+            given = prompts(llm, count, settings.prompt, settings.seed)
+            with _other(path, count, length) as other:
+                turns, disturbed = _turns(_all_ours(llm, settings) | {PEER: _theirs(other)}, given, settings, other)
+                yield other.note, [compare(count, mode, turns, disturbed) for mode in map(str, settings.modes)]
+
+
+def _one_after_the_other(options: ModelOptions, path: Path, settings: PeerSettings, length: int) -> Found:
+    """A machine that changes its speed in between does so for one of them only."""
+    ours: list[tuple[Prompts, Turns, float | None]] = []
+    with loaded(_of_file(options, path, settings, length)) as (llm, _):
+        note = llm.engine.info.note
+        for count in settings.streams:
+            given = prompts(llm, count, settings.prompt, settings.seed)
+            ours.append((given, *_turns(_all_ours(llm, settings), given, settings)))
+    print(f"{headline(options, note)}, one after the other\n{COLUMNS}")
+    for count, (asked, turns, disturbed) in zip(settings.streams, ours, strict=True):
+        with _other(path, count, length) as other:
+            theirs, then = _turns({PEER: _theirs(other)}, asked, settings, other)
+            both = [{**a, **b} for a, b in zip(turns, theirs, strict=True)]
+            most = None if disturbed is None or then is None else max(disturbed, then)
+            yield other.note, [compare(count, mode, both, most) for mode in map(str, settings.modes)]
+
+
+@contextmanager
+def _other(path: Path, count: int, length: int) -> Iterator[LlamaCppPeer]:
+    with open_peer(path, count, True, length + SLACK) as other:
+        assert other is not None
+        yield other
+
+
+Turns = list[dict[str, PeerPace]]
+
+
+def _turns(
+    sides: Mapping[str, Answering], given: Prompts, settings: PeerSettings, other: LlamaCppPeer | None = None
+) -> tuple[Turns, float | None]:
+    """By turn and side, and what share of the processors others than ``other`` and we had."""
     for answering in sides.values():
         answering(given, min(WARM_TOKENS, settings.new))
-    others = OtherProcesses([other.process.pid])
-    turns: list[dict[str, PeerPace]] = [{} for _ in range(settings.repeats)]
+    others = OtherProcesses([] if other is None else [other.process.pid])
+    turns: Turns = [{} for _ in range(settings.repeats)]
     order = [(turn, name) for turn in range(settings.repeats) for name in _rotated(list(sides), turn)]
-    for turn, name in shown(order, f"{count} streams"):
+    for turn, name in shown(order, f"{len(given)} streams"):
         turns[turn][name] = pace(sides[name], given, settings.new)
-    disturbed = others.share()
-    return [compare(count, mode, turns, disturbed) for mode in map(str, settings.modes)]
+    return turns, others.share()
+
+
+def _all_ours(llm: LLM, settings: PeerSettings) -> dict[str, Answering]:
+    return {str(mode): _ours(llm, mode) for mode in settings.modes}
 
 
 def _rotated(names: Sequence[str], turn: int) -> list[str]:
