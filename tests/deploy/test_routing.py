@@ -113,7 +113,13 @@ def test_each_event_comes_before_the_next_is_written(kind: str, tmp_path: Path) 
     """The server computes a step only when the client has what the step before wrote."""
     runner = GatedRunner()
     with FakeServer(runner) as server, routing(kind, tmp_path, [server.port] * 2) as router:
-        body = {"prompt": "Hi", "max_tokens": 12, "stream": True, "ignore_eos": True}
+        body = {
+            "prompt": "Hi",
+            "max_tokens": 12,
+            "stream": True,
+            "ignore_eos": True,
+            "seed": 1,
+        }  # whose tokens all have a text
         runner.fuel.put(1)
         with httpx.stream("POST", f"{router.url}/v1/completions", json=body, timeout=WAIT) as answer:
             texts = (line for line in answer.iter_lines() if line.startswith("data: {"))
