@@ -1,4 +1,4 @@
-"""Everything that wants a large GPU to measure, as one list of commands.
+"""What is to be measured on a large GPU, as one list of commands.
 
 `python bench/gpu.py PART --seconds 580 --out FOLDER` runs the entries of a part one after the other. What each prints
 becomes a file, and what the benchmarks measure is in results.jsonl. Entries that no longer fit into the seconds are
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 BENCH, TESTS = "-m slipstream.cli bench", "-m pytest -q -p no:cacheprovider"
 HIGH, LOW = "--simulate-acceptance 0.85,0.72,0.60", "--simulate-acceptance 0.45,0.20,0.09"
 DENSE, SPARSE = "--shape qwen3.5-27b --random-weights", "--shape qwen3.5-35b-a3b --random-weights"
-SHORT = "--prompt 128 --new 256 --warm 96"  # tokens of the streams that all tables of docs/benchmarks.md have
+SHORT = "--prompt 128 --new 256 --warm 96"
 FP8 = "--dtype fp8 --fp8-activations on"
 LONG = "--prompt 32768 --new 128 --warm 32"
 REPORTS = "tests/runners/cuda"
@@ -29,7 +29,7 @@ REPORTS = "tests/runners/cuda"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``seconds``: that it takes at most, loading and compiling included."""
+    """``seconds``: after which it is ended, loading and compiling included: estimates, never timed."""
 
     name: str
     seconds: int

@@ -201,12 +201,15 @@ def test_everything_stays_within_the_memory_that_the_operator_names(
 
 
 def test_a_gpu_allocates_no_more_than_the_operator_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own function, up to where it would reach a GPU: it wants a float, and a GPU by its number."""
     limits = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
-    for memory in (40 << 30, 1 << 50, 1):
-        limit_memory(torch.device("cuda"), memory)
-    assert limits == [((40 << 30) - CUDA_PROCESS) / (80 << 30), 1.0, 0.0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *given: limits.append(given), raising=False)
+    for memory, name in ((40 << 30, "cuda"), (1 << 50, "cuda:0"), (1, "cuda:3")):
+        limit_memory(torch.device(name), memory)
+    assert limits == [(((40 << 30) - CUDA_PROCESS) / (80 << 30), 1), (1.0, 0), (0.0, 3)]
 
 
 def test_states_come_out_of_the_same_purse(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def plan_memory(
     given = free if runner.memory is None else runner.memory - fixed.process
     share = SHARE_OF_FREE[platform.device.type] if runner.memory is None or given > free else SHARE_OF_GIVEN
     free = min(free, given) - fixed.weights - fixed.head - fixed.workspace
-    _check_weights(fixed, free)
+    _check_weights(fixed, free, runner.memory)
     budget, num_blocks = _num_blocks(fixed, platform, runner.kv_memory, free, share)
     plan = replace(fixed, num_blocks=num_blocks)
     if state and engine.prefix_cache:
@@ -211,13 +211,14 @@ def _with_host_tier(plan: MemoryPlan, num_bytes: int) -> MemoryPlan:
     return replace(plan, num_host_blocks=num_blocks, num_host_states=num_states)
 
 
-def _check_weights(fixed: MemoryPlan, left: int) -> None:
-    """``left``: bytes beside the weights."""
+def _check_weights(fixed: MemoryPlan, left: int, given: int | None) -> None:
+    """``left``: bytes beside the weights. ``given``: that the operator named."""
     if left <= 0:
         needed = fixed.weights + fixed.head + fixed.workspace
+        process = f" (of the {_gb(given)} of memory the process takes {_gb(fixed.process)})" if given else ""
         raise ConfigError(
-            f"the weights and the workspace of a step take {_gb(needed)}, but {_gb(needed + left)} are free: take a "
-            "model with fewer weights or with fewer bits a weight"
+            f"the weights and the workspace of a step take {_gb(needed)}, but {_gb(needed + left)} are free{process}: "
+            "take a model with fewer weights or with fewer bits a weight"
         )
 
 
@@ -251,8 +252,9 @@ def free_bytes(device: torch.device) -> int:
 
 def limit_memory(device: torch.device, num_bytes: int) -> None:
     """PyTorch's tensors on that GPU, and what is not theirs, take no more: an allocation beyond it fails."""
-    total = torch.cuda.mem_get_info(device)[1]
-    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, num_bytes - CUDA_PROCESS) / total), device)
+    index = torch.cuda.current_device() if device.index is None else device.index  # PyTorch takes no plain "cuda" here
+    share = max(0, num_bytes - CUDA_PROCESS) / torch.cuda.mem_get_info(index)[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)
 
 
 def trim_heap() -> None:
