@@ -1,9 +1,9 @@
 """What is to be measured on a large GPU, as one list of commands.
 
 `python bench/gpu.py PART --seconds 580 --out FOLDER` runs the entries of a part one after the other. What each prints
-becomes a file, and what the benchmarks measure is in results.jsonl. Entries that no longer fit into the seconds are
-named and left out: start again with `--from NAME`. `--list` shows all of them. They need about 141 GB of device memory;
-nothing is installed or fetched.
+becomes a file, and what the benchmarks measure is in results.jsonl. Entries that are not expected to fit into the
+seconds that are left are named and left out: start again with `--from NAME`. `--list` shows all of them. They need
+about 141 GB of device memory; nothing is installed or fetched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,23 +28,37 @@ SHORT = "--prompt 128 --new 256 --warm 96"
 FP8 = "--dtype fp8 --fp8-activations on"
 LONG = "--prompt 32768 --new 128 --warm 32"
 REPORTS = "tests/runners/cuda"
+NO_TESTS = 5  # pytest's exit status where all tests of a file were left out
+PATIENCE = 2.0  # times the expected seconds: then an entry is ended
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``seconds``: after which it is ended, loading and compiling included: estimates, never timed."""
+    """``seconds``: expected; about 25 to load and compile, and the tokens at the speed of docs/benchmarks.md."""
 
     name: str
     seconds: int
-    command: str  # for the interpreter
+    command: str  # for the interpreter; of tests: of all their files, which run side by side
 
     @property
     def is_bench(self) -> bool:
         return self.command.startswith(BENCH)
 
+    def commands(self, out: Path) -> list[list[str]]:
+        words = [sys.executable, *shlex.split(self.command)]
+        if self.is_bench:
+            return [[*words, "--out", str(out / "results.jsonl")]]
+        if not self.command.startswith(TESTS):
+            return [words]
+        folders = [word for word in words if (ROOT / word).is_dir()]
+        files = [word for word in words if word.startswith("tests/") and word not in folders]
+        files += [str(path.relative_to(ROOT)) for each in folders for path in sorted((ROOT / each).glob("test_*.py"))]
+        rest = [word for word in words if not word.startswith("tests/")]
+        return [[*rest, file] for file in files]
+
 
 def streams(
-    name: str, model: str, modes: str = "off,3,adaptive", counts: str = "1,4,16,64", seconds: int = 150
+    name: str, model: str, modes: str = "off,3,adaptive", counts: str = "1,4,16,64", seconds: int = 80
 ) -> Entry:
     return Entry(name, seconds, f"{BENCH} streams {model} --streams {counts} --modes {modes} {SHORT}")
 
@@ -49,18 +66,21 @@ def streams(
 PARTS: dict[str, list[Entry]] = {
     # First: what was only compiled and interpreted so far must be right on a GPU.
     "right": [
-        Entry("kernels", 400, f"{TESTS} tests/runners/cuda -m 'not exhaustive'"),
-        Entry("steps", 170, f"{TESTS} tests/conformance/test_resident.py tests/conformance/test_cuda.py"),
+        Entry(
+            "tests", 100,
+            f"{TESTS} -m 'not exhaustive' tests/runners/cuda tests/conformance/test_resident.py "
+            "tests/conformance/test_resident_keeps.py tests/conformance/test_cuda.py",
+        ),
     ],
     "streams": [
         streams("27b", f"{DENSE} {HIGH}"),
         streams("27b-fp8", f"{DENSE} {HIGH} --dtype fp8"),
         streams("27b-fp8-activations", f"{DENSE} {HIGH} {FP8}"),
         streams("35b-a3b", f"{SPARSE} {HIGH}"),
-        streams("27b-low", f"{DENSE} {LOW}", "off,1,adaptive", "1,16,64"),
-        streams("27b-fp8-low", f"{DENSE} {LOW} --dtype fp8", "off,1,adaptive", "1,16,64"),
-        streams("35b-a3b-low", f"{SPARSE} {LOW}", "off,1,adaptive", "1,16,64"),
-        streams("27b-states-16", f"{DENSE} {HIGH} --state-dtype float16", counts="1,64", seconds=110),
+        streams("27b-low", f"{DENSE} {LOW}", "off,1,adaptive", "1,16,64", 70),
+        streams("27b-fp8-low", f"{DENSE} {LOW} --dtype fp8", "off,1,adaptive", "1,16,64", 70),
+        streams("35b-a3b-low", f"{SPARSE} {LOW}", "off,1,adaptive", "1,16,64", 70),
+        streams("27b-states-16", f"{DENSE} {HIGH} --state-dtype float16", counts="1,64", seconds=60),
     ],
     "products": [
         Entry("codes", 170, f"{REPORTS}/container_report.py --shapes 2"),
@@ -69,54 +89,68 @@ PARTS: dict[str, list[Entry]] = {
     ],
     "files": [
         *(
-            streams(f"27b-{stored}", f"{DENSE} {HIGH} --stored-as {stored}", "off,adaptive", seconds=140)
+            streams(f"27b-{stored}", f"{DENSE} {HIGH} --stored-as {stored}", "off,adaptive", seconds=65)
             for stored in ("UD-Q4_K_XL", "IQ4_XS", "INT4_32", "FP4_16", "INT8_128")
         ),
-        streams("35b-a3b-Q4_K_M", f"{SPARSE} {HIGH} --stored-as Q4_K_M", "off,adaptive", seconds=140),
+        streams("35b-a3b-Q4_K_M", f"{SPARSE} {HIGH} --stored-as Q4_K_M", "off,adaptive", seconds=65),
         # A card of 24 GB.
         Entry(
-            "27b-24gb", 150,
+            "27b-24gb", 90,
             f"{BENCH} streams {DENSE} {HIGH} --stored-as UD-Q4_K_XL --memory 24GiB --max-context 16384 --streams 4 "
             "--modes off,adaptive --prompt 16000 --new 256 --warm 32",
         ),
-        Entry("27b-step", 90, f"{BENCH} step {DENSE} --stored-as UD-Q4_K_XL --rows 1 --depths 0"),
+        Entry("27b-step", 40, f"{BENCH} step {DENSE} --stored-as UD-Q4_K_XL --rows 1 --depths 0"),
     ],
     "long": [
-        Entry("prefill", 150, f"{BENCH} prefill {DENSE} --lengths 1024,8192,16384 --streams 8"),
-        Entry("prefill-fp8", 150, f"{BENCH} prefill {DENSE} {FP8} --lengths 16384 --streams 8"),
+        Entry("prefill", 90, f"{BENCH} prefill {DENSE} --lengths 1024,8192,16384 --streams 8"),
+        Entry("prefill-fp8", 80, f"{BENCH} prefill {DENSE} {FP8} --lengths 16384 --streams 8"),
         Entry(
-            "8k-prompts", 120,
+            "8k-prompts", 60,
             f"{BENCH} streams {DENSE} {HIGH} --streams 1,8 --modes adaptive --prompt 8192 --new 128 --warm 32",
         ),
-        Entry("32k", 150, f"{BENCH} streams {DENSE} {HIGH} --streams 1,8 --modes off,3,adaptive {LONG}"),
+        Entry("32k", 170, f"{BENCH} streams {DENSE} {HIGH} --streams 1,8 --modes off,3,adaptive {LONG}"),
         Entry("32k-kv-fp8", 150, f"{BENCH} streams {DENSE} {HIGH} --kv-dtype fp8 --streams 8 --modes off,3 {LONG}"),
         Entry(
-            "128k", 150,
+            "128k", 110,
             f"{BENCH} streams {DENSE} {HIGH} --streams 1 --modes off,adaptive --prompt 131072 --new 64 --warm 16",
         ),
     ],
 }  # fmt: skip
 
 
-def command_of(entry: Entry, out: Path) -> list[str]:
-    words = [sys.executable, *shlex.split(entry.command)]
-    return [*words, "--out", str(out / "results.jsonl")] if entry.is_bench else words
-
-
-def run(entry: Entry, out: Path) -> str:
+def run(entry: Entry, out: Path, seconds: float) -> str:
     """What became of it."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / REPORTS}", "PYTHONUNBUFFERED": "1"}
     began = time.monotonic()
-    with (out / f"{entry.name}.txt").open("wb") as file:
-        file.write(f"python {entry.command}\n".encode())
-        file.flush()
-        try:
+    limit = min(PATIENCE * entry.seconds, seconds)
+
+    def run_one(command: list[str]) -> tuple[str, int | None]:
+        return run_command(command, limit - (time.monotonic() - began))
+
+    with (out / f"{entry.name}.txt").open("w") as file:
+        file.write(f"python {entry.command}\n")
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 2)) as pool:
+            codes = []
+            for said, code in pool.map(run_one, entry.commands(out)):
+                file.write(said)
+                file.flush()
+                codes.append(code)
+    if None in codes:
+        return f"ended after {limit:.0f} s"
+    failed = [str(code) for code in codes if code not in (0, NO_TESTS)]
+    return f"{'failed (' + ', '.join(failed) + ')' if failed else 'done'} in {time.monotonic() - began:.0f} s"
+
+
+def run_command(command: list[str], seconds: float) -> tuple[str, int | None]:
+    """What it printed, and its exit status; None: it ran out of time."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / REPORTS}", "PYTHONUNBUFFERED": "1"}
+    with tempfile.TemporaryFile() as file:
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
             code = subprocess.run(
-                command_of(entry, out), stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=env, timeout=entry.seconds
+                command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=env, timeout=max(0.01, seconds)
             ).returncode
-        except subprocess.TimeoutExpired:
-            return f"ended after its {entry.seconds} s"
-    return f"{'done' if code == 0 else f'failed ({code})'} in {time.monotonic() - began:.0f} s"
+        file.seek(0)
+        return file.read().decode(errors="replace"), code
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -138,8 +172,9 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.seconds
     for entry in entries[names.index(options.first) if options.first else 0 :]:
-        left = entry.seconds > end - time.monotonic()
-        print(f"{entry.name}: {'left out: too little time' if left else run(entry, options.out)}", flush=True)
+        left = end - time.monotonic()
+        fate = run(entry, options.out, left) if entry.seconds <= left else "left out: too little time"
+        print(f"{entry.name}: {fate}", flush=True)
     return 0
 
 

@@ -36,6 +36,8 @@ from slipstream.errors import SlipstreamError, printable
 from slipstream.sampling import SamplingParams
 from slipstream.server.service.settings import ServerConfig
 
+OUTLIVE = ("slipstream-engine", "slipstream-load", "slipstream-fetch")  # threads that may still run when we leave
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
@@ -57,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry() -> int:
-    """`main` for a process of its own: threads that still load or compute do not outlive the interpreter."""
+    """`main` for a process of its own: it does not wait for threads that still fetch, load or compute."""
     code = main()
-    if any(thread.name in ("slipstream-engine", "slipstream-load") for thread in threading.enumerate()):
+    if any(thread.name in OUTLIVE for thread in threading.enumerate()):
         atexit._run_exitfuncs()
         sys.stdout.flush()
-        os._exit(code)  # they are in native code that aborts the process when the interpreter is gone
+        os._exit(code)  # some are in native code that aborts the process when the interpreter is gone
     return code
 
 

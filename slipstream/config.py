@@ -41,6 +41,8 @@ class EngineConfig:
         self._check_int("cache_disk", 0, 1 << 60)
         if self.cache_dir is not None and (not isinstance(self.cache_dir, str) or not self.cache_dir):
             raise ConfigError(f"cache_dir must name a folder, not {self.cache_dir!r}")
+        if not self.prefix_cache and (self.cache_dir is not None or self.cache_host):
+            raise ConfigError("prefix_cache is off: cache_dir and cache_host, where it would go, have no meaning then")
         check_draft(self.draft)
         if not isinstance(self.p_min, (int, float)) or not 0.0 <= self.p_min <= 1.0:
             raise ConfigError(f"p_min must be a number from 0 to 1, not {self.p_min!r}")
@@ -89,6 +91,8 @@ class RunnerConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} must be a whole number, not {value!r}")
+        if self.max_context == 0:
+            raise ConfigError("max_context must be at least 1 token")
         rates = self.simulate_acceptance
         if not all(before >= after >= 0.0 for before, after in zip((1.0, *rates), rates)):
             raise ConfigError(f"simulate_acceptance must fall from at most 1 to at least 0, not {rates}")

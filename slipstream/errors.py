@@ -7,7 +7,7 @@ SlipstreamError
 │   ├── CorruptFile      truncated, damaged, or not the format its name claims
 │   ├── UnknownModel     an architecture, tensor type or tokenizer we do not have
 │   ├── MissingTensor    the checkpoint lacks a tensor the model needs, or it has the wrong shape
-│   └── HeadError        an MTP head that does not fit: the model runs without drafting and says so
+│   └── HeadError        an MTP head that does not fit: an error where it was given, a note where it was found
 ├── DownloadError        a model that could not be fetched, or whose digest is wrong
 ├── RequestError         a request that can never run: empty, not text
 │   ├── PromptTooLong    its prompt does not fit the context

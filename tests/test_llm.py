@@ -13,7 +13,7 @@ import tiny
 from safetensors.torch import save_file
 
 from slipstream import LLM, SamplingParams
-from slipstream.errors import ConfigError, EngineDead, LoadError, ParamsError, RequestError
+from slipstream.errors import ConfigError, EngineDead, HeadError, LoadError, ParamsError, RequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "Why is the sky blue?", "Write a haiku."]
@@ -219,15 +219,11 @@ def test_options_that_cannot_be_used(options: dict[str, object], error: type[Exc
         LLM(**options)  # type: ignore[arg-type]
 
 
-def test_a_head_of_another_model_is_named_and_the_model_runs_without(tmp_path: Path) -> None:
+def test_a_head_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     head = tmp_path / "head.safetensors"
     save_file(tiny.head_tensors(tiny.build("llama-gqa-tied")), head)
-    with LLM(mtp=str(head), max_streams=1) as llm:
-        assert llm.speculation.startswith("not drafting: ")
-        assert "mtp.fc" in llm.speculation
-        [output] = llm.generate([ask(llm, QUESTIONS[0])], GREEDY)
-        assert output.text == "The capital of France is Paris."
-        assert "mtp.fc" in output.stats.speculation
+    with pytest.raises(HeadError, match=r"The MTP head that was given cannot be used: .* mtp\.fc\.weight is"):
+        LLM(mtp=str(head), max_streams=1)
 
 
 def test_quick_exit_without_close() -> None:

@@ -196,8 +196,25 @@ def test_everything_stays_within_the_memory_that_the_operator_names(
     assert 0 < tight.kv_pool < free.kv_pool
     assert tight.total <= least + free.kv_pool // 3
     assert plan(10**15).kv_pool == free.kv_pool  # more than there is: as if nothing was said
-    with pytest.raises(ConfigError, match="fewer bits a weight"):
+    with pytest.raises(ConfigError, match="give more memory, or take a model with fewer weights or with fewer bits"):
         plan(free.process)
+
+
+def test_host_memory_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.runners.torch.memory.free_bytes", lambda device: 2_000_000_000)
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path)
+    model = OpenedModel("tiny", folder, open_hf(folder), None, "no head")
+
+    def plan(cache_host: int, free: int | None = None) -> MemoryPlan:
+        config = RunnerConfig(device="cpu", kernels=False, kv_memory=8_000_000)
+        return TorchBackend(config).plan_memory(model, EngineConfig(max_streams=4, cache_host=cache_host), free)
+
+    assert 0.9e9 < plan(1_000_000_000).host_tier <= 1e9
+    with pytest.raises(
+        ConfigError, match=r"3.00 GB of host memory .* but (1.9\d|2.00) GB are free: give less cache_host"
+    ):
+        plan(3_000_000_000)
+    assert plan(3_000_000_000, 4_000_000_000).host_tier > 2.9e9
 
 
 def test_a_gpu_allocates_no_more_than_the_operator_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,15 @@ STALE_SECONDS = 3600.0  # for temporary files where the system has no locks
 MAX_INDEX_BYTES = 512 << 20  # of tokens that are held for the entries of the folder
 
 
+def make_folder(path: Path) -> None:
+    """ConfigError: it cannot be used."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.scandir(path).close()
+    except OSError as error:
+        raise ConfigError(f"cache_dir: {path} cannot be used as a folder: {error.strerror}") from error
+
+
 class DiskStore:
     """For several threads at once."""
 
@@ -104,13 +113,8 @@ class DiskStore:
         return sorted(found, key=lambda entry: entry.start)
 
     def _make_folder(self) -> None:
-        try:
-            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.scandir(self._path):
-                mode = self._path.stat().st_mode
-        except OSError as error:
-            raise ConfigError(f"cache_dir: {self._path} cannot be used as a folder: {error.strerror}") from error
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        make_folder(self._path)
+        if self._path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             self._warn("mode", "others may write to %s: what they put there would be taken for cached", self._path)
 
     def _read_entry(self, path: Path) -> StoredEntry | None:

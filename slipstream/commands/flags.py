@@ -153,7 +153,7 @@ def batch_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         shown="512, or room for a full draft of every stream",
-        help="tokens a step feeds, prompts and drafts included",
+        help="tokens a step feeds, prompts and drafts included; on a GPU more where prompts came together",
     )
     flag(
         group,

@@ -58,7 +58,7 @@ def _streams(memory: MemoryPlan) -> dict[int, int]:
 
 
 def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -> None:
-    head = "with its MTP head" if model.head is not None else f"without drafting: {model.head_reason}"
+    head = "with its MTP head" if model.head is not None else model.head_reason
     show(f"{model.name} ({model.spec.architecture}), {head}")
     for line in _describe(model):
         show(line)
@@ -95,6 +95,7 @@ def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
     rows = [("KV buffers, a row a stream", memory.row_buffers)] if memory.row_buffers else []
     workspace = [("workspace", memory.workspace)] if memory.workspace else []
     process = [("the process itself", memory.process)] if memory.process else []
+    host = [("host memory for the prefix cache, besides", memory.host_tier)] if memory.host_tier else []
     return [
         ("weights", memory.weights),
         *((f"  {part}", num_bytes) for part, num_bytes in memory.weight_parts),
@@ -106,4 +107,5 @@ def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
         *workspace,
         *process,
         ("in all", memory.total),
+        *host,
     ]

@@ -68,6 +68,8 @@ class LoadingBar:
                 self._bar = _bar(total, "loading", unit="B", unit_scale=True)
             if self._bar is not None:
                 self._bar.update(num_bytes)
+                if self._read >= total:
+                    self._bar.set_description("read, getting ready")
 
     def _report(self, lines: Lines, total: int) -> None:
         done = self._read >= total

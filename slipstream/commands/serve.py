@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +11,7 @@ from slipstream.commands.progress import LoadingBar, clear_line
 from slipstream.commands.text import show, size
 from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
+from slipstream.load.contents import file_format, head_place, main_type
 from slipstream.server.http.lifecycle import Server
 from slipstream.server.http.logs import set_up_logging
 from slipstream.server.service.model_holder import LoadedModel
@@ -70,7 +70,7 @@ class Loading:
         facts = ModelFacts(
             name=model.name,
             architecture=model.spec.architecture,
-            format=_format(model),
+            format=f"{file_format(model.checkpoint)}, {main_type(model)}",
             runner=backend.name,
             weight_bytes=memory.weights + memory.head,
             kv_token_bytes=memory.kv_per_token,
@@ -79,8 +79,7 @@ class Loading:
             kv_dtype=memory.kv_dtype,
             state_dtype=memory.state_dtype,
         )
-        head = "its MTP head" if model.head is not None else f"no MTP head: {model.head_reason}"
-        self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {head}"
+        self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {_head(model)}"
         kv = memory.kv_pool + memory.row_buffers
         self.memory_line = (
             f"{size(memory.weights)} weights, {size(memory.head)} head, "
@@ -107,14 +106,9 @@ class Loading:
         self.say(f"page    {address}")
 
 
-def _format(model: OpenedModel) -> str:
-    """The container, and the type of most bytes in it."""
-    checkpoint = model.checkpoint
-    stored: Counter[str] = Counter()
-    for name in checkpoint.names():
-        stored[checkpoint.dtype(name)] += checkpoint.num_bytes(name)
-    container = "safetensors" if model.path.is_dir() else "GGUF"
-    return f"{container}, {stored.most_common(1)[0][0]}"
+def _head(model: OpenedModel) -> str:
+    """Whether there is one, and where. Why not is the policy's to say."""
+    return f"its MTP head {head_place(model)}".rstrip() if model.head is not None else "no MTP head"
 
 
 def _policy(loaded: LoadedModel) -> str:

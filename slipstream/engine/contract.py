@@ -30,7 +30,8 @@ class Start:
     """The part of a joining row that is computed already: the KV blocks that hold it, the recurrent state it continues.
 
     The default is an empty cache. A start with computed tokens continues another row, which has the same tokens up to
-    there, is at rest (nothing in flight) and holds no drafts; or it continues from what a row kept (`Keep`).
+    there, is at rest (nothing in flight), holds no drafts, and has not decoded yet (its last step read a piece of its
+    prompt, which stores the state in every runner); or it continues from what a row kept (`Keep`).
     """
 
     num_computed: int = 0  # the row's cursor when it joins

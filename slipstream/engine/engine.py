@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cache.disk_store import DiskStore
+from slipstream.cache.disk_store import DiskStore, make_folder
 from slipstream.cache.disk_tier import DiskTier
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, RunnerInfo, StepCosts
@@ -66,7 +66,12 @@ class Engine:
         on_death: Callable[[Exception], None] | None = None,
         fingerprint: str = "",
     ) -> None:
-        """``fingerprint``: of the model and all that caches depend on, for those that are kept on disk."""
+        """``fingerprint``: of the model and all that caches depend on, for those that are kept on disk.
+
+        ConfigError: their folder cannot be used, which is said before a model is loaded.
+        """
+        if config.cache_dir is not None and config.prefix_cache:
+            make_folder(Path(config.cache_dir))
         self._fingerprint = fingerprint
         self.config = config
         self.failed: Exception | None = None

@@ -1,9 +1,9 @@
 """How many tokens of prompts a step reads, by what they cost, and how prompts share them. The same on every runner.
 
 Beside decoding streams, as many as keep the step within a factor of what it would take without them, but no piece so
-small that it wastes time. Streams that began while prompts waited, as in a burst, leave these a piece each: a stream is
-undisturbed by those who came after it, not before. Where nobody decodes, as many as the budget allows. Knows neither
-sequences nor blocks. See decision 20.
+small that it wastes time. Streams that began while prompts waited, as in a burst, let these be read at full speed: a
+stream is undisturbed by those who came after it, not before. Where nobody decodes, as many as the budget allows. Knows
+neither sequences nor blocks. See decision 20.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from slipstream.speculate.cost_model import CostModel, Decoding
 DEFAULT_PIECE = 64  # tokens of a prompt beside decoding streams where costs do not decide
 SMALL = (1, 2, 4, 8, 16, 32, DEFAULT_PIECE)  # candidates for the smallest piece
 WASTE = 1.5  # times the least seconds a token: a piece that takes more is too small, whatever the factor
+FULL_SPEED = 1.05  # the same for a piece of a burst, whole steps counted
 
 
 class PromptPieces:
@@ -28,14 +29,19 @@ class PromptPieces:
         before the piece in its prompt; ``num_earlier``: prompts that came before any of the rows had a token."""
         if not rows.num_rows:
             return budget
-        budget = max(0, min(budget, self._config.max_step_tokens - rows.num_tokens))
+        beside = min(budget, self._config.max_step_tokens - rows.num_tokens)  # of streams that are not to be disturbed
         seconds = self._costs.undisturbed(rows)
         if seconds is None or not self._costs.knows_reading:
-            return min(budget, DEFAULT_PIECE * max(1, num_earlier))
-        allowed = (self._config.max_slowdown - 1.0) * seconds / self._costs.drift(rows.num_tokens)
+            return max(0, min(beside, DEFAULT_PIECE * max(1, num_earlier)))
+        seconds /= self._costs.drift(rows.num_tokens)
         piece = _Piece(self._costs, 0 if self._info.prompts_apart else rows.num_tokens, num_before)
-        largest = max(piece.smallest(), piece.within(allowed, budget), DEFAULT_PIECE * num_earlier)
-        return min(budget, self._whole(rows.num_tokens, largest))
+        allowed = (self._config.max_slowdown - 1.0) * seconds
+        largest = min(beside, self._whole(rows.num_tokens, max(piece.smallest(), piece.within(allowed, beside))))
+        if num_earlier:
+            each = min(beside, DEFAULT_PIECE * num_earlier)
+            burst = max(each, piece.fastest(seconds, budget + rows.num_tokens))
+            largest = max(largest, self._whole(rows.num_tokens, min(budget, burst)))
+        return max(0, min(budget, largest))
 
     def _whole(self, num_decoding: int, piece: int) -> int:
         """A runner that pads its steps computes the padding too: so the step ends where it begins."""
@@ -70,6 +76,14 @@ class _Piece:
         """That is read nearly as fast as the best: fewer tokens would take more time than they need, in every step."""
         each = {n: self.seconds(n) / n for n in SMALL}
         return min(n for n, seconds in each.items() if seconds <= WASTE * min(each.values()))
+
+    def fastest(self, decoding: float, largest: int) -> int:
+        """Of the sizes that were timed, the smallest that is read nearly as fast as the best: more would be longer
+        pauses for nothing. Each step takes ``decoding`` seconds besides, which are lost: all streams of a burst decode
+        together later."""
+        sizes = [n for n in self._costs.read_sizes if n <= largest] or [DEFAULT_PIECE]
+        each = {n: (decoding + self._costs.reading(n)) / n for n in sizes}
+        return min(n for n, seconds in each.items() if seconds <= FULL_SPEED * min(each.values()))
 
 
 def share(piece: int, lefts: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -94,12 +94,14 @@ def check_request(request: Request, info: RunnerInfo) -> None:
     room = info.max_model_len
     if len(prompt) + 1 > room:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens; with one to generate, at most {room} fit")
-    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
-        raise RequestError(f"the prompt has token ids outside the vocabulary of {info.vocab_size}")
-    if any(token >= info.vocab_size for token in request.params.logit_bias):
-        raise RequestError(f"logit_bias has token ids outside the vocabulary of {info.vocab_size}")
-    if any(token >= info.vocab_size for word in request.params.bad_words for token in word):
-        raise RequestError(f"bad_words has token ids outside the vocabulary of {info.vocab_size}")
+    check_vocabulary("the prompt", prompt, info)
+    check_vocabulary("logit_bias", request.params.logit_bias, info)
+    check_vocabulary("bad_words", [token for word in request.params.bad_words for token in word], info)
+
+
+def check_vocabulary(name: str, tokens: Collection[int], info: RunnerInfo) -> None:
+    if tokens and (min(tokens) < 0 or max(tokens) >= info.vocab_size):
+        raise RequestError(f"{name} has token ids outside the vocabulary of {info.vocab_size}")
 
 
 def length_limit(request: Request, info: RunnerInfo) -> int:

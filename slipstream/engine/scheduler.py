@@ -175,10 +175,14 @@ class Scheduler:
         self._admit(step)
 
     def _num_earlier(self, step: StepBuilder, prompts: Rows) -> int:
-        """Prompts that came before any decoding row of the step had its first token."""
+        """Prompts that came before any decoding row of the step had its first token. Not those of preempted streams."""
         first = min((row.sequence.first_token_step for row in step.rows if not row.is_prompt), default=math.inf)
-        waiting = sum(sequence.arrival_step < first for sequence in self._waiting) if self._free_slots else 0
-        return sum(sequence.arrival_step < first for sequence, _ in prompts) + min(waiting, len(self._free_slots))
+
+        def is_earlier(sequence: Sequence) -> bool:
+            return sequence.arrival_step < first and not sequence.num_output
+
+        waiting = sum(is_earlier(sequence) for sequence in self._waiting) if self._free_slots else 0
+        return sum(is_earlier(sequence) for sequence, _ in prompts) + min(waiting, len(self._free_slots))
 
     def _next_group(self, step: StepBuilder) -> list[Sequence]:
         """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where

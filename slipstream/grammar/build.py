@@ -17,6 +17,7 @@ from slipstream.grammar.vocabulary import LIMITS
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
 TOO_COMPLEX = "too complex"
+PATTERN_FAULT = "regex parse error"
 TRIAL_TOKENS = 32
 TRIAL_SECONDS = 0.64  # processor time for the masks of these tokens: thousands of times the usual
 
@@ -68,6 +69,8 @@ def build(tokenizer: llguidance.LLTokenizer, source: Source) -> str:
     try:
         matcher = compiled(tokenizer, grammar)
     except Unusable as error:
+        if source.kind == "regex":  # read inside a grammar that llguidance makes: its lines are not the client's
+            raise Unusable(str(error)[max(0, str(error).find(PATTERN_FAULT)) :]) from error
         if source.kind not in ("json", "lenient_json"):
             raise
         raise Unusable(str(error), _fault_path(tokenizer, source, str(error))) from error
@@ -120,6 +123,8 @@ def _fails(tokenizer: llguidance.LLTokenizer, node: Any, shared: dict[str, Any],
 
 
 def _plain(message: str) -> str:
-    """llguidance's message without its traces; a limit that was met means: too complex."""
-    short = message.partition("<non-verbose/>")[0].partition("<backtrace>")[0].strip()
+    """llguidance's message in one line, without its traces and without the grammar's text, which it indents; a limit
+    that was met means: too complex."""
+    lines = message.partition("<non-verbose/>")[0].partition("<backtrace>")[0].strip().splitlines()
+    short = " ".join(line.removeprefix("error: ").rstrip() for line in lines if line[:1].strip("~ "))
     return f"{TOO_COMPLEX}: {short}" if "too many" in short else short

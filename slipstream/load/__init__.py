@@ -11,7 +11,9 @@ from slipstream.errors import LoadError
 from slipstream.load.default_model import SMOLLM2_SAMPLING, default_head_path, default_model_path
 from slipstream.load.dequantize import dequantize
 from slipstream.load.gguf.file import open_gguf
-from slipstream.load.head import find_any_head, find_head, open_head
+from slipstream.load.gguf.header import is_gguf
+from slipstream.load.gguf_names import models_of, whole_stem
+from slipstream.load.head import find_any_head, find_head, open_head, try_head
 from slipstream.load.hf.any_folder import open_any
 from slipstream.load.hf.folder import open_hf
 from slipstream.load.hf.hub import fetch_folder, fetch_gguf, fetch_gguf_head, hub_file, is_hub_id
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
+MAX_NAMED = 6  # files in a message
 
 
 def open_model(model: str | None = None, mtp: str | None = None, *, any_architecture: bool = False) -> OpenedModel:
@@ -49,26 +52,34 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
     it. `mtp`: a head in a file of its own. `any_architecture`: the runner loads folders by itself, also those of
     architectures that we do not know."""
     name, path = _resolve(model)
+    given = _head_path(model, mtp)
     if any_architecture and path.is_dir():
         folder = open_any(path, name)
-        return OpenedModel(name, path, folder, *find_any_head(folder, _head_path(model, mtp)))
+        return OpenedModel(name, path, folder, *find_any_head(folder, given))
     checkpoint = open_hf(path, name) if path.is_dir() else open_gguf(path)
-    head, reason = find_head(checkpoint, _head_path(model, mtp))
-    if head is None and mtp is None and (beside := _head_on_hub(model, path)) is not None:
-        head, reason = find_head(checkpoint, beside)
+    head, reason = find_head(checkpoint, given)
+    if head is None and mtp is None and (on_hub := _head_on_hub(model)) is not None:
+        head, reason = try_head(on_hub, checkpoint.spec)
     return OpenedModel(name, path, checkpoint, head, reason, SMOLLM2_SAMPLING if model is None else None)
 
 
 def _resolve(model: str | None) -> tuple[str, Path]:
+    """Its name for clients, and its folder or .gguf file."""
     if model is None:
         return DEFAULT_NAME, default_model_path()
     if not model:
         raise LoadError("The model's name is empty: expected a model folder, a .gguf file, or a hub id.")
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.is_dir() and not _holds_gguf(path):
         return path.resolve().name, path
+    if path.is_dir():
+        path = _only_gguf(path)
     if path.is_file():
-        return path.stem, path
+        if path.suffix == ".safetensors" and not is_gguf(path):
+            raise LoadError(f"{model} holds weights alone: give its folder, {path.parent}.")
+        return whole_stem(path), path
+    if path.exists():
+        raise LoadError(f"{model} is neither a file nor a folder.")
     if (on_hub := hub_file(model)) is not None:
         return model, fetch_gguf(*on_hub)
     if _looks_like_path(model):
@@ -76,9 +87,28 @@ def _resolve(model: str | None) -> tuple[str, Path]:
     return model, fetch_folder(model)
 
 
-def _head_on_hub(model: str | None, path: Path) -> Path | None:
+def _holds_gguf(folder: Path) -> bool:
+    """And not the model of another format: such a folder may have a GGUF beside it, a GGUF a config.json."""
+    if not any(folder.glob("*.gguf")):
+        return False
+    return not ((folder / "config.json").exists() and any(folder.glob("*.safetensors")))
+
+
+def _only_gguf(folder: Path) -> Path:
+    """The first part of the only model in a folder."""
+    models = models_of(path.name for path in folder.glob("*.gguf"))
+    if not models:
+        raise LoadError(f"{folder} holds GGUF files, but none of a model.")
+    firsts = [str(folder / parts[0]) for parts in models.values()]
+    if len(firsts) > 1:
+        more = f" or {len(firsts) - MAX_NAMED} more" if len(firsts) > MAX_NAMED else ""
+        raise LoadError(f"{folder} holds GGUF files: give one of {', '.join(firsts[:MAX_NAMED])}{more}.")
+    return Path(firsts[0])
+
+
+def _head_on_hub(model: str | None) -> Path | None:
     """That of the repository which a GGUF file came from."""
-    on_hub = None if model is None or Path(model).expanduser() == path else hub_file(model)
+    on_hub = None if model is None or Path(model).expanduser().exists() else hub_file(model)
     return fetch_gguf_head(on_hub[0]) if on_hub is not None else None
 
 
@@ -90,6 +120,7 @@ def _head_path(model: str | None, mtp: str | None) -> Path | None:
     if mtp is None:
         return default_head_path() if model is None else None
     path = Path(mtp).expanduser()
-    if not path.exists():
-        raise LoadError(f"{mtp}, given as the MTP head, does not exist.")
-    return path
+    if path.is_file() or path.is_dir():
+        return path
+    what = "is neither a file nor a folder" if path.exists() else "does not exist"
+    raise LoadError(f"{mtp}, given as the MTP head, {what}.")

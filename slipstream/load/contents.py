@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from slipstream.errors import LoadError
 from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.opened import OpenedModel
 from slipstream.load.tensor import Checkpoint
@@ -27,7 +28,18 @@ class Contents:
 
 
 def target_contents(model: OpenedModel) -> Contents:
-    return _contents(model.checkpoint, [name for name in model.checkpoint.names() if not model.spec.head.owns(name)])
+    return _contents(model.checkpoint, _target_names(model))
+
+
+def main_type(model: OpenedModel) -> str:
+    """The type of most weights of the target model; of most bytes where only its runner can count weights."""
+    try:
+        return target_contents(model).types[0][0]
+    except LoadError:
+        stored: Counter[str] = Counter()
+        for name in _target_names(model):
+            stored[model.checkpoint.dtype(name)] += model.checkpoint.num_bytes(name)
+        return stored.most_common(1)[0][0]
 
 
 def head_contents(model: OpenedModel) -> Contents | None:
@@ -60,12 +72,21 @@ def part_of(name: str) -> Part:
     return next((part for key, part in parts.items() if f".{key}." in name), "norms and others")
 
 
+def file_format(checkpoint: Checkpoint) -> str:
+    if not checkpoint.files():
+        return "random weights"
+    return "GGUF" if isinstance(checkpoint, GgufCheckpoint) else "safetensors"
+
+
+def _target_names(model: OpenedModel) -> list[str]:
+    return [name for name in model.checkpoint.names() if not model.spec.head.owns(name)]
+
+
 def _contents(checkpoint: Checkpoint, names: list[str]) -> Contents:
     weights: Counter[str] = Counter()
     for name in names:
         weights[checkpoint.dtype(name)] += math.prod(checkpoint.shape(name))
     total = sum(weights.values())
     types = tuple((dtype, count / total) for dtype, count in weights.most_common())
-    file_format = "GGUF" if isinstance(checkpoint, GgufCheckpoint) else "safetensors"
     num_bytes = sum(checkpoint.num_bytes(name) for name in names)
-    return Contents(file_format if checkpoint.files() else "random weights", total, num_bytes, types)
+    return Contents(file_format(checkpoint), total, num_bytes, types)

@@ -5,6 +5,8 @@ Owns the reason for a missing head, one sentence. Does not know how a head is ru
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from slipstream.load.gguf.header import is_gguf
 from slipstream.load.hf.folder import HfCheckpoint, read_hints
 from slipstream.load.hf.safetensors import SafetensorsFile, TensorStore, open_folder
 from slipstream.load.shapes import ExpertLayout, Shapes, layer_shapes, mismatch, mlp_shapes, stored_experts
-from slipstream.load.spec import HeadSpec, ModelSpec
+from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 
 HEAD_FILES = ("mtp-*.gguf", "MTP/mtp-*.gguf")  # beside a model's .gguf file
@@ -31,18 +33,37 @@ def open_head(path: Path, spec: ModelSpec) -> Checkpoint:
     return head
 
 
-def find_head(checkpoint: Checkpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
-    """The head's tensors and "", or None and the reason: a head that cannot be used never stops the model."""
+def find_head(checkpoint: Checkpoint, given: Path | None) -> tuple[Checkpoint | None, str]:
+    """The head's tensors and "", or None and the reason. HeadError when the given one cannot be used; one that is only
+    found never stops the model."""
+    if given is not None:
+        with _as_head_error():
+            return open_head(given, checkpoint.spec), ""
+    if not any(checkpoint.spec.head.owns(name) for name in checkpoint.names()):
+        beside = _head_beside(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else None
+        return beside, "" if beside is not None else _why_absent(checkpoint)
     try:
-        if mtp_path is not None:
-            return open_head(mtp_path, checkpoint.spec), ""
-        if not any(checkpoint.spec.head.owns(name) for name in checkpoint.names()):
-            beside = _head_beside(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else None
-            return beside, "" if beside is not None else _why_absent(checkpoint.spec.head)
         check_head(checkpoint, checkpoint.spec)
     except LoadError as error:
         return None, f"no MTP head: {error}"
     return checkpoint, ""
+
+
+def try_head(path: Path, spec: ModelSpec) -> tuple[Checkpoint | None, str]:
+    """As find_head, of a file that was found elsewhere."""
+    try:
+        return open_head(path, spec), ""
+    except LoadError as error:
+        return None, f"no MTP head: {error}"
+
+
+@contextmanager
+def _as_head_error() -> Iterator[None]:
+    """Of a head that the user named."""
+    try:
+        yield
+    except LoadError as error:
+        raise HeadError(f"The MTP head that was given cannot be used: {error}") from error
 
 
 def heads_beside(path: Path) -> list[Path]:
@@ -67,22 +88,36 @@ def _head_beside(checkpoint: GgufCheckpoint) -> Checkpoint | None:
     return None
 
 
-def find_any_head(checkpoint: HfCheckpoint, mtp_path: Path | None) -> tuple[Checkpoint | None, str]:
+def find_any_head(checkpoint: HfCheckpoint, given: Path | None) -> tuple[Checkpoint | None, str]:
     """As find_head, but the shapes are not checked: for a runner with loaders of its own."""
-    if mtp_path is not None:
-        if is_gguf(mtp_path):
-            return open_gguf_head(mtp_path, checkpoint.spec), ""
-        return HfCheckpoint(str(mtp_path), checkpoint.spec, _open_store(mtp_path)), ""
-    head = checkpoint.spec.head
-    if any(head.prefix in name for name in checkpoint.names()):
+    if given is not None:
+        with _as_head_error():
+            return _open_any_head(given, checkpoint.spec), ""
+    if _holds_head(checkpoint):
         return checkpoint, ""
-    return None, _why_absent(head)
+    return None, _why_absent(checkpoint)
 
 
-def _why_absent(head: HeadSpec) -> str:
-    missing = f"the checkpoint has no {head.prefix}* tensors"
+def _open_any_head(path: Path, spec: ModelSpec) -> Checkpoint:
+    if is_gguf(path):
+        return open_gguf_head(path, spec)
+    head = HfCheckpoint(str(path), spec, _open_store(path))
+    if not _holds_head(head):
+        raise HeadError(f"{path} has no MTP head: it holds no {spec.head.prefix}* tensors.")
+    return head
+
+
+def _holds_head(checkpoint: HfCheckpoint) -> bool:
+    return any(checkpoint.spec.head.prefix in name for name in checkpoint.names())
+
+
+def _why_absent(checkpoint: Checkpoint) -> str:
+    """By the names that the tensors have in the files."""
+    head, in_gguf = checkpoint.spec.head, isinstance(checkpoint, GgufCheckpoint)
+    missing = f"the checkpoint has no {'nextn.' if in_gguf else head.prefix}* tensors"
     if head.num_declared_layers:
-        missing = f"config.json announces {head.num_declared_layers} MTP layer(s), but {missing}"
+        where = "its metadata" if in_gguf else "config.json"
+        missing = f"{where} announces {head.num_declared_layers} MTP layer(s), but {missing}"
     return f"no MTP head: {missing}; give one with --mtp"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CorruptFile, LoadError
+from slipstream.load.mapped_file import refuse_pointer
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -16,6 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise LoadError(f"{path} does not exist.") from None
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}.") from error
+    refuse_pointer(path, raw)
     return parse_json(raw, str(path))
 
 

@@ -1,4 +1,4 @@
-"""Files mapped into memory: read when touched, given back on request. Knows no format."""
+"""Files mapped into memory: read when touched, given back on request. Knows no format but that of Git's pointers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import numpy as np
 
 from slipstream.errors import CorruptFile, LoadError
 
+POINTER = b"version https://git-lfs"  # how a text begins that Git keeps in a large file's place
+
+
+def refuse_pointer(path: Path, beginning: bytes) -> None:
+    if beginning.startswith(POINTER):
+        raise LoadError(f"{path} is a Git LFS pointer, not the file itself: `git lfs pull` in its folder fetches that.")
+
 
 def map_file(path: Path) -> np.ndarray:
     """The file's bytes as a read-only uint8 array, mapped and not read."""
@@ -17,11 +24,13 @@ def map_file(path: Path) -> np.ndarray:
         size = path.stat().st_size
         if size == 0:
             raise CorruptFile(f"{path} is empty.")
-        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
     except FileNotFoundError:
         raise LoadError(f"{path} does not exist.") from None
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}.") from error
+    refuse_pointer(path, data[: len(POINTER)].tobytes())
+    return data
 
 
 def release_pages(data: np.ndarray) -> None:

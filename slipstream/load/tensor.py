@@ -25,6 +25,15 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Some bytes of a file."""
+
+    path: Path
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class RawTensor:
     name: str  # canonical Hugging Face name, text model prefix "model."
     dtype: str  # "F32", "F16", "BF16", "F8_E4M3", a GGUF block type such as "Q4_1", or one of quantized/types.py's
@@ -68,6 +77,10 @@ class Checkpoint(Protocol):
         ...
 
     def num_bytes(self, name: str) -> int: ...
+
+    def places(self, name: str) -> list[Place]:
+        """Where it lies in the files; those of all, where several are stored as one."""
+        ...
 
     def files(self) -> list[Path]:
         """That the tensors are in."""

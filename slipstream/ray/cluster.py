@@ -6,8 +6,10 @@ import time
 
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 
 from slipstream.ray.application import application
+from slipstream.ray.proxy import start_proxy
 from slipstream.ray.settings import Settings
 from slipstream.server.service.model_holder import Load
 from slipstream.server.service.settings import is_loopback
@@ -20,7 +22,7 @@ def start(settings: Settings, load: Load | None = None) -> None:
     """Returns when the replicas are ready. Raises RuntimeError, with Ray's words, if they cannot be started."""
     local = {"_node_ip_address": LOOPBACK} if is_loopback(settings.server.host) else {}
     ray.init("local", include_dashboard=False, **local)
-    serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
+    start_proxy(serve, (TimeoutError, RayActorError), {"host": settings.server.host, "port": settings.server.port})
     deploy(settings, load)
 
 

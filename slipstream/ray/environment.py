@@ -21,6 +21,7 @@ FLAGS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",  # the router reads a conversation's key from the body
     BUFFER: str(5 << 20),  # bytes; more than the largest body by default
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # for its process to start; Ray's own 5 end it on a busy machine
     MIN_DRAIN: "5",  # seconds for HAProxy to forget a replica; Ray's own 30 make every shutdown that slow
 }
 RAYS_OWN_DRAIN = 30.0

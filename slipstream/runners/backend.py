@@ -43,6 +43,8 @@ class MemoryPlan:
     weight_parts: tuple[tuple[str, int], ...] = ()  # of the weights: load/contents.py's parts, where they are known
     kv_dtype: str = ""  # of keys and values, in words
     state_dtype: str = ""  # of recurrent states; "": there are none, or the runner does not tell
+    prompt_tokens: int = 0  # read in one step where no stream decodes; 0: what a step may feed
+    captured_tokens: int = 0  # steps that read prompts are captured up to so many tokens, where steps are captured
     row_buffers: int = 0  # that room, where the pool's blocks are copies beside it, for the prefix cache
 
     @property

@@ -34,6 +34,15 @@ def test_every_command_exists(gpu: ModuleType) -> None:
             assert all((ROOT / file).exists() for file in files)
 
 
+def test_tests_run_file_by_file(gpu: ModuleType, tmp_path: Path) -> None:
+    [entry] = gpu.PARTS["right"]
+    files = [command[-1] for command in entry.commands(tmp_path)]
+    assert len(set(files)) == len(files)
+    assert {"tests/runners/cuda/test_gdn.py", "tests/conformance/test_resident.py"} < set(files)
+    assert all((ROOT / file).is_file() for file in files)
+    assert all("not exhaustive" in command for command in entry.commands(tmp_path))
+
+
 def test_a_part_fits_a_call_or_says_what_it_leaves_out(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +57,7 @@ def test_a_part_fits_a_call_or_says_what_it_leaves_out(
     first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert first.startswith("first: done in ")
     assert second.startswith("second: failed (3) in ")
-    assert third == "third: ended after its 1 s"
+    assert third == "third: ended after 2 s"
     assert fourth == "fourth: left out: too little time"
     assert (tmp_path / "first.txt").read_text() == "python -c 'print(1 + 1)'\n2\n"
     assert gpu.main(["some", "--out", str(tmp_path), "--from", "fourth", "--seconds", "20000"]) == 0

@@ -48,6 +48,9 @@ def test_the_report_can_be_pasted(options: ModelOptions, found: Findings) -> Non
     assert "selfcheck: passed" in text
     assert "greedy: 4 of 4 equal" in text
     assert "drafts with its head" in text
+    assert "Every step drafted 2 deep" in text
+    peer = " mlx-lm's batches tok/s |" if options.runner == "mlx" else ""
+    assert f"| streams | plain tok/s | depth 2 tok/s | ratio | tokens a step of all |{peer}\n" in text
     assert str(Path(str(options.model)).parent) not in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,24 @@ def test_as_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = report(capsys, folder / "Tiny-Q4_K_M.gguf")
     assert (alone["head_place"], alone["head_files"], alone["head"]) == ("", None, 0)
     (folder / "away.gguf").rename(folder / "mtp-Tiny-Q8_0.gguf")
+
+
+def test_why_there_is_no_head_is_said_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = shutil.copy(folder / "Tiny-Q4_K_M.gguf", tmp_path)
+    assert main(["plan", str(alone), *SMALL]) == 0
+    missing = "the checkpoint has no nextn.* tensors; give one with --mtp"
+    assert capsys.readouterr().out.splitlines()[0] == f"Tiny-Q4_K_M (qwen3_5_moe), no MTP head: {missing}"
+
+
+def test_a_head_that_was_given_and_cannot_be_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the model has one of its own."""
+    model, bad = str(folder / "Whole-Q4_K_M.gguf"), folder / "bad.gguf"
+    bad.write_bytes((folder / "mtp-Tiny-Q8_0.gguf").read_bytes()[:5000])
+    assert main(["plan", model, "--mtp", str(bad), *SMALL]) == 1
+    said = capsys.readouterr()
+    assert not said.out
+    assert said.err.startswith(f"slipstream: The MTP head that was given cannot be used: {bad} ")
+    assert said.err.count("\n") == 1
 
 
 def test_four_streams_of_16k_beside_a_27b_mix_fit_24_gib(capsys: pytest.CaptureFixture[str]) -> None:

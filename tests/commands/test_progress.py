@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 
 import pytest
@@ -49,6 +51,16 @@ def test_a_fast_model_is_one_line_and_silent_unless_asked(capsys: pytest.Capture
         for _ in range(100):
             bar(MB, 100 * MB)
     assert capsys.readouterr().err == "loading: 100.0 MB read, getting ready\n"
+
+
+def test_on_a_terminal_a_full_bar_says_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = LoadingBar()
+    bar(MB, MB)
+    assert "read, getting ready: 100%" in terminal.getvalue()
+    bar.close()
 
 
 def test_a_closed_bar_stays_closed(capsys: pytest.CaptureFixture[str]) -> None:

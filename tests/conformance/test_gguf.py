@@ -13,11 +13,12 @@ from tiny_gguf import Options
 from transformers import PreTrainedModel
 
 from slipstream.config import EngineConfig
-from slipstream.errors import CorruptFile, LoadError, UnknownModel
+from slipstream.errors import CorruptFile, HeadError, LoadError, UnknownModel
 from slipstream.load import dequantize, open_model
 from slipstream.load.head import head_shapes
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
 from slipstream.load.random.model import RANDOM_SHAPES
+from slipstream.load.read_ahead import places_in_order
 from slipstream.load.shapes import ExpertLayout, model_shapes
 from slipstream.sampling import SamplingParams
 
@@ -121,6 +122,9 @@ def test_split_into_parts(tmp_path: Path) -> None:
     opened = open_model(str(parts[0]))
     assert opened.checkpoint.files() == parts
     assert opened.num_bytes == sum(4 * weight.numel() for weight in twin.state.values())
+    places = places_in_order(opened)
+    assert [place.path for place in places] != [places[0].path] * len(places)
+    assert sum(place.stop - place.start for place in places) == opened.num_bytes
     for part in parts[:2]:
         check(model, twin, path=part)
     parts[2].rename(tmp_path / "away")
@@ -223,10 +227,8 @@ def test_a_gguf_head_for_a_folder(tmp_path: Path) -> None:
 def test_a_file_without_a_head_is_no_head(tmp_path: Path) -> None:
     model = MODELS["dense"]()
     target = tiny_gguf.write(model, tmp_path / "x.gguf", Options(head=False)).path
-    assert "holds no nextn.* tensors" in open_model(str(target), str(target)).head_reason
-    assert (
-        open_model(str(target)).head_reason == "no MTP head: the checkpoint has no mtp.* tensors; give one with --mtp"
-    )
+    with pytest.raises(HeadError, match=r"holds no nextn\.\* tensors"):
+        open_model(str(target), str(target))
 
 
 def test_what_is_left_out_and_what_is_not_known(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import UnknownModel
 from slipstream.load import dequantize, open_model
 from slipstream.load.hf.folder import open_hf
+from slipstream.load.read_ahead import places_in_order
 from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.ops import TorchOps
 from slipstream.runners.torch.weights import DenseFormat, linear_in_order
@@ -84,6 +85,7 @@ def test_names_and_bytes(folders: dict[str, tuple[Path, torch.Tensor]], name: st
     unused = sum(size for each, size in stored.items() if "visual" in each or "self_attn.k_scale" in each)
     unused += sum(size for each, size in stored.items() if "self_attn.v_scale" in each)
     assert model.num_bytes == pytest.approx(sum(stored.values()) - unused, abs=64)
+    assert sum(place.stop - place.start for place in places_in_order(model)) == sum(stored.values()) - unused
 
 
 def test_a_part_of_a_joined_matrix(folders: dict[str, tuple[Path, torch.Tensor]]) -> None:

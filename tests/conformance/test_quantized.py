@@ -25,9 +25,15 @@ from slipstream.load.hf.folder import HfCheckpoint, open_hf
 from slipstream.load.random.model import open_random
 from slipstream.runners.cuda.model.linear import CudaLinear
 from slipstream.runners.cuda.model.ops import CudaOps
-from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, QuantizedExperts, quantized_format
+from slipstream.runners.cuda.model.quantized import (
+    CudaQuantizedLinear,
+    CudaStoredFormat,
+    QuantizedExperts,
+    quantized_format,
+)
 from slipstream.runners.cuda.platform import cuda_platform
 from slipstream.runners.cuda.runner import CudaRunner
+from slipstream.runners.torch import memory
 from slipstream.runners.torch.backend import TorchBackend
 from slipstream.runners.torch.loading import load_runner
 from slipstream.runners.torch.memory import plan_memory
@@ -185,6 +191,19 @@ def test_what_is_stored_is_what_was_planned(kind: str, dtype: str, tmp_path: Pat
     platform = cuda_platform(DEVICE, RunnerConfig("cpu", dtype), checkpoint.spec)
     planned = plan_memory(model, platform, CONFIG, RunnerConfig("cpu", dtype, kv_memory=4_000_000))
     assert planned.weights + planned.head == stored_bytes(platform.form, checkpoint)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("qwen3_5", "int8"), ("qwen3_5_moe", "int4"), ("llama-gqa-tied", "fp8")])
+def test_the_room_for_unpacked_matrices_is_planned(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Also that of an output matrix with a format of its own."""
+    checkpoint = open_hf(tiny.save(tiny.build(kind), tmp_path, head=True))
+    model, runner_config = OpenedModel("tiny", tmp_path, checkpoint, checkpoint, ""), config(dtype)
+    platform = cuda_platform(DEVICE, runner_config, checkpoint.spec)
+    load_runner(model, CONFIG, replace(runner_config, device=DEVICE.type, kv_memory=4_000_000), platform).close()
+    forms = {id(form): form for form in (platform.form.of(name) for name in checkpoint.names())}.values()
+    rooms = [form._quantized_scratch._unpacked for form in forms if isinstance(form, CudaStoredFormat)]
+    planned = memory._unpacked_bytes(checkpoint.spec, platform)
+    assert planned / 3 <= sum(0 if room is None else room.nbytes for room in rooms) <= planned
 
 
 def stored_bytes(form: LinearFormat, checkpoint: HfCheckpoint) -> int:

@@ -5,6 +5,7 @@ Behind them two servers whose model answers at a fixed pace; its name tells who 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -104,9 +105,14 @@ class Routed:
         for name in self._ports:
             self.start(name)
         self.router = Router(kind, folder, list(self._ports.values()))
-        # A router that met a closed port leaves it alone for a while.
-        sessions = [{**(headers or {}), "x-session-id": f"start {i}"} for i in range(16)]
-        until(lambda: {self.ask(session) for session in sessions} == {"one", "two"})
+        # A router that met a closed port leaves it alone for a while. Where a session goes is a matter of chance: each
+        # time others ask, since sixteen of one kind may all belong to one server.
+        sessions = ({**(headers or {}), "x-session-id": f"start {i}"} for i in itertools.count())
+        try:
+            until(lambda: {self.ask(session) for session in itertools.islice(sessions, 16)} == {"one", "two"})
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, name: str) -> None:
         self.servers[name] = paced_server(name, self._ports[name], *self._arguments)

@@ -73,6 +73,8 @@ def test_too_many_blocks_are_not_given() -> None:
         {"cache_disk": -1},
         {"cache_disk": 1.5},
         {"cache_dir": ""},
+        {"prefix_cache": False, "cache_dir": "somewhere"},
+        {"prefix_cache": False, "cache_host": 1},
     ],
 )
 def test_config_refuses(options: dict[str, object]) -> None:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fakes import FakeRunner, continuation, make_info
@@ -16,7 +17,7 @@ from slipstream.engine.contract import Runner, StepPlan, StepResult
 from slipstream.engine.engine import Engine, grid
 from slipstream.engine.request import TokenEvent
 from slipstream.engine.scheduler import Scheduler
-from slipstream.errors import EngineDead, RequestError
+from slipstream.errors import ConfigError, EngineDead, RequestError
 from slipstream.sampling.params import SamplingParams
 
 WAIT = 300.0
@@ -68,6 +69,12 @@ class GatedRunner(FakeRunner):
 def make_engine(runner: Runner | None = None, **options: object) -> Engine:
     runner = runner or FakeRunner(make_info(), hit=0.7)
     return Engine(lambda: runner, CONFIG, **options)  # type: ignore[arg-type]
+
+
+def test_a_folder_for_the_cache_that_cannot_be_one_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cache_dir: .*file cannot be used as a folder"):
+        Engine(FakeRunner, EngineConfig(cache_dir=str(tmp_path / "file")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -23,7 +23,8 @@ Seconds = Callable[[int], float]
 Points = tuple[tuple[int, float], ...]
 NOBODY = Decoding(0, 0)
 BUCKETS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 2048)
-READ_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 512)  # as CUDA's calibration has them
+READ_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 512)  # as CUDA's calibration has them, like the next
+LARGE_READ_SIZES = (1024, 2048)
 
 
 def stairs(num_tokens: int) -> float:
@@ -50,7 +51,8 @@ def points_of(machine: Seconds, noise: float = 0.0) -> Points:
     timed = [(n, machine(n) * dice.gauss(1.0, noise)) for n in sizes]
     if machine is stairs:  # both ends of each stair
         pairs = [[(before + 1, seconds), (n, seconds)] for (before, _), (n, seconds) in pairwise(timed)]
-        timed = [timed[0], *(point for pair in pairs for point in pair)]
+        large = [(n, machine(n)) for n in LARGE_READ_SIZES]
+        timed = [timed[0], *(point for pair in pairs for point in pair), *large]
     return tuple((n, max(seconds for m, seconds in timed if m <= n)) for n, _ in timed)
 
 
@@ -196,6 +198,27 @@ def test_a_machine_of_changing_speed_goes_on_reading(name: str, worst: float, se
     assert max(found) <= 1.05 * at_first + 1
 
 
+@pytest.mark.parametrize(
+    ("machine", "num_earlier", "expected"),
+    [("stairs", 1, 2048 - 8), ("stairs", 7, 2048 - 8), ("large", 1, 64), ("large", 7, 448), ("cpu", 3, 192)],
+)
+def test_prompts_of_a_burst_are_read_at_full_speed(machine: str, num_earlier: int, expected: int) -> None:
+    """Where a step costs much besides, in many tokens; where each costs as much in the end, in no more than 64 each."""
+    rule, rows = pieces(calibrated(MACHINES[machine]), MACHINES[machine]), Decoding(8, 8)
+    budget = 2048 if machine == "stairs" else 512
+    assert rule.size(rows, budget - 8, num_earlier=num_earlier) == expected
+    assert rule.size(rows, budget - 8) < expected
+
+
+def test_no_piece_of_a_burst_is_larger_than_what_was_timed_as_faster() -> None:
+    """On a slower GPU 512 tokens may be the most: then there is no reason for longer pauses."""
+    points = tuple((n, 0.02 + 0.8e-3 * n) for n in (16, 64, 256, 512))
+    rule = pieces(CostModel(StepCosts(points, read=points)))
+    assert rule.size(Decoding(4, 4), 2000, num_earlier=1) == 512
+    assert rule.size(Decoding(4, 4), 2000, num_earlier=32) == 512
+    assert rule.size(Decoding(4, 4), 100, num_earlier=12) == 100
+
+
 @pytest.mark.parametrize("num_decoding", [1, 3, 8, 17, 40, 100])
 @pytest.mark.parametrize("factor", [1.001, 1.5, 3.0])
 def test_padded_steps_are_full(num_decoding: int, factor: float) -> None:
@@ -212,6 +235,7 @@ def test_where_reading_was_not_timed_pieces_are_as_they_always_were() -> None:
     costs.observe(StepTiming(Decoding(4, 4), 0.010, 0.0))
     assert rule.size(Decoding(4, 4), 500) == DEFAULT_PIECE
     assert rule.size(Decoding(4, 4), 20) == 20
+    assert rule.size(Decoding(4, 4), 2000, num_earlier=32) == 508  # 512 with those that decode
     one_size = CostModel(StepCosts(((1, 0.01), (8, 0.02)), read=((1, 0.01),)))
     assert pieces(one_size).size(Decoding(4, 4), 500) == DEFAULT_PIECE
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,6 +21,8 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.root = root
         self.sent: list[str] = []  # the files whose bytes were asked for
+        self.open = threading.Event()  # cleared: no file's bytes are sent
+        self.open.set()
 
     @property
     def url(self) -> str:
@@ -67,6 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = path.read_bytes()
         if with_body:
             self.server.sent.append(name)
+            self.server.open.wait()
         self._send(
             200, content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}, with_body
         )
@@ -77,7 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if with_body:
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # whoever asked has left
+                self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing on the terminal."""
@@ -91,6 +95,7 @@ def fake_hub(root: Path) -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.open.set()
         hub.shutdown()
         thread.join()
         hub.server_close()

@@ -10,7 +10,7 @@ import pytest
 from slipstream.errors import HeadError
 from slipstream.load.default_model import default_head_path
 from slipstream.load.gguf.file import open_gguf
-from slipstream.load.head import expert_layout, find_any_head, find_head, head_shapes, open_head
+from slipstream.load.head import expert_layout, find_any_head, find_head, head_shapes, open_head, try_head
 from slipstream.load.hf.folder import open_hf
 from slipstream.load.spec import HeadSpec, ModelSpec, MoeSpec
 
@@ -63,17 +63,32 @@ def test_head_of_another_model(target, write):
     path = write(head_tensors(other))
     with pytest.raises(HeadError, match=r"fc\.weight is \[48, 96\], this model needs \[64, 128\]"):
         open_head(path, target.spec)
-    head, reason = find_head(target, path)
+    with pytest.raises(HeadError, match=r"The MTP head that was given cannot be used: .*\[48, 96\]"):
+        find_head(target, path)
+    head, reason = try_head(path, target.spec)
     assert head is None
     assert reason.startswith("no MTP head: ")
     assert "[48, 96]" in reason
 
 
-def test_damaged_head_is_a_reason(target, tmp_path):
-    (tmp_path / "head.safetensors").write_bytes(b"garbage")
-    head, reason = find_head(target, tmp_path / "head.safetensors")
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"garbage", "too short"),
+        (b"A text, which is no head.\n", "claims a header of"),
+        (b"GGUF\x03\0\0\0", "it is truncated"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+    ],
+)
+def test_a_damaged_head_is_an_error_where_it_was_given(target, tmp_path, content, says):
+    path = tmp_path / "head.safetensors"
+    path.write_bytes(content)
+    for find in (find_head, find_any_head):
+        with pytest.raises(HeadError, match=f"The MTP head that was given cannot be used: {path} .*{says}"):
+            find(target, path)
+    head, reason = try_head(path, target.spec)
     assert head is None
-    assert "too short" in reason
+    assert says in reason
     with pytest.raises(HeadError, match="does not exist"):
         open_head(tmp_path / "nowhere.safetensors", target.spec)
 
@@ -91,6 +106,29 @@ def test_a_head_that_the_configuration_announces_is_missed_by_name(target):
         assert head is None
         announced = "config.json announces 1 MTP layer(s), but the checkpoint has no mtp.* tensors"
         assert reason == f"no MTP head: {announced}; give one with --mtp"
+
+
+def test_a_file_without_a_head_is_an_error(tmp_path, build, target):
+    whole = build.llama_folder(tmp_path / "whole") / "model.safetensors"
+    with pytest.raises(HeadError, match=r"cannot be used: .*'mtp\.fc\.weight' is missing"):
+        find_head(target, whole)
+    with pytest.raises(HeadError, match=r"cannot be used: .*has no MTP head: it holds no mtp\.\* tensors"):
+        find_any_head(target, whole)
+
+
+def test_a_bad_head_that_was_given_does_not_hide_behind_the_models_own(tmp_path, build, target, write):
+    grafted = open_hf(build.llama_folder(tmp_path / "grafted", extra=head_tensors(target.spec)))
+    with pytest.raises(HeadError, match="cannot be used"):
+        find_head(grafted, write(head_tensors(replace(target.spec, hidden_size=48))))
+
+
+def test_a_gguf_without_a_head_misses_its_own_names(tmp_path, build):
+    checkpoint = open_gguf(build.gguf(tmp_path / "x.gguf"))
+    why = "no MTP head: the checkpoint has no nextn.* tensors; give one with --mtp"
+    assert find_head(checkpoint, None) == (None, why)
+    checkpoint.spec = replace(checkpoint.spec, head=HeadSpec(num_declared_layers=1))
+    _, why = find_head(checkpoint, None)
+    assert why.startswith("no MTP head: its metadata announces 1 MTP layer(s), but the checkpoint has no nextn.*")
 
 
 def test_names_and_cache_of_a_head():

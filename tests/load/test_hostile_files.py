@@ -109,6 +109,11 @@ def test_a_server_whose_template_hangs(tmp_path: Path, build: Any) -> None:
         assert server.wait() == 0
 
 
+def test_a_model_without_a_template(tmp_path: Path, build: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(build.gguf(tmp_path / "x.gguf"))]) == 0
+    assert "chat: a plain question fails: the model has no chat template" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("template", ["{% if %}", f"{{{{ raise_exception('no{RED}') }}}}"])
 def test_a_broken_template_is_told_by_the_plan(
     tmp_path: Path, build: Any, capfd: pytest.CaptureFixture[str], template: str

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ try:
 except SlipstreamError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_ETAG_TIMEOUT": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, build: Any) -> Iterator[FakeHu
     for name in ("mmproj-Tiny-F16.gguf", "README.md", "imatrix_Tiny.gguf"):
         (files / name).write_bytes(b"not a model")
     _write(build, root / "some-org" / "Dots" / "tiny.Q8_0.gguf")
+    build.llama_folder(root / "some-org" / "Folder")
     _write_hybrids(root / "some-org" / "Hybrid-GGUF")
     with fake_hub(root) as hub:
         yield hub
@@ -51,6 +56,7 @@ def _write_hybrids(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     tiny_gguf.write(model, folder / "UD-Q8_K_XL" / "Hybrid-UD-Q8_K_XL.gguf", Options(head=False, parts=3))
     tiny_gguf.write(model, folder / "Hybrid-IQ4_XS.gguf")
+    (folder / "config.json").write_text("{}")
     tiny_gguf.write(model, folder / "MTP" / "mtp-Hybrid-Q4_0.gguf", Options(lambda name: "Q4_0", trunk=False))
     tiny_gguf.write(model, folder / "MTP" / "mtp-Hybrid-Q8_0.gguf", Options(lambda name: "Q8_0", trunk=False))
 
@@ -62,13 +68,16 @@ def _write(build: Any, path: Path) -> None:
 
 def opened(hub: FakeHub, cache: Path, name: str, **more: str) -> dict[str, Any]:
     hub.sent.clear()
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | own | more
     command = [sys.executable, "-c", SCRIPT, name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment(hub, cache) | more, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return answer | {"noise": done.stderr}
+
+
+def environment(hub: FakeHub, cache: Path) -> dict[str, str]:
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | own
 
 
 @pytest.mark.parametrize(
@@ -103,11 +112,59 @@ def test_no_other_head_is_fetched_where_the_file_has_one(hub: FakeHub, tmp_path:
 
 def test_what_was_fetched_serves_without_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     name = "some-org/Tiny-GGUF:BF16"
-    first = opened(hub, tmp_path, name)
-    assert opened(hub, tmp_path, name) == first
+    first = opened(hub, tmp_path, name)["file"]
+    assert opened(hub, tmp_path, name)["file"] == first
     assert hub.sent == []
-    assert opened(hub, tmp_path, name, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_ETAG_TIMEOUT="1") == first
-    assert opened(hub, tmp_path, name, HF_HUB_OFFLINE="1") == first
+    assert opened(hub, tmp_path, name, **NO_HUB)["file"] == first
+    assert opened(hub, tmp_path, name, HF_HUB_OFFLINE="1")["file"] == first
+
+
+def test_a_folder_that_was_fetched_opens_without_the_hub(hub: FakeHub, tmp_path: Path) -> None:
+    name = "some-org/Folder"
+    assert opened(hub, tmp_path, name)["name"] == name
+    assert sorted(hub.sent) == ["config.json", "model.safetensors"]
+    assert opened(hub, tmp_path, name, **NO_HUB)["name"] == name
+    assert hub.sent == []
+
+
+@pytest.mark.parametrize("name", ["nope", "some-org/nope", "some-org/nope:Q4_K_M"])
+@pytest.mark.parametrize("how", ["offline", "unreachable"])
+@pytest.mark.each_value
+def test_a_mistyped_path_without_the_hub(hub: FakeHub, tmp_path: Path, name: str, how: str) -> None:
+    answer = opened(hub, tmp_path, name, **({"HF_HUB_OFFLINE": "1"} if how == "offline" else NO_HUB))
+    where = "is no file or folder, not in the hub's local cache, and the hub cannot be reached."
+    assert answer["error"] == f"DownloadError: {name.partition(':')[0]} {where}"
+
+
+@pytest.mark.parametrize("name", ["some-org/Tiny-GGUF:Q4_K_M", "some-org/Folder"])
+@pytest.mark.each_value
+def test_a_cache_that_cannot_be_written_is_not_the_hubs_fault(hub: FakeHub, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    error = opened(hub, tmp_path / "file" / "cache", name)["error"]
+    assert "cannot be stored in the hub's cache" in error
+    assert str(tmp_path / "file") in error
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["generate", "--prompt", "x"]])
+def test_ctrl_c_ends_a_download(hub: FakeHub, tmp_path: Path, arguments: list[str]) -> None:
+    hub.sent.clear()
+    hub.open.clear()
+    command = [sys.executable, "-m", "slipstream.cli", *arguments, "some-org/Tiny-GGUF:Q4_K_M"]
+    # As in a terminal, Ctrl-C is not ignored, whatever started the tests.
+    reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, env=environment(hub, tmp_path), stderr=subprocess.PIPE, preexec_fn=reset)
+    try:
+        until = time.monotonic() + 60
+        while not hub.sent and time.monotonic() < until:
+            time.sleep(0.05)
+        assert hub.sent == ["Tiny-Q4_K_M.gguf"]
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert b"Traceback" not in said
+    finally:
+        process.kill()
+        hub.open.set()
 
 
 @pytest.mark.parametrize(
@@ -116,15 +173,17 @@ def test_what_was_fetched_serves_without_the_hub(hub: FakeHub, tmp_path: Path) -
         ("some-org/Tiny-GGUF:Q9_K", "has no GGUF file 'Q9_K': it has BF16, Q4_K_M, UD-Q4_K_M, UD-Q4_K_XL."),
         ("some-org/Tiny-GGUF:F16", "has no GGUF file 'F16'"),  # BF16 is another type, mmproj another file
         ("some-org/Tiny-GGUF", "holds GGUF files: choose one, some-org/Tiny-GGUF:BF16 or another of BF16, Q4_K_M"),
+        ("some-org/Hybrid-GGUF", "holds GGUF files: choose one, some-org/Hybrid-GGUF:IQ4_XS"),  # it has a config.json
         ("some-org/Nothing:Q4_K_M", "neither a local path nor a model on the hub"),
     ],
 )
 @pytest.mark.each_value
 def test_what_is_not_there_is_said(hub: FakeHub, tmp_path: Path, name: str, says: str) -> None:
-    error = opened(hub, tmp_path, name)["error"]
-    assert error.startswith("DownloadError: some-org/")
-    assert says in error
-    assert not any(sent.endswith(".gguf") for sent in hub.sent)
+    answer = opened(hub, tmp_path, name)
+    assert answer["error"].startswith("DownloadError: some-org/")
+    assert says in answer["error"]
+    assert not hub.sent
+    assert not answer["noise"], "the hub's client says nothing of its own"
 
 
 def test_names_with_a_file() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 
 import huggingface_hub.errors
+import numpy as np
 import pytest
+import tiny_gguf
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_gguf import Options
 
 import slipstream.load
-from slipstream.errors import DownloadError, LoadError
+from slipstream.errors import DownloadError, HeadError, LoadError
 from slipstream.load import open_model
+from slipstream.load.contents import main_type
 from slipstream.load.hf import hub
 from slipstream.load.hf.folder import HfCheckpoint
 
@@ -48,12 +53,85 @@ def test_folder(tmp_path, build):
 
 def test_head_in_its_own_file(tmp_path, build, default_gguf):
     target = str(build.gguf(tmp_path / "x.gguf"))
-    opened = open_model(target, str(slipstream.load.default_head_path()))
-    assert opened.head is None
-    assert "fc.weight is [576, 1152], this model needs [64, 128]" in opened.head_reason
+    with pytest.raises(HeadError, match=r"cannot be used: .*fc\.weight is \[576, 1152\], this model needs \[64, 128\]"):
+        open_model(target, str(slipstream.load.default_head_path()))
     assert open_model(str(default_gguf), str(slipstream.load.default_head_path())).head is not None
     with pytest.raises(LoadError, match="given as the MTP head"):
         open_model(target, str(tmp_path / "nowhere.safetensors"))
+    with pytest.raises(LoadError, match=r"/dev/null, given as the MTP head, is neither a file nor a folder\."):
+        open_model(target, "/dev/null")
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path, build):
+    path = build.gguf(tmp_path / "my-model.gguf")
+    for other in ("mtp-my-model.gguf", "mmproj-my-model.gguf", "head.safetensors"):
+        (tmp_path / other).write_bytes(b"not a model")
+    opened = open_model(str(tmp_path))
+    assert (opened.name, opened.path) == ("my-model", path)
+
+
+def test_a_folder_with_several_gguf_models_names_them(tmp_path):
+    for name in ("b.gguf", "a-00002-of-00002.gguf", "a-00001-of-00002.gguf", "mtp-a.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    choices = f"{tmp_path}/a-00001-of-00002.gguf, {tmp_path}/b.gguf"
+    with pytest.raises(LoadError, match=re.escape(f"{tmp_path} holds GGUF files: give one of {choices}.")):
+        open_model(str(tmp_path))
+    for name in "cdefgh":
+        (tmp_path / f"{name}.gguf").write_bytes(b"")
+    with pytest.raises(LoadError, match=r"/f\.gguf or 2 more\."):
+        open_model(str(tmp_path))
+
+
+def test_a_folder_with_a_head_alone(tmp_path):
+    (tmp_path / "mtp-a.gguf").write_bytes(b"")
+    with pytest.raises(LoadError, match="holds GGUF files, but none of a model"):
+        open_model(str(tmp_path))
+
+
+def test_a_gguf_in_another_models_folder_is_not_taken_for_it(tmp_path, build):
+    folder = build.llama_folder(tmp_path / "my-folder")
+    build.gguf(folder / "x.gguf")
+    assert open_model(str(folder)).name == "my-folder"
+
+
+@pytest.mark.parametrize("given", [0, 1, 2, None])
+def test_a_split_model_has_its_name_without_the_part(tmp_path, given):
+    model = tiny_gguf.wide(num_hidden_layers=2, full_attention_interval=2)
+    tiny_gguf.write(model, tmp_path / "my-model.gguf", Options(parts=3))
+    parts = [tmp_path / f"my-model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    opened = open_model(str(tmp_path if given is None else parts[given]))
+    assert (opened.name, opened.path) == ("my-model", parts[given or 0])
+
+
+def test_weights_without_their_folder(tmp_path, build):
+    folder = build.llama_folder(tmp_path / "my-folder")
+    with pytest.raises(LoadError, match=f"model.safetensors holds weights alone: give its folder, {folder}"):
+        open_model(str(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "my-folder/model.safetensors", "my-folder/config.json"])
+def test_a_git_lfs_pointer(tmp_path, build, name):
+    folder = build.llama_folder(tmp_path / "my-folder")
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 135\n")
+    with pytest.raises(LoadError, match=f"{path} is a Git LFS pointer, not the file itself: `git lfs pull`"):
+        open_model(str(path if path.parent == tmp_path else folder))
+
+
+def test_a_device_is_no_model():
+    with pytest.raises(LoadError, match=r"^/dev/null is neither a file nor a folder\.$"):
+        open_model("/dev/null")
+
+
+def test_the_main_type_of_weights_that_only_their_runner_can_count(tmp_path, build):
+    """MLX's own layout: the type of most bytes."""
+    folder, name = build.llama_folder(tmp_path / "my-folder"), "model.layers.0.mlp.up_proj"
+    packed = {
+        f"{name}.weight": ("U32", np.zeros((64, 8), np.int32)),
+        f"{name}.scales": ("F32", np.zeros((64, 1), "<f4")),
+    }
+    (folder / "model.safetensors").write_bytes(build.safetensors_bytes(packed))
+    assert main_type(open_model(str(folder), any_architecture=True)) == "U32"
 
 
 @pytest.mark.parametrize(
@@ -74,6 +152,7 @@ def test_hub_id(tmp_path, build, monkeypatch):
         asked.append((hub_id, tuple(allow_patterns)))
         return str(folder)
 
+    monkeypatch.setattr(hub, "_names", lambda hub_id: ["model.safetensors"])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     opened = open_model("some-org/Some-Model.1")
     assert opened.name == opened.spec.name == "some-org/Some-Model.1"
@@ -93,12 +172,14 @@ def test_hub_id(tmp_path, build, monkeypatch):
         (huggingface_hub.errors.HfHubHTTPError.__bases__[0]("peer closed"), "peer closed"),
         (OSError(), "OSError"),
         (OSError(errno.ENOSPC, "No space left on device"), "cannot be stored in the hub's cache: No space left"),
+        (OSError(errno.ENOENT, "No such file", "/a"), r"cannot be stored in the hub's cache \(/a\): No such file"),
     ],
 )
 def test_hub_failures(monkeypatch, error, says):
     def download(hub_id, allow_patterns):
         raise error
 
+    monkeypatch.setattr(hub, "_names", lambda hub_id: [])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(DownloadError, match=f"some-org/model.*{says}"):
         open_model("some-org/model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -259,10 +260,14 @@ def start(server: FakeServer, pool: ThreadPoolExecutor, count: int, **body: Any)
     return futures
 
 
-def test_draining_finishes_what_runs_and_refuses_the_rest(gated: FakeServer, threads: ThreadPoolExecutor) -> None:
+def test_draining_finishes_what_runs_and_refuses_the_rest(
+    gated: FakeServer, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "slipstream.server")
     asked_for = start(gated, threads, 5)
     gated.server.stop()
     until(lambda: gated.get("/ready").status_code == 503)
+    assert "ending: 5 answers may take 30 s more; a second signal cuts them off" in caplog.text
     assert gated.get("/health").status_code == 200
     refused = gated.post(CHAT, messages=HELLO)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")

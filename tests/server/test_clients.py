@@ -120,7 +120,7 @@ def test_models(chatgpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
 def test_openai_errors(chatgpt: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9'"):
         chatgpt.models.retrieve("gpt-9")
-    with pytest.raises(openai.BadRequestError, match="n: input should be less than or equal to 16") as caught:
+    with pytest.raises(openai.BadRequestError, match="n should be a whole number from 1 to 16") as caught:
         chatgpt.chat.completions.create(model=MODEL, messages=HELLO, n=17)
     assert caught.value.param == "n"
     wrong = {"type": "object", "properties": {"a": {"type": "nothing"}}}

@@ -143,26 +143,33 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "SEND_BUFFER", 2048)
 
 
+def hurry(config: ServerConfig) -> None:
+    """The time to read in ends soon now, and not while a slow machine still brings the clients in."""
+    object.__setattr__(config, "write_seconds", 1.0)
+
+
 @pytest.mark.usefixtures("little_room")
 def test_who_does_not_read_loses_the_place() -> None:
     """All places are held by clients that never read; after the write timeout others get in."""
     body = LONG | {"max_tokens": 14_000, "ignore_eos": True, "return_origins": True}
-    config = ServerConfig(port=0, queue_limit=0, write_seconds=1.0)
+    config = ServerConfig(port=0, queue_limit=0, write_seconds=3600.0)
     runner = TrustingRunner(make_info(max_context=15_000, num_blocks=1 << 14))
     with FakeServer(runner, config) as server, ExitStack() as unread:
         for _ in range(server.engine_config.max_streams):
             unread.enter_context(raw_post(server.port, CHAT, body, room=2048))
         until(lambda: inside(server) == server.engine_config.max_streams)
+        hurry(config)
         until(lambda: inside(server) == 0)
         assert server.post(CHAT, messages=HELLO, max_tokens=1).status_code == 200
 
 
 @pytest.mark.usefixtures("little_room")
 def test_whole_answers_that_nobody_reads_are_dropped() -> None:
-    config = ServerConfig(port=0, write_seconds=1.0)
+    config = ServerConfig(port=0, write_seconds=3600.0)
     with FakeServer(config=config) as server, raw_post(server.port, "/tokenize", {"prompt": "x" * 100_000}, room=2048):
         connections = server.server._uvicorn.server_state.connections
         until(lambda: any(each.transport.get_write_buffer_size() for each in list(connections)))
+        hurry(config)
         until(lambda: not any(each.transport.get_write_buffer_size() for each in list(connections)))
 
 

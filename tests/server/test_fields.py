@@ -76,8 +76,8 @@ def test_strict_refuses_them() -> None:
 SAME_TEXT: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"top_k": -1, "cache_prompt": True, "id_slot": -1, "samplers": ["top_k"], "mirostat": 0, "typical_p": 1.0}),
     (CHAT, {"usage": {"include": True}, "provider": {"order": []}, "transforms": [], "session_id": "s"}),
-    (CHAT, {"reasoning": {"effort": "low"}, "verbosity": "low", "store": True, "prediction": {"type": "content"}}),
-    (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 5}, "enable_thinking": True}),
+    (CHAT, {"reasoning": {"effort": "none"}, "verbosity": "low", "store": True, "prediction": {"type": "content"}}),
+    (CHAT, {"thinking": {"type": "adaptive"}, "enable_thinking": False}),
     (CHAT, {"messages": [{"role": "user", "content": "hello", "cache_control": {"type": "ephemeral"}}]}),
     (CHAT, {"no_stop_trim": False, "skip_special_tokens": True, "separate_reasoning": True, "stream_reasoning": True,
             "return_hidden_states": False, "include_reasoning": True, "continue_final_message": False}),
@@ -241,10 +241,56 @@ def test_a_thinking_model_continues_its_answer_without_thinking_again() -> None:
             assert "reasoning_content" not in answer["choices"][0]["message"]
 
 
-def test_thinking_on_a_model_that_does_not_think(fake: FakeServer) -> None:
+ASKS_TO_THINK: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"thinking_budget": 64}),
+    (CHAT, {"reasoning_effort": "low"}),
+    (CHAT, {"enable_thinking": True}),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": True}}),
+    (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 64}}),
+    (CHAT, {"reasoning": {"max_tokens": 64}}),
+    (RESPONSES, {"reasoning": {"effort": "low"}}),
+    (RESPONSES, {"thinking_budget": 64}),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 64}}),
+    ("/api/chat", {"think": True}),
+    ("/api/chat", {"think": "low"}),
+    ("/api/generate", {"think": True}),
+]
+ASKS_FOR_NO_THINKING: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"thinking_budget": 64, "enable_thinking": False}),
+    (CHAT, {"reasoning_effort": "none"}),
+    (CHAT, {"thinking": {"type": "adaptive"}}),
+    (RESPONSES, {"reasoning": {"effort": "none"}}),
+    (MESSAGES, {"thinking": {"type": "adaptive"}}),
+    (MESSAGES, {"thinking": {"type": "disabled"}}),
+    ("/api/chat", {"think": False}),
+]
+OLLAMA = {
+    "/api/chat": {"messages": HELLO, "stream": False, "options": {"num_predict": 8}},
+    "/api/generate": {"prompt": "hello", "stream": False, "options": {"num_predict": 8}},
+}
+
+
+@pytest.mark.parametrize(("path", "more"), ASKS_TO_THINK)
+def test_thinking_on_a_model_that_does_not_think(fake: FakeServer, path: str, more: dict[str, Any]) -> None:
+    [warning] = fake.post(path, **(PATHS | OLLAMA)[path], **more).json()["warnings"]
+    assert warning == "thinking has no effect: this model does not think"
+
+
+@pytest.mark.parametrize(("path", "more"), ASKS_FOR_NO_THINKING)
+def test_no_warning_where_the_model_may_leave_it(fake: FakeServer, path: str, more: dict[str, Any]) -> None:
+    response = fake.post(path, **(PATHS | OLLAMA)[path], **more)
+    assert response.status_code == 200
+    assert "warnings" not in response.json()
+
+
+def test_a_model_that_thinks_gives_no_warning() -> None:
+    with FakeServer(tokenizer=make_tokenizer(QWEN_XML)) as server:
+        assert "warnings" not in server.post(CHAT, **PATHS[CHAT], reasoning_effort="low").json()
+        assert "warnings" not in server.post(RESPONSES, **PATHS[RESPONSES], reasoning={"effort": "low"}).json()
+
+
+def test_tokens_are_counted_without_a_model_that_thinks(fake: FakeServer) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    [warning] = fake.post(MESSAGES, **PATHS[MESSAGES], thinking=thinking).json()["warnings"]
-    assert "does not think" in warning
     assert fake.post("/v1/messages/count_tokens", messages=HELLO, thinking=thinking).status_code == 200
 
 

@@ -18,6 +18,7 @@ from slipstream.server.protocols.llamacpp.completion import (
 )
 from slipstream.server.service.generation_request import GenerationRequest
 from slipstream.server.service.prompts import MixedPrompt, TextPrompt
+from slipstream.server.service.settings import ServerConfig
 from slipstream.server.text.response_format import ResponseFormat
 
 PATH = "/completion"
@@ -147,6 +148,27 @@ def test_samplers_that_are_not_listed_are_off() -> None:
     assert request(**given, samplers="edskypmxt") == request(**given)
 
 
+def test_a_sampler_that_is_unknown_is_ignored_and_named(fake: FakeServer) -> None:
+    known = ["penalties", "dry", "top-k", "typ_p", "typical-p", "nucleus", "min_p", "xtc", "temp", "top_n_sigma"]
+    for samplers in (known, "edskypmxtia", []):
+        assert "warnings" not in answer(fake, prompt="a", n_predict=1, samplers=samplers)
+    warnings = answer(fake, prompt="a", n_predict=1, samplers=["bogus", "top_k", "bogus", "x"])["warnings"]
+    assert warnings == [
+        "samplers: 'bogus' is not a sampler this server knows: it was ignored",
+        "samplers: 'x' is not a sampler this server knows: it was ignored",
+    ]
+    [warning] = stream(fake, prompt="a", n_predict=1, samplers="kb")[-1]["warnings"]
+    assert warning.startswith("samplers: 'b' ")
+
+
+def test_strict_refuses_an_unknown_sampler() -> None:
+    with FakeServer(config=ServerConfig(port=0, strict=True)) as server:
+        error = server.post(PATH, prompt="a", samplers=["top_k", "bogus"]).json()["error"]
+        assert error["message"] == "samplers: 'bogus' is not a sampler this server knows"
+        assert (error["code"], error["param"]) == ("unknown_field", "samplers")
+        assert server.post(PATH, prompt="a", n_predict=1, samplers=["top_k", "dry"]).status_code == 200
+
+
 def test_biases() -> None:
     expected = {5: 1.5, 6: -100.0}
     assert request(logit_bias=[[5, 1.5], [6, False]]).params.logit_bias == expected
@@ -265,12 +287,27 @@ def test_tokenize_as_llama_cpp_spells_it(fake: FakeServer) -> None:
     assert fake.post("/detokenize", tokens=[first["id"], END]).json()["content"] == "a<|end|>"
 
 
+def test_ids_outside_the_vocabulary_are_refused_everywhere(fake: FakeServer) -> None:
+    outside = "has token ids outside the vocabulary of 97"
+    for path, field, value, name in (
+        ("/v1/completions", "prompt", [1, 999999], "the prompt"),
+        (PATH, "prompt", ["a", 999999], "the prompt"),
+        ("/detokenize", "tokens", [1, 999999], "tokens"),
+        ("/detokenize", "tokens", [97], "tokens"),
+        ("/tokenize", "content", ["a", 97], "content"),
+    ):
+        response = fake.post(path, **{field: value})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == f"{name} {outside}"
+    assert fake.post("/detokenize", tokens=[]).json()["content"] == ""
+
+
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings", "/v1/embeddings", "/rerank", "/v1/rerank", "/infill"])
 def test_what_is_not_served_says_what_to_do(fake: FakeServer, path: str) -> None:
-    response = fake.post(path, input="a")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "not_served"
-    assert response.json()["error"]["message"].startswith("this server")
+    for response in (fake.post(path, input="a"), fake.get(path)):
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "not_served"
+        assert response.json()["error"]["message"].startswith("this server")
 
 
 def test_there_are_no_adapters(fake: FakeServer) -> None:

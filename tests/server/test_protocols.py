@@ -302,6 +302,23 @@ def test_a_served_name_insists() -> None:
 
 def test_nothing_at_a_path_and_wrong_methods(fake: FakeServer) -> None:
     assert fake.get("/nowhere").json()["error"]["message"] == "there is nothing at this path"
-    assert fake.get(CHAT).status_code == 405
     wrong = fake.get("/v1/messages")
     assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (CHAT, "POST"),
+        ("/v1/messages", "POST"),
+        ("/api/chat", "POST"),
+        ("/v1/models", "GET, HEAD"),
+        ("/", "GET, HEAD"),
+        ("/page/main.js", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(fake: FakeServer, path: str, allowed: str) -> None:
+    for method in {"GET", "POST", "PUT", "DELETE"} - set(allowed.split(", ")):
+        response = httpx.request(method, fake.url + path, timeout=300)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
+        assert f"this path only takes {allowed.replace(', ', ' or ')}" in response.text

@@ -78,6 +78,11 @@ class Findings:
     num_tokens: int  # of each
     costs: StepCosts
     speeds: list[Speed]
+    depth: int  # of the drafts
+
+    @property
+    def has_peer(self) -> bool:
+        return any(speed.peer is not None for speed in self.speeds)
 
     @property
     def good(self) -> bool:
@@ -112,7 +117,7 @@ def check(model: OpenedModel, options: ModelOptions, prompts: Prompts, chosen_to
     del runner  # mlx-lm gets the memory
     peers = _peers(model, sized, prompts, num_tokens)
     speeds = [Speed(len(plain.tokens), plain, drafting, peers.get(len(plain.tokens))) for plain, drafting in pairs]
-    return Findings(info.note, info.why_no_draft, different, len(prompts), num_tokens, costs, speeds)
+    return Findings(info.note, info.why_no_draft, different, len(prompts), num_tokens, costs, speeds, depth)
 
 
 def _load(model: OpenedModel, options: ModelOptions) -> Runner:
@@ -181,6 +186,8 @@ def _peers(model: OpenedModel, options: ModelOptions, prompts: Prompts, num_toke
 
 def report(name: str, found: Findings) -> str:
     """Markdown."""
+    columns = ["streams", "plain tok/s", f"depth {found.depth} tok/s", "ratio", "tokens a step of all"]
+    columns += ["mlx-lm's batches tok/s"] if found.has_peer else []
     lines = [
         f"### slipstream selfcheck: {'passed' if found.good else 'FAILED'}",
         "",
@@ -194,10 +201,13 @@ def report(name: str, found: Findings) -> str:
         f"A step by tokens: {_points(found.costs.verify)}  ",
         f"A draft pass by rows: {_points(found.costs.draft)}",
         "",
-        "| streams | plain tok/s | drafting tok/s | ratio | tokens a step | mlx-lm's batches tok/s |",
-        "|---|---|---|---|---|---|",
-        *[_speed_line(speed) for speed in found.speeds],
+        _row(columns),
+        "|---" * len(columns) + "|",
+        *[_row(_speed_columns(speed)) for speed in found.speeds],
     ]
+    if found.depth:
+        always = f"Every step drafted {found.depth} deep, also where that does not pay"
+        lines += ["", f"{always}: a server's `adaptive` would draft less there."]
     return "\n".join(lines)
 
 
@@ -211,10 +221,12 @@ def _points(points: Sequence[tuple[int, float]]) -> str:
     return ", ".join(f"{n}: {seconds * 1e3:.3g} ms" for n, seconds in points) or "-"
 
 
-def _speed_line(speed: Speed) -> str:
-    peer = "-" if speed.peer is None else f"{speed.peer:.1f}"
-    ratio = speed.drafting.rate / speed.plain.rate
-    return (
-        f"| {speed.streams} | {speed.plain.rate:.1f} | {speed.drafting.rate:.1f} | {ratio:.2f} "
-        f"| {speed.drafting.tokens_a_step:.2f} | {peer} |"
-    )
+def _row(columns: Sequence[str]) -> str:
+    return f"| {' | '.join(columns)} |"
+
+
+def _speed_columns(speed: Speed) -> list[str]:
+    plain, drafting = speed.plain.rate, speed.drafting.rate
+    peer = [] if speed.peer is None else [f"{speed.peer:.1f}"]
+    rates = [f"{plain:.1f}", f"{drafting:.1f}", f"{drafting / plain:.2f}", f"{speed.drafting.tokens_a_step:.2f}"]
+    return [str(speed.streams), *rates, *peer]

@@ -20,7 +20,7 @@ from slipstream.load.gguf.spec import file_tensors, is_head_alone, spec_from_ggu
 from slipstream.load.mapped_file import release_pages
 from slipstream.load.shapes import check_model
 from slipstream.load.spec import ModelSpec
-from slipstream.load.tensor import NUMPY_TYPES, RawTensor
+from slipstream.load.tensor import NUMPY_TYPES, Place, RawTensor
 
 
 class GgufCheckpoint:
@@ -55,6 +55,9 @@ class GgufCheckpoint:
         """Its share, where a tensor of the file is several of ours."""
         tensor = self._find(name)
         return tensor.num_bytes * math.prod(self.shape(name)) // math.prod(tensor.shape)
+
+    def places(self, name: str) -> list[Place]:
+        return [self._find(name).place]
 
     def files(self) -> list[Path]:
         return [path for path, _ in self._header.files]

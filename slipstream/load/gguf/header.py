@@ -19,6 +19,7 @@ from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.fields import shown
 from slipstream.load.mapped_file import map_file
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
+from slipstream.load.tensor import Place
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -50,6 +51,7 @@ class GgufTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]  # rows first; the file has them reversed
+    place: Place
     data: np.ndarray = field(repr=False, compare=False)  # [bytes], mapped and not read
 
     @property
@@ -208,7 +210,8 @@ def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
     num_bytes = math.prod(shape) // block * block_bytes
     if start % 8 or start + num_bytes > size:
         raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs {start} to {start + num_bytes}: truncated.")
-    return GgufTensor(name, dtype, shape, data[start : start + num_bytes])
+    place = Place(path, start, start + num_bytes)
+    return GgufTensor(name, dtype, shape, place, data[place.start : place.stop])
 
 
 def _type_name(kind: int) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from slipstream.errors import CorruptFile, LoadError
 from slipstream.load.fields import Fields
 from slipstream.load.gguf.header import GgufHeader, GgufTensor, read_header
+from slipstream.load.gguf_names import PART
 
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MAX_PARTS = 9999
 
 
@@ -39,7 +38,7 @@ def read_parts(path: Path) -> GgufHeader:
 
 
 def _beside(path: Path, count: int) -> list[Path]:
-    match = PART.fullmatch(path.name)
+    match = PART.fullmatch(path.stem) if path.suffix == ".gguf" else None
     if match is None or int(match["count"]) != count or count > MAX_PARTS:
         raise LoadError(
             f"{path} is one of {count} parts of a split GGUF, but is not called so: the parts are found by names like "

@@ -21,7 +21,7 @@ from slipstream.load.hf.safetensors import TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
 from slipstream.load.shapes import check_model
 from slipstream.load.spec import ModelSpec
-from slipstream.load.tensor import FP8, RawTensor
+from slipstream.load.tensor import FP8, Place, RawTensor
 
 # On disk -> canonical; None hides the tensor. The first prefix that fits decides.
 PREFIXES: tuple[tuple[str, str | None], ...] = (
@@ -84,6 +84,10 @@ class HfCheckpoint:
         if (part := self._parts.get(name)) is None:
             return self._family(name).num_bytes
         return self._family(part.source).num_bytes * part.num_rows // part.num_source_rows
+
+    def places(self, name: str) -> list[Place]:
+        part = self._parts.get(name)
+        return self._family(name if part is None else part.source).places
 
     def files(self) -> list[Path]:
         return self._store.files()

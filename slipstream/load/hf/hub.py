@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import glob
 import re
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard, TypeVar
 
 from slipstream.errors import DownloadError
+from slipstream.load.gguf_names import models_of
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILE = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<choice>[\w.-]+)")
-PART = re.compile(r"-\d{5}-of-\d{5}$")
-NO_MODELS = ("mtp-", "mmproj", "imatrix", "dflash-", "dspark-", "eagle3-")  # how other GGUF files' names begin
 QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4|BF16|F16|F32)$", re.IGNORECASE)
+T = TypeVar("T")
 HEAD_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")  # the best first; a head is small
 
 
@@ -33,15 +36,19 @@ def hub_file(name: str) -> tuple[str, str] | None:
 
 def fetch_folder(hub_id: str) -> Path:
     """Downloads the files that the hub's local cache lacks; raises DownloadError."""
-    from huggingface_hub import snapshot_download  # slow to import: only where the hub is needed
-
     with _hub_faults(hub_id):
-        folder = Path(snapshot_download(hub_id, allow_patterns=PATTERNS))
-    if not (folder / "config.json").exists() and (choices := _choices(_names(hub_id))):
-        raise DownloadError(
-            f"{hub_id} holds GGUF files: choose one, {hub_id}:{choices[0]} or another of {_list(choices)}."
-        )
-    return folder
+        known = _cached_names(hub_id)
+    if not _hold_weights(known):
+        names = _names(hub_id)
+        if not _hold_weights(names) and (choices := _choices(names)):
+            raise DownloadError(
+                f"{hub_id} holds GGUF files: choose one, {hub_id}:{choices[0]} or another of {_list(choices)}."
+            )
+    return _fetch(hub_id, PATTERNS)
+
+
+def _hold_weights(names: Iterable[str]) -> bool:
+    return any(name.endswith(".safetensors") for name in names)
 
 
 def fetch_gguf(hub_id: str, choice: str) -> Path:
@@ -71,26 +78,18 @@ def _rank(name: str) -> int:
 
 def _chosen(names: Iterable[str], choice: str) -> list[str]:
     """All parts of the file with the shortest name that ends so: Q4_K_M is not UD-Q4_K_M where both are there."""
-    parts: dict[str, list[str]] = {}
-    for name in sorted(names):
-        stem = _stem(name)
-        is_file = PurePosixPath(name).name.lower() == choice.lower()
-        if stem is not None and (is_file or re.search(rf"(^|[-.]){re.escape(choice)}$", stem, re.IGNORECASE)):
-            parts.setdefault(stem, []).append(name)
-    return parts[min(parts, key=lambda stem: (len(stem), stem))] if parts else []
+    ends_so = re.compile(rf"(^|[-.]){re.escape(choice)}$", re.IGNORECASE)
+    models = models_of(names)
+    fit = [stem for stem, files in models.items() if ends_so.search(stem) or _is_among(choice, files)]
+    return models[min(fit, key=lambda stem: (len(stem), stem))] if fit else []
 
 
-def _stem(name: str) -> str | None:
-    """A model's file name without its ending and the number of a part; None: no GGUF file of a model."""
-    path = PurePosixPath(name)
-    if path.suffix.lower() != ".gguf" or path.name.lower().startswith(NO_MODELS):
-        return None
-    return PART.sub("", path.stem)
+def _is_among(choice: str, files: list[str]) -> bool:
+    return any(PurePosixPath(name).name.lower() == choice.lower() for name in files)
 
 
 def _choices(names: Iterable[str]) -> list[str]:
-    stems = {stem for name in names if (stem := _stem(name)) is not None}
-    return sorted({match[0] if (match := QUANT.search(stem)) else stem for stem in stems})
+    return sorted({match[0] if (match := QUANT.search(stem)) else stem for stem in models_of(names)})
 
 
 def _list(choices: list[str]) -> str:
@@ -104,13 +103,15 @@ def _names(hub_id: str) -> list[str]:
     transport_error: type[BaseException] = errors.HfHubHTTPError.__bases__[0]
     with _hub_faults(hub_id):
         try:
-            return [each.rfilename for each in HfApi().model_info(hub_id).siblings or []]
+            return [each.rfilename for each in _apart(lambda: HfApi().model_info(hub_id)).siblings or []]
         except errors.RepositoryNotFoundError:
             raise
-        except (transport_error, OSError):
+        except (transport_error, OSError) as error:
             if names := _cached_names(hub_id):
                 return names
-            raise
+            if isinstance(error, errors.HfHubHTTPError) or _is_the_disks(error):  # the hub can be reached
+                raise
+            raise _unreachable(hub_id) from error
 
 
 def _cached_names(hub_id: str) -> list[str]:
@@ -126,10 +127,36 @@ def _cached_names(hub_id: str) -> list[str]:
 
 def _fetch_files(hub_id: str, names: list[str]) -> Path:
     """The folder that they are in."""
-    from huggingface_hub import snapshot_download
+    return _fetch(hub_id, [glob.escape(name) for name in names])
+
+
+def _fetch(hub_id: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download  # slow to import: only where the hub is needed
 
     with _hub_faults(hub_id):
-        return Path(snapshot_download(hub_id, allow_patterns=[glob.escape(name) for name in names]))
+        return Path(_apart(lambda: snapshot_download(hub_id, allow_patterns=patterns)))
+
+
+def _apart(call: Callable[[], T]) -> T:
+    """In a thread, so that Ctrl-C ends the wait: the hub's client waits for threads of its own, whatever comes."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="slipstream-fetch", daemon=True).start()
+    return answer.result()
+
+
+def _is_the_disks(error: BaseException) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and (error.errno in NO_ROOM or error.filename is not None)
+
+
+def _unreachable(hub_id: str) -> DownloadError:
+    return DownloadError(f"{hub_id} is no file or folder, not in the hub's local cache, and the hub cannot be reached.")
 
 
 @contextmanager
@@ -148,9 +175,10 @@ def _hub_faults(hub_id: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(f"{hub_id} is neither a local path nor a model on the hub that you can see.") from error
     except errors.LocalEntryNotFoundError as error:
-        raise DownloadError(f"{hub_id} is not in the local cache and the hub cannot be reached.") from error
+        raise _unreachable(hub_id) from error
     except (errors.EntryNotFoundError, transport_error, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise DownloadError(f"{hub_id} cannot be stored in the hub's cache: {error.strerror}.") from error
+        if _is_the_disks(error):
+            place = f" ({error.filename})" if error.filename is not None else ""
+            raise DownloadError(f"{hub_id} cannot be stored in the hub's cache{place}: {error.strerror}.") from error
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise DownloadError(f"{hub_id} could not be fetched from the hub: {first_line}") from error

@@ -18,7 +18,7 @@ import numpy as np
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.json_file import parse_json, read_json
 from slipstream.load.mapped_file import map_file, release_pages
-from slipstream.load.tensor import NUMPY_TYPES, RawTensor
+from slipstream.load.tensor import NUMPY_TYPES, Place, RawTensor
 
 # Parts of quantised matrices. "F8_E8M0": a power of two, as a byte.
 PACKED_TYPES: dict[str, np.dtype[Any]] = {
@@ -69,6 +69,8 @@ class TensorStore(Protocol):
         """The elements of a tensor of any type that we read, also those that are no floats."""
         ...
 
+    def place(self, name: str) -> Place: ...
+
     def files(self) -> list[Path]: ...
 
     def release(self) -> None: ...
@@ -107,6 +109,10 @@ class SafetensorsFile:
         if entry.start % dtype.itemsize:
             raw = raw.copy()
         return raw.view(dtype).reshape(entry.shape)
+
+    def place(self, name: str) -> Place:
+        entry = self.entry(name)
+        return Place(self.path, entry.start, entry.stop)
 
     def files(self) -> list[Path]:
         return [self.path]
@@ -147,6 +153,9 @@ class SafetensorsShards:
 
     def array(self, name: str) -> np.ndarray:
         return self._file(name).array(name)
+
+    def place(self, name: str) -> Place:
+        return self._file(name).place(name)
 
     def files(self) -> list[Path]:
         return sorted({file.path for file in self._file_of.values()})

@@ -22,6 +22,7 @@ from slipstream.load.opened import OpenedModel
 from slipstream.load.random.stored import StoredRandomCheckpoint
 from slipstream.load.shapes import Shapes, model_shapes
 from slipstream.load.spec import GdnSpec, HeadSpec, LayerKind, ModelSpec, MoeSpec, RopeSpec
+from slipstream.load.tensor import Place
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import BYTE_OF
 from slipstream.load.tokenizer.tokenizer import Tokenizer
@@ -157,6 +158,9 @@ class RandomCheckpoint:
 
     def num_bytes(self, name: str) -> int:
         return math.prod(self.shape(name)) * ITEM_BYTES
+
+    def places(self, name: str) -> list[Place]:
+        return []
 
     def files(self) -> list[Path]:
         return []

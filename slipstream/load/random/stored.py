@@ -23,7 +23,7 @@ from slipstream.load.quantized.types import codes_of, container_of
 from slipstream.load.random.mixes import stored_type
 from slipstream.load.shapes import Shapes, model_shapes
 from slipstream.load.spec import ModelSpec
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import Place, RawTensor
 
 NUM_BLOCKS = 8191  # different ones of a type: a prime number, so that no two rows are alike
 NUM_NUMBERS = 65521  # of types without blocks, likewise
@@ -74,6 +74,9 @@ class StoredRandomCheckpoint:
 
     def num_bytes(self, name: str) -> int:
         return num_bytes(self._types[name], self.shape(name))
+
+    def places(self, name: str) -> list[Place]:
+        return []
 
     def files(self) -> list[Path]:
         return []

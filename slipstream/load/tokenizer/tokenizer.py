@@ -96,8 +96,8 @@ class Tokenizer:
         return self._template.render(messages, tools, add_generation_prompt, **template_kwargs)
 
     def check_chat(self) -> str:
-        """Why a plain question cannot be put into the chat template; empty if it can, or if there is no template."""
-        return self._template.check() if self.has_chat_template else ""
+        """Why a plain question cannot be put into the chat template; empty if it can."""
+        return self._template.check() if self.has_chat_template else "the model has no chat template"
 
     def close(self) -> None:
         """Ends the processes of the chat template; they start again when they are needed."""

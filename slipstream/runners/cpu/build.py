@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from slipstream.errors import ConfigError
 
+log = logging.getLogger(__name__)
 SOURCE_DIR = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
 # No contraction: a*b+c is fused where the source says so and nowhere else, so all builds of a kernel agree.
@@ -118,7 +120,10 @@ def _build_in(directory: Path, compiler: str, choices: list[list[str]]) -> Build
     said = ""
     for flags in choices:
         target = directory / f"{build_key(compiler, flags)}.so"
-        said = "" if target.exists() else compile_to(target, compiler, flags)
+        said = ""
+        if not target.exists():
+            log.info("compiling the kernels for this processor, once: half a minute")
+            said = compile_to(target, compiler, flags)
         if not said:
             return Build(ctypes.CDLL(str(target)))
     first_line = next((line for line in said.splitlines() if "error" in line), said.splitlines()[0])

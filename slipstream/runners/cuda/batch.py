@@ -25,8 +25,10 @@ class DeviceBatch:
     row_starts: Tensor  # int32 [R]: its position, the row's cursor
     row_fed: Tensor  # int32 [R]: tokens that count; 0 for padding
     row_committed: Tensor  # int32 [R]: of those, known ones; the rest are drafts
-    row_replay: Tensor  # int32 [R]: drafts accepted last step, still to be replayed by recurrent layers
+    row_replay: Tensor  # int32 [R]: committed tokens that the row's recurrent states do not have yet
     max_replay: int  # no row has more
+    row_stores: Tensor  # int32 [R]: 1 if its states are stored in this step, after its committed tokens; 0: deferred
+    max_deferred: int  # tokens that states may lack after a step without drafts; 0: all rows store
     keep_positions: Tensor  # int32 [R * max keeps]: at these positions the row's recurrent state is kept; -1: padding
     keep_states: Tensor  # int32 [R * max keeps]: the state slot of each
     max_keeps: int  # of a row; 0: there are no state slots

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.engine.contract import MAX_KEEPS
 from slipstream.runners.cuda.batch import DeviceBatch
+from slipstream.runners.cuda.kernels.recurrent.gdn import max_deferred
 from slipstream.runners.cuda.layout import (
     ROW_BUCKETS,
     TOKEN_BUCKETS,
@@ -20,6 +21,7 @@ from slipstream.runners.cuda.layout import (
     input_sizes,
     unpack,
 )
+from slipstream.runners.torch.caches import max_replay
 from slipstream.sampling.params import MAX_TOP_LOGPROBS
 
 
@@ -44,6 +46,7 @@ class RowBuffers:
     fed: Tensor
     known: Tensor
     replay: Tensor
+    stores: Tensor
     last: Tensor  # flat index of each row's last committed token
 
 
@@ -90,7 +93,7 @@ class StepBuffers:
         largest = StepShape(rows, tokens, tokens, tokens + rows, 1, 0, True, True, True)
         self.upload = ints(sum(map(aligned, input_sizes(largest, rows, max_depth))))
         self.by_token = TokenBuffers(*(ints(tokens) for _ in range(7)))
-        self.by_row = RowBuffers(*(ints(rows) for _ in range(5)))
+        self.by_row = RowBuffers(*(ints(rows) for _ in range(6)))
         self.draft = DraftBuffers(*(ints(rows) for _ in range(7)))
         # By row of a draft pass, the row of the step. And by that, the hidden state for its next draft; padding writes
         # to the last one.
@@ -134,7 +137,9 @@ class StepBuffers:
             row_fed=by_row.fed[:num_rows],
             row_committed=by_row.known[:num_rows],
             row_replay=by_row.replay[:num_rows],
-            max_replay=self.max_depth,
+            max_replay=max_replay(self.max_depth),
+            row_stores=by_row.stores[:num_rows],
+            max_deferred=max_deferred(num_rows),
             keep_positions=inputs.keep_positions,
             keep_states=inputs.keep_states,
             max_keeps=self.max_keeps,
@@ -169,6 +174,8 @@ class StepBuffers:
             row_committed=draft.known[:num_rows],
             row_replay=draft.replay[:num_rows],
             max_replay=0,
+            row_stores=draft.fed[:num_rows],
+            max_deferred=0,
             keep_positions=by_token.slots[:0],
             keep_states=by_token.slots[:0],
             max_keeps=0,

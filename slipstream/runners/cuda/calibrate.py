@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
+import torch
+
 from slipstream.engine.contract import DraftRequest, StepCosts
-from slipstream.runners.costs import Points, rising
+from slipstream.runners.costs import Points, of_context, rising
 from slipstream.runners.cuda.host_rows import RowFeed
+from slipstream.runners.cuda.kernels.recurrent.gdn import max_deferred
 from slipstream.runners.cuda.launch import StepLauncher
 from slipstream.runners.cuda.layout import ROW_BUCKETS, TOKEN_BUCKETS, Layout, StepShape, bucket
 from slipstream.runners.cuda.model.fp8_choice import choose_products
@@ -21,7 +24,10 @@ ROUNDS, READ_ROUNDS = 3, 1
 CONTEXT = 64  # computed tokens of each made-up row
 MAX_MIXED_ROWS = 64
 READ_SIZES = (16, 32, 64, 128, 192, 256, 320, 384, 512)  # tokens of a prompt, of the buckets
-LONG_CONTEXT = 8192  # tokens before a piece of a prompt, where their cost is timed
+LARGE_READ_SIZES = (1024, 2048)  # the same for prompts that came together
+LARGE_READ_SECONDS = 0.25  # a GPU that takes longer gains nothing from so many at once, and is not to start late
+READ_LONG_SIZES = (64, 512)  # of READ_SIZES, timed once more after a long context
+LONG_CONTEXT = 8192  # tokens before the piece
 
 
 def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
@@ -35,10 +41,12 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
     sampled = _layout(launcher, 1, 1, 0, plain=False)
     choose_products(launcher.program, launcher.graphs)
     warm_up(launcher.program, launcher.graphs, _to_warm_up(launcher, sizes, [sampled]))
-    verify = {(n, num_rows): _seconds(launcher, _layout(launcher, n, num_rows, 0))[0] for n, num_rows in sizes}
+    launcher.graphs.end_dry_runs()
+    verify = {(n, rows): _seconds(launcher, _layout(launcher, n, rows, 0), n == rows)[0] for n, rows in sizes}
     draft = {n: _draft_seconds(launcher, n) for n in row_sizes} if launcher.program.depth > 1 else {}
     longest = min(launcher.program.buffers.max_tokens, launcher.max_context)
     read = {n: _read_seconds(launcher, n) for n in READ_SIZES if n <= longest}
+    large = _read_large(launcher, read, longest)
     read_context = _read_context(launcher, read)
     for layout in [*_mixed(launcher, max_rows, read), sampled]:
         _run_twice(launcher, layout)
@@ -46,8 +54,8 @@ def measure(launcher: StepLauncher, max_rows: int) -> StepCosts:
     per_row = _per_row(verify)
     fewest = {n: min(rows for m, rows in verify if m == n) for n, _ in verify}
     points = [(n, max(0.0, verify[n, rows] - per_row * rows)) for n, rows in sorted(fewest.items())]
-    draft_points, read_points = _stairs(list(draft.items())), _stairs(list(read.items()))
-    return StepCosts(_stairs(points), draft_points, per_row, read=read_points, read_context=(0.0, read_context))
+    draft_points, read_points = _stairs(list(draft.items())), (*_stairs(list(read.items())), *large)
+    return StepCosts(_stairs(points), draft_points, per_row, read=read_points, read_context=read_context)
 
 
 def _sizes(row_sizes: list[int], depth: int) -> list[tuple[int, int]]:
@@ -131,12 +139,14 @@ def _stairs(points: list[tuple[int, float]]) -> Points:
     return tuple(stairs)
 
 
-def _set_rows(launcher: StepLauncher, known: int, num_drafts: int, num_uncomputed: int = 1) -> None:
-    state = launcher.program.rows.state
+def _set_rows(launcher: StepLauncher, known: int, num_drafts: int, num_uncomputed: int = 1, deferred: int = 0) -> None:
+    """``deferred``: tokens that a state may lack; each row lacks as many as its slot does in the middle of decoding."""
+    state, start = launcher.program.rows.state, max(0, known - num_uncomputed)
     state.known.fill_(known)
-    state.cursor.fill_(max(0, known - num_uncomputed))
+    state.cursor.fill_(start)
     state.num_drafts.fill_(num_drafts)
-    state.replay.fill_(0)
+    slots = torch.arange(len(state.replay), device=state.replay.device, dtype=state.replay.dtype)
+    state.replay.copy_((slots + start + deferred) % (deferred + 1))
 
 
 def _layout(launcher: StepLauncher, num_tokens: int, num_rows: int, depth: int, plain: bool = True) -> Layout:
@@ -150,36 +160,50 @@ def _laid_out(launcher: StepLauncher, feeds: list[RowFeed], plain: bool = True) 
     return launcher.lay_out(feeds, CONTEXT, plain=plain, feeds_head=feeds_head)
 
 
-def _seconds(launcher: StepLauncher, layout: Layout) -> tuple[float, float]:
-    """Of verification and of the draft passes."""
+def _seconds(launcher: StepLauncher, layout: Layout, plain: bool = False) -> tuple[float, float]:
+    """Of verification and of the draft passes. ``plain``: rows of one token, without drafts."""
     known = min(CONTEXT, launcher.max_context // 2)
-    return _timed(launcher, layout, ROUNDS, known, launcher.program.depth)
+    deferred = max_deferred(layout.shape.num_rows) if plain else 0
+    return _timed(launcher, layout, ROUNDS, known, launcher.program.depth, 1, deferred)
 
 
 def _read_seconds(launcher: StepLauncher, num_tokens: int, num_before: int = 0) -> float:
     return _timed(launcher, _prompt(launcher, num_tokens), READ_ROUNDS, num_before + num_tokens, 0, num_tokens)[0]
 
 
-def _read_context(launcher: StepLauncher, read: Mapping[int, float]) -> float:
-    """Seconds of one token for each before it: the largest size again, by the same graph."""
-    num_tokens = max(read, default=0)
-    num_before = min(LONG_CONTEXT, launcher.max_context - num_tokens)
-    if not num_tokens or num_before <= 0:
-        return 0.0
-    more = _read_seconds(launcher, num_tokens, num_before) - read[num_tokens]
-    return max(0.0, more) / (num_tokens * num_before)
+def _read_large(launcher: StepLauncher, read: Mapping[int, float], longest: int) -> Points:
+    """As far as they take no longer than allowed, by the speed of the size before. Once, as they are: such a step takes
+    longer than its launches."""
+    found = [max(read.items(), default=(1, LARGE_READ_SECONDS))]
+    for n in LARGE_READ_SIZES:
+        before, seconds = found[-1]
+        if n > longest or n * seconds / before > LARGE_READ_SECONDS:
+            break
+        found.append((n, max(seconds, _once(launcher, _prompt(launcher, n), n, 0, n)[0])))
+    return tuple(found[1:])
+
+
+def _read_context(launcher: StepLauncher, read: Mapping[int, float]) -> tuple[float, float]:
+    """Two sizes again, by the same graphs: of few tokens each takes more time, since they leave processors idle."""
+    sizes = [n for n in READ_LONG_SIZES if n in read]
+    num_before = min(LONG_CONTEXT, launcher.max_context - max(sizes, default=0))
+    if num_before <= 0:
+        return 0.0, 0.0
+    return of_context([(n, _read_seconds(launcher, n, num_before) - read[n]) for n in sizes], num_before)
 
 
 def _timed(launcher: StepLauncher, layout: Layout, rounds: int, *rows: int) -> tuple[float, float]:
     """``rows``: the state of all rows before each run."""
-    times = []
-    for _ in range(2 + rounds):  # as it is, captured, and then timed
-        _set_rows(launcher, *rows)
-        events = launcher.run(layout)
-        events.mark()
-        times.append(events.seconds())
+    times = [_once(launcher, layout, *rows) for _ in range(2 + rounds)]  # as it is, captured, and then timed
     verify, draft = zip(*times[2:], strict=True)
     return median(verify), median(draft)
+
+
+def _once(launcher: StepLauncher, layout: Layout, *rows: int) -> tuple[float, float]:
+    _set_rows(launcher, *rows)
+    events = launcher.run(layout)
+    events.mark()
+    return events.seconds()
 
 
 def _draft_seconds(launcher: StepLauncher, num_rows: int) -> float:

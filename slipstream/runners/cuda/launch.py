@@ -48,8 +48,10 @@ Verdict = tuple[Tensor, StepEvents]  # the report without its drafts, on the hos
 
 
 class StepLauncher:
-    def __init__(self, program: CudaProgram, graphs: Graphs, max_context: int) -> None:
+    def __init__(self, program: CudaProgram, graphs: Graphs, max_context: int, captured_tokens: int) -> None:
+        """``captured_tokens``: steps that read prompts are captured up to so many."""
         self.program = program
+        self.captured_tokens = captured_tokens
         self.graphs = graphs
         self.device = program.rows.device
         self.max_context = max_context  # tokens a row may have
@@ -76,14 +78,14 @@ class StepLauncher:
         events = StepEvents(self.device)
         events.mark()
         self.num_forwards += 1
-        target = shape.target
-        self.graphs.run(("target", target), ("target", target.kind), partial(program.forward, target))
+        target, captures = shape.target, not shape.has_prompts or shape.num_tokens <= self.captured_tokens
+        self.graphs.run(("target", target), ("target", target.kind), partial(program.forward, target), captures)
         if constraints is not None:
             program.masks.upload(constraints.sample_masks(), shape.num_samples)
-        self.graphs.run(shape, shape.kind, partial(program.verify, shape))
+        self.graphs.run(shape, shape.kind, partial(program.verify, shape), captures)
         verdict = self._fetch_verdict(layout) if constraints is not None and constraints.guides_drafts else None
         if shape.feeds_head_apart:
-            self.graphs.run(("head", shape), ("head", shape.kind), partial(program.committed, shape))
+            self.graphs.run(("head", shape), ("head", shape.kind), partial(program.committed, shape), captures)
         if logprob_index:
             self._launch_logprobs(logprob_index)
         events.mark()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipstream.engine.contract import MAX_KEEPS
 from slipstream.runners.cuda.host_rows import RowFeed
+from slipstream.runners.cuda.kernels.attention.tiles import PROMPT_TILE
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
 
 ROW_BUCKETS = tuple(1 << i for i in range(11))
@@ -25,7 +26,6 @@ TOKEN_BUCKETS = (
 )  # up to the first our products cost the same; multiples of 16, so that kernels are compiled once
 CONTEXT_BUCKETS = (512, 2048, 8192, 32768, 131072, 1 << 20, 1 << 30)
 PROMPT_CONTEXT = CONTEXT_BUCKETS[3]
-PROMPT_TILE = 64  # tokens of one piece of attention work where prompts are read
 
 T = TypeVar("T")
 

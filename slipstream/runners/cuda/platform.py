@@ -10,9 +10,11 @@ from slipstream.config import RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.load.spec import ModelSpec
 from slipstream.runners.torch.caches import CONV_KERNEL
-from slipstream.runners.torch.platform import QUANTIZED, Platform, draft_vocab
+from slipstream.runners.torch.platform import QUANTIZED, Platform, PromptSteps, draft_vocab
 
-PROMPT_TOKENS = 2048  # of prompts a step: enough to be bound by arithmetic
+# 2048 tokens of prompts are bound by arithmetic, and 1024 nearly as much. Steps of more than 512 take long enough to be
+# launched as they are, but those of small models.
+PROMPT_STEPS = (PromptSteps(2048, captured=2048), PromptSteps(1024, captured=512))
 GDN_CHUNK = 32  # as in kernels/recurrent/gdn_chunks.py
 FP8_CAPABILITY = (8, 9)  # the first with FP8 tensor cores
 DRAFT_VOCAB = 65536  # where a vocabulary is much larger than that
@@ -57,7 +59,7 @@ def cuda_platform(device: torch.device, config: RunnerConfig, spec: ModelSpec) -
         stack=stack,
         chunk=GDN_CHUNK,
         step_sizes=TOKEN_BUCKETS,
-        prompt_tokens=PROMPT_TOKENS,
+        prompt_steps=PROMPT_STEPS,
     )
     return platform if config.state_dtype == "float32" else platform.with_states(getattr(torch, config.state_dtype))
 

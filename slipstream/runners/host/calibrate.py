@@ -20,7 +20,7 @@ from statistics import median
 from typing import Generic
 
 from slipstream.engine.contract import DraftRequest, RowJoin, RunnerInfo, StepCosts
-from slipstream.runners.costs import Points, rising
+from slipstream.runners.costs import Points, of_context, rising
 from slipstream.runners.host.drafter import HostDrafter
 from slipstream.runners.host.model import A, B, CommittedStep, HostModel
 from slipstream.runners.host.rows import GREEDY, CommittedRow, DraftRow, Row, Verdict
@@ -99,13 +99,8 @@ def _context_costs(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, 
 
 
 def _read_context(info: RunnerInfo, seconds: dict[Key, float]) -> tuple[float, float]:
-    """Seconds for each token before a piece of a prompt: of the piece, and of each of its tokens."""
-    more = [(n, max(0.0, value - seconds["read", n])) for n, value in _of(seconds, "read, long")]
-    if len(more) < 2:
-        return 0.0, 0.0
-    (few, less), (many, most) = more
-    each, num_before = max(0.0, most - less) / (many - few), _context(info, LONG_CONTEXT)
-    return max(0.0, less - each * few) / num_before, each / num_before
+    more = [(n, value - seconds["read", n]) for n, value in _of(seconds, "read, long")]
+    return of_context(more, _context(info, LONG_CONTEXT))
 
 
 def _context(info: RunnerInfo, num_tokens: int) -> int:

@@ -79,7 +79,10 @@ def choose_device(name: str, present: bool = True) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"the torch runner knows the devices cpu and cuda, not {name!r}")
     if present and device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, but PyTorch sees no CUDA GPU")
+        raise ConfigError(
+            f"device {name!r} was asked for, but PyTorch sees no CUDA GPU (slipstream plan --memory 24GiB plans for "
+            "one that is not here)"
+        )
     return device
 
 

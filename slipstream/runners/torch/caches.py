@@ -157,17 +157,23 @@ class GdnCache:
 # overwritten before it is read, so a slot needs no reset: a row at position 0 starts from zeros by itself.
 
 CONV_KERNEL = 4  # the size that the kernel is written for
+DEFERRED = 3  # steps of one token that a state may be stored late. Source: log 248
 
 
 @dataclass(frozen=True, slots=True)
 class GdnRingLayer:
-    state: Tensor  # [slots and state slots, v heads, k dim, v dim]: after the last committed token
+    state: Tensor  # [slots and state slots, v heads, k dim, v dim]: lacks as many committed tokens as a row replays
     ring: Tensor  # [slots and state slots, ring size, conv channels + 2 * v heads]: raw q, k, v, b, a by position
 
 
+def max_replay(max_depth: int) -> int:
+    """How many committed tokens a state may lack: accepted drafts, or tokens after which it was not stored."""
+    return max(max_depth, DEFERRED)
+
+
 def ring_size(max_depth: int) -> int:
-    """A step reads the window and replayed drafts, and writes a token and its drafts: all in distinct entries."""
-    needed = (CONV_KERNEL - 1) + max_depth + (1 + max_depth)
+    """A step reads the window and replayed tokens, and writes a token and its drafts: all in distinct entries."""
+    needed = (CONV_KERNEL - 1) + max_replay(max_depth) + (1 + max_depth)
     return 1 << (needed - 1).bit_length()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
+from slipstream.load.read_ahead import ReadAhead, places_in_order
 from slipstream.load.spec import Architecture, ModelSpec
 from slipstream.runners.backend import MemoryPlan, Progress, ignore_progress
 from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
@@ -51,7 +52,15 @@ def load_runner(
 ) -> Runner:
     """``plan``: None: made here."""
     memory = plan or plan_memory(model, platform, engine, config)
-    runner = _Loader(model, engine, config, platform, memory, progress).load()
+    # One thread copies to a GPU, and would wait for the disk; on a CPU all processors pack, and asking costs (log 251).
+    places = places_in_order(model) if platform.ops.device.type == "cuda" else []
+    with ReadAhead(places) as ahead:
+
+        def advance(num_bytes: int) -> None:
+            ahead.advance(num_bytes)
+            progress(num_bytes)
+
+        runner = _Loader(model, engine, config, platform, memory, advance).load()
     trim_heap()
     return runner
 
@@ -107,14 +116,16 @@ class _Loader:
 
         num_positions = self.memory.max_context + 2 * self.max_depth + 2
         rows = DeviceRows(self.memory.num_slots, num_positions, self.blocks_per_slot, self.ops.device)
-        max_tokens = max(self.engine.max_step_tokens, self.platform.prompt_tokens)
+        max_tokens = max(self.engine.max_step_tokens, self.memory.prompt_tokens)
         shared = (rows.block_table, self.spec.hidden_size, self.ops.dtype)
         keeps = self.memory.num_states > 0
         buffers = StepBuffers(self.memory.num_slots, max_tokens, self.max_depth, *shared, keeps_states=keeps)
         head = self._head(decoder) if self.max_depth else (None, None)
         assert not isinstance(self.gdn, GdnCache)
         parts = (self._info(lag=1), decoder, *head, rows, self.kv, buffers, self.gdn, self._host_memory())
-        return CudaRunner(*parts, simulated=self.config.simulate_acceptance)
+        return CudaRunner(
+            *parts, captured_tokens=self.memory.captured_tokens, simulated=self.config.simulate_acceptance
+        )
 
     def _host_memory(self) -> HostMemory | None:
         memory = self.memory
@@ -169,7 +180,7 @@ class _Loader:
             lag=lag,
             stops_early=not self.platform.device_resident and self.ops.device.type == "cpu",
             step_sizes=self.platform.step_sizes,
-            prompt_tokens=self.platform.prompt_tokens,
+            prompt_tokens=self.memory.prompt_tokens,
             keep_grid=self._keep_grid(),
             num_states=self.memory.num_states,
             num_host_blocks=self.memory.num_host_blocks if self._keep_grid() else 0,

@@ -24,7 +24,7 @@ from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.torch.caches import kv_bytes, ring_bytes
-from slipstream.runners.torch.platform import Platform, type_name
+from slipstream.runners.torch.platform import Platform, PromptSteps, type_name
 from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 
 DEFAULT_TOKENS_PER_STREAM = 1024
@@ -34,6 +34,7 @@ SLAB_BYTES = 1 << 28  # on a GPU, of rows that are brought from a file's bits in
 CUDA_PROCESS = 400 << 20  # the device's context, kernels and captured steps; measured on an H200, 0.2 to 0.4 GB
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
+SHARE_OF_PROMPTS = 1 / 16  # of what the weights leave: activations of steps that read prompts, if there is a choice
 SHARE_OF_GIVEN = 0.97  # of memory that the operator named: what is left are fragments
 # A session of an agent has 110k tokens in the median; four states are 8 % of its KV in a 27B model.
 SHARE_OF_POOL = 0.1  # of the memory for KV: what states that the prefix cache keeps take
@@ -49,14 +50,22 @@ def plan_memory(
     max_context = min(runner.max_context or spec.max_context, spec.max_context)
     state, kept_state = _state_bytes(spec, max_depth, platform)
     parts = _stored_parts(target, (n for n in target.names() if not spec.head.owns(n)), platform.form, spec)
+    weights, head_bytes = sum(parts.values()), 0 if head is None else _head_bytes(head, platform, spec)
+    process = resident_bytes() + FIRST_STEPS if platform.device.type == "cpu" else CUDA_PROCESS
+    is_present = free is None
+    free = free_bytes(platform.device) if free is None else free
+    given = free if runner.memory is None else runner.memory - process
+    share = SHARE_OF_FREE[platform.device.type] if runner.memory is None or given > free else SHARE_OF_GIVEN
+    free = min(free, given) - weights - head_bytes
+    steps = _prompt_steps(spec, platform, free)
     fixed = MemoryPlan(
-        weights=sum(parts.values()),
-        head=0 if head is None else _head_bytes(head, platform, spec),
+        weights=weights,
+        head=head_bytes,
         kv_per_token=kv_per_token(model, platform.kv_dtype),
         state_per_stream=state,
-        workspace=max(_step_bytes(spec, engine, platform, max_depth), _loading_bytes(target, platform, spec))
+        workspace=max(_steps_bytes(spec, engine, platform, max_depth, steps), _loading_bytes(target, platform, spec))
         + _rotary_bytes(spec, max_context),
-        process=resident_bytes() + FIRST_STEPS if platform.device.type == "cpu" else CUDA_PROCESS,
+        process=process,
         num_slots=engine.max_streams,
         num_blocks=0,
         block_size=engine.block_size,
@@ -65,18 +74,24 @@ def plan_memory(
         weight_parts=tuple(parts.most_common()),
         kv_dtype=platform.kv_name,
         state_dtype=type_name(platform.state_dtype) if state else "",
+        prompt_tokens=steps.largest,
+        captured_tokens=steps.captured,
     )
-    free = free_bytes(platform.device) if free is None else free
-    given = free if runner.memory is None else runner.memory - fixed.process
-    share = SHARE_OF_FREE[platform.device.type] if runner.memory is None or given > free else SHARE_OF_GIVEN
-    free = min(free, given) - fixed.weights - fixed.head - fixed.workspace
+    free -= fixed.workspace
     _check_weights(fixed, free, runner.memory)
     budget, num_blocks = _num_blocks(fixed, platform, runner.kv_memory, free, share)
     plan = replace(fixed, num_blocks=num_blocks)
     if state and engine.prefix_cache:
         plan = _with_kept_states(plan, budget, MIN_STATES[platform.device.type])
     _check_room(plan, budget, free)
-    return _with_host_tier(plan, _host_bytes(plan, engine)) if engine.prefix_cache else plan
+    if not engine.prefix_cache:
+        return plan
+    plan = _with_host_tier(plan, _host_bytes(plan, engine))
+    if platform.device.type == "cpu":
+        _check_host(plan, engine, free - plan.caches)
+    elif is_present:
+        _check_host(plan, engine, available_bytes())
+    return plan
 
 
 def _host_bytes(plan: MemoryPlan, engine: EngineConfig) -> int:
@@ -148,24 +163,60 @@ def _between_bytes(checkpoint: Checkpoint, name: str, platform: Platform) -> int
     return min(weights * 4, SLAB_BYTES) if stays else weights * 4
 
 
-def _step_bytes(spec: ModelSpec, engine: EngineConfig, platform: Platform, max_depth: int) -> int:
-    """Activations of the fullest step, a matrix unpacked for it, and the logits of its sampled positions."""
+def _prompt_steps(spec: ModelSpec, platform: Platform, left: int) -> PromptSteps:
+    """``left``: bytes beside the weights. The first of the platform's in which prompts take a small share of them."""
+    if not platform.prompt_steps:
+        return PromptSteps(0, 0)
+    per_token = _activation_bytes(spec, platform)
+    for steps in platform.prompt_steps:
+        if (steps.largest + steps.captured) * per_token <= SHARE_OF_PROMPTS * left:
+            break
+    return steps
+
+
+def _steps_bytes(
+    spec: ModelSpec, engine: EngineConfig, platform: Platform, max_depth: int, prompts: PromptSteps
+) -> int:
+    """Activations of the fullest step, the logits of its sampled positions, and a matrix unpacked for it.
+
+    Captured steps keep theirs, beside those of a step that runs as it is (log 240).
+    """
+    logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * platform.ops.dtype.itemsize
+    per_token = _activation_bytes(spec, platform)
+    step = max(engine.max_step_tokens, prompts.largest) * per_token + logits
+    captured = max(engine.max_step_tokens, prompts.captured) * per_token + logits if platform.device_resident else 0
+    return step + captured + _unpacked_bytes(spec, platform)
+
+
+def _unpacked_bytes(spec: ModelSpec, platform: Platform) -> int:
+    """Room for any matrix of a layer, and for output matrices, which may have a format and room of their own."""
+    layer, form = platform.form.unpacked_bytes(_widest(spec)), platform.form.of(OUTPUT)
+    output = max(form.unpacked_bytes((rows, spec.hidden_size)) for rows in (spec.vocab_size, platform.draft_vocab))
+    return max(layer, output) if form is platform.form else layer + output
+
+
+def _activation_bytes(spec: ModelSpec, platform: Platform) -> int:
+    """Of a token, in a layer."""
     item = platform.ops.dtype.itemsize
     per_token = (4 * spec.hidden_size + 2 * _qkv_rows(spec) + 3 * _inner(spec)) * item
     if spec.moe is not None and platform.device.type == "cpu":  # what its experts read and answer, side by side
         per_token += 2 * spec.hidden_size * spec.moe.num_active * item
-    logits = engine.max_streams * (max_depth + 1) * spec.vocab_size * item
-    unpacked = platform.form.unpacked_bytes(_widest(spec))
-    return max(engine.max_step_tokens, platform.prompt_tokens) * per_token + unpacked + logits
+    return per_token
 
 
 def _widest(spec: ModelSpec) -> tuple[int, int]:
     """The largest matrix of a layer, but for stacks of experts."""
-    return max(_qkv_rows(spec), 2 * _inner(spec)), spec.hidden_size
+    return max(_qkv_rows(spec), 2 * _inner(spec), _recurrent_rows(spec)), spec.hidden_size
 
 
 def _qkv_rows(spec: ModelSpec) -> int:
     return (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+
+
+def _recurrent_rows(spec: ModelSpec) -> int:
+    """q, k, v, z, b and a."""
+    gdn = spec.gdn
+    return 0 if gdn is None else 2 * (gdn.num_k_heads * gdn.k_dim + gdn.num_v_heads * (gdn.v_dim + 1))
 
 
 def _inner(spec: ModelSpec) -> int:
@@ -216,9 +267,10 @@ def _check_weights(fixed: MemoryPlan, left: int, given: int | None) -> None:
     if left <= 0:
         needed = fixed.weights + fixed.head + fixed.workspace
         process = f" (of the {_gb(given)} of memory the process takes {_gb(fixed.process)})" if given else ""
+        more = "give more memory, or " if given else ""
         raise ConfigError(
             f"the weights and the workspace of a step take {_gb(needed)}, but {_gb(needed + left)} are free{process}: "
-            "take a model with fewer weights or with fewer bits a weight"
+            f"{more}take a model with fewer weights or with fewer bits a weight"
         )
 
 
@@ -233,6 +285,15 @@ def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:
         raise ConfigError(
             f"{_mb(plan.caches)} are asked for KV and states, but beside the weights only {_mb(max(free, 0))} are "
             "free: give less kv_memory or allow fewer max_streams"
+        )
+
+
+def _check_host(plan: MemoryPlan, engine: EngineConfig, free: int) -> None:
+    """What the operator named: where nobody did, less is taken."""
+    if engine.cache_host is not None and plan.host_tier > free:
+        raise ConfigError(
+            f"{_gb(plan.host_tier)} of host memory are asked for the prefix cache, but {_gb(free)} are free: give less "
+            "cache_host"
         )
 
 

@@ -6,6 +6,7 @@ Knows tensors only: no requests, no scheduling.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -116,17 +117,24 @@ class LinearStack:
         return sum(part.num_bytes for part in self.parts)
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        out = x.new_empty(x.shape[0], self.num_out)
+        out, write = x.new_empty(x.shape[0], self.num_out), self.writer(x)
         start = 0
         for part in self.parts:
             columns = slice(start, start + part.num_out)
-            more = None if add is None else add[:, columns]
-            if isinstance(part, WritingLinear):
-                part.write(x, out[:, columns], more)
-            else:
-                out[:, columns] = part(x) if more is None else part(x) + more
+            write(part, out[:, columns], None if add is None else add[:, columns])
             start = columns.stop
         return out
+
+    def writer(self, x: Tensor) -> Callable[[Linear, Tensor, Tensor | None], None]:
+        """What writes the product of one part and x, plus the last argument, into its columns."""
+
+        def write(part: Linear, out: Tensor, add: Tensor | None) -> None:
+            if isinstance(part, WritingLinear):
+                part.write(x, out, add)
+            else:
+                out[:] = part(x) if add is None else part(x) + add
+
+        return write
 
     def rows(self, ids: Tensor) -> Tensor:
         raise NotImplementedError("an embedding is one matrix")

@@ -19,6 +19,14 @@ QUANTIZED = ("int8", "int4", "fp8")  # matrices stored in fewer bits than any ac
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSteps:
+    """Where rows live on the device. Captured steps keep their activations, beside those of one that runs as it is."""
+
+    largest: int  # tokens read in one step where no stream decodes, if more than the engine allows
+    captured: int  # steps that read prompts are captured up to so many tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     ops: Ops
     form: LinearFormat
@@ -28,7 +36,7 @@ class Platform:
     device_resident: bool = False  # rows live on the device, and the host is one step late
     chunk: int = 1  # tokens of a prompt that recurrent layers take together: states are known only between them
     step_sizes: tuple[int, ...] = ()  # numbers of tokens to which steps are padded; (): they are not
-    prompt_tokens: int = 0  # read in one step where no stream decodes, if more than the engine allows
+    prompt_steps: tuple[PromptSteps, ...] = ()  # the first that memory has room for is taken; (): the engine's
     stack: Callable[[Sequence[DecoderLayer]], Layers] = Sequential  # how layers are joined
     coded_kv: bool = False  # keys and values are cached in FP8, not in the type of activations
     narrow_states: torch.dtype | None = None  # in which recurrent states are stored; None: float32, or wider

@@ -47,6 +47,7 @@ from slipstream.server.protocols.tokenization import (
 from slipstream.server.service.caller import caller
 from slipstream.server.service.service import Service
 
+READ = "GET, HEAD"
 PAGE = Path(__file__).parent.parent / "page"
 REPORTS: dict[str, Callable[[Service], Any]] = {
     "/props": props,
@@ -135,7 +136,7 @@ def make_app(service: Service, page: Path = PAGE, reports: Reports | None = None
         Route("/openapi.json", views.openapi),
         Route("/slots", views.slots),
         *(Route(path, views.report(work)) for path, work in REPORTS.items()),
-        *(Route(path, _not_served, methods=["POST", "DELETE"]) for path in NOT_SERVED),
+        *(Route(path, _not_served, methods=["GET", "POST", "DELETE"]) for path in NOT_SERVED),
         Route("/", views.index),
         Mount("/page", StaticFiles(directory=page, check_dir=False)),
     ]
@@ -227,12 +228,14 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    status = error.status_code if error.status_code in TYPES else 400
-    messages = {404: "there is nothing at this path", 405: "this path does not take that method"}
-    caller().error = message = messages.get(status, error.detail)
-    found = JSONResponse(error_body(ApiError(status, message), request.url.path), status)
-    found.headers.update(error.headers or {})
-    return found
+    status, headers = error.status_code if error.status_code in TYPES else 400, dict(error.headers or {})
+    message = "there is nothing at this path" if status == 404 else error.detail
+    if status == 405:
+        allowed = sorted(headers.get("Allow", READ).split(", "))  # the page's files come without the header
+        headers["Allow"] = ", ".join(allowed)
+        message = f"this path only takes {' or '.join(allowed)}"
+    caller().error = message
+    return JSONResponse(error_body(ApiError(status, message), request.url.path), status, headers)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -23,7 +23,7 @@ from slipstream.server.http.wire import (
     while_connected,
 )
 from slipstream.server.protocols.api_protocol import ApiProtocol, ApiWriter, with_warnings
-from slipstream.server.protocols.body import UNKNOWN, JsonLimits, parse
+from slipstream.server.protocols.body import JsonLimits, Unknown, parse
 from slipstream.server.protocols.fields import SamplingFields
 from slipstream.server.service.caller import caller
 from slipstream.server.service.choice import ChoiceDelta
@@ -63,7 +63,7 @@ class PostEndpoint(ABC, Generic[B]):
         self.service.metrics.unknown_fields.inc(len(unknown))
         await self.answer(request, unknown_warnings(unknown), send)
 
-    async def _parse(self, body: bytes) -> tuple[B, list[str]]:
+    async def _parse(self, body: bytes) -> tuple[B, list[Unknown]]:
         config, context = self.service.config, self.service.loaded().engine.info.max_context
         limits = JsonLimits.for_context(config.max_json_depth, context)
         if len(body) <= SMALL_BODY:
@@ -187,7 +187,7 @@ def unknown_model(name: str, known: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def unknown_warnings(fields: list[str]) -> list[str]:
-    named = [f"{field} {UNKNOWN}: it was ignored" for field in fields[:MAX_WARNINGS]]
-    more = len(fields) - len(named)
+def unknown_warnings(unknown: list[Unknown]) -> list[str]:
+    named = [f"{each.sentence}: it was ignored" for each in unknown[:MAX_WARNINGS]]
+    more = len(unknown) - len(named)
     return [*named, f"{more} more fields were ignored"] if more else named

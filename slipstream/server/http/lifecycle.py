@@ -167,6 +167,10 @@ class Server:
         self._tasks.add(asyncio.create_task(work()))
 
     async def _drain(self) -> None:
+        if count := self._service.num_generations:
+            answers = f"{count} answer{'s' if count > 1 else ''}"
+            seconds = self._config.drain_seconds
+            log.info("ending: %s may take %g s more; a second signal cuts them off", answers, seconds)
         await self._service.drain()
         self._exit()
 

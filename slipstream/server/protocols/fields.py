@@ -5,7 +5,7 @@ Fields without effect are in known_fields.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
@@ -39,7 +39,7 @@ Temperature = Annotated[float, Field(ge=0.0, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
-Limit = Literal[-1] | Count  # of tokens to generate; -1: none
+Limit = Count | Literal[-1]  # of tokens to generate; -1: none
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 BadWords = Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_BAD_WORDS)]
 Metadata = dict[str, Any]
@@ -119,6 +119,12 @@ def stop_list(stops: str | Iterable[str] | None) -> tuple[str, ...]:
     if stops is None:
         return ()
     return (stops,) if isinstance(stops, str) else tuple(dict.fromkeys(stops))
+
+
+def asks_to_think(variables: Mapping[str, Any], budget: int | None = None) -> bool:
+    """By the variables of the template and a budget: a warning for a model that cannot think."""
+    enabled = variables.get("enable_thinking")
+    return enabled is True or (enabled is None and budget is not None)
 
 
 class TextPart(Body):

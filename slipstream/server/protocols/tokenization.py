@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from slipstream.engine.request import check_vocabulary
 from slipstream.errors import PromptTooLong
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
@@ -43,6 +44,10 @@ class TokenizeRequest(Body):
         parts = self.content if isinstance(self.content, list) else [str(given[0])]
         return MixedPrompt(parts, bool(self.add_special_tokens or self.add_special), self.parse_special is not False)
 
+    def token_ids(self) -> list[int]:
+        """Those between texts."""
+        return [part for part in self.content if isinstance(part, int)] if isinstance(self.content, list) else []
+
 
 class DetokenizeRequest(Body):
     model: ShortText | None = None
@@ -50,7 +55,9 @@ class DetokenizeRequest(Body):
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
-    context = service.loaded().engine.info.max_model_len
+    info = service.loaded().engine.info
+    context = info.max_model_len
+    check_vocabulary("content", request.token_ids(), info)
     tokens = await _tokens(service, request.as_prompt(), max(MAX_TOKENIZED, context))
     shown = _with_pieces(service, tokens) if request.with_pieces else list(tokens)
     return {"tokens": shown, "count": len(tokens), "max_model_len": context}
@@ -80,9 +87,11 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:
-    tokenizer, max_context = service.loaded().tokenizer, service.loaded().engine.info.max_context
-    if len(request.tokens) > max_context:
-        raise ApiError(400, f"tokens: {len(request.tokens)} are more than the context of {max_context}", param="tokens")
+    tokenizer, info = service.loaded().tokenizer, service.loaded().engine.info
+    if len(request.tokens) > info.max_context:
+        message = f"tokens: {len(request.tokens)} are more than the context of {info.max_context}"
+        raise ApiError(400, message, param="tokens")
+    check_vocabulary("tokens", request.tokens, info)
     text = await service.in_thread(lambda: tokenizer.decode(request.tokens, skip_special=False))
     return {"prompt": text, "content": text}
 

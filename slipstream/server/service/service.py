@@ -183,6 +183,11 @@ class Service:
 
     # Shutdown.
 
+    @property
+    def num_generations(self) -> int:
+        """Answers that are being written, or wait for their turn."""
+        return len(self._live)
+
     async def drain(self) -> None:
         """Admits no new requests and waits for the admitted ones; aborts them after `drain_seconds`."""
         if self.monitor.state != "failed":

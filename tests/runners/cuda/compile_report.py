@@ -28,7 +28,6 @@ from triton.runtime.jit import JITFunction
 
 from slipstream.runners.cuda.kernels import gpus
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
-from slipstream.runners.cuda.kernels.matmul import linear_coded
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, skinny_gated, skinny_normed
 from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_gated, fp8_linear, fp8_normed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
@@ -52,6 +51,7 @@ from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.model import coded as coded_model
 from slipstream.runners.cuda.model import fp8 as fp8_model
 from slipstream.runners.cuda.model import linear as dense_model
+from slipstream.runners.cuda.model.coded import CodedLinear
 from slipstream.runners.cuda.model.quantized import fitted_config
 from slipstream.runners.cuda.warmup import recorded
 from slipstream.runners.torch.caches import FP8
@@ -123,9 +123,12 @@ def fp8_matrix(num_out: int, width: int, num_kept: int = 0, layout: int = fp8.MO
     return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept, layout)
 
 
-def fp8_product(num_out: int, width: int, num_tokens: int, num_kept: int = 0, fused: bool = False) -> None:
+def fp8_product(
+    num_out: int, width: int, num_tokens: int, num_kept: int = 0, fused: bool = False, in_blocks: bool = False
+) -> None:
     """Activations in FP8, too. ``fused``: before the norm, or with the gated activation in it, by its width."""
-    matrix, x = fp8_matrix(num_out, width, num_kept, fp8.BYTES), torch.empty(num_tokens, width, dtype=BF16)
+    matrix = replace(fp8_matrix(num_out, width, num_kept, fp8.BYTES), in_blocks=in_blocks)
+    x = torch.empty(num_tokens, width, dtype=BF16)
     config = fp8_model.fitted_config(matrix, num_tokens)
     scratch, add = Scratch(x.device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), torch.empty(num_tokens, num_out, dtype=BF16)
     if not fused:
@@ -200,11 +203,9 @@ IN_CODES = {
 def coded_product(layout: CodeLayout, num_out: int, width: int, num_tokens: int) -> None:
     device = torch.device("cpu")
     matrix = coded.empty(layout, (num_out, width), device)
-    config = coded_model.fitted_config(matrix, num_tokens, BF16)
-    assert config is not None
-    scratch = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
-    x, out = torch.empty(num_tokens, width, dtype=BF16), torch.empty(num_tokens, num_out, dtype=BF16)
-    linear_coded.coded_linear(x, matrix, config, scratch, out, out)
+    assert coded_model.fitted_config(matrix, num_tokens, BF16) is not None
+    linear = CodedLinear(matrix, None, Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), BF16)
+    linear(torch.empty(num_tokens, width, dtype=BF16), torch.empty(num_tokens, num_out, dtype=BF16))
 
 
 def coded_experts(num_tokens: int) -> None:
@@ -220,7 +221,7 @@ CASES: dict[str, Callable[[], object]] = {
         f"{name} 27B, {num_out} x {width}, {num_tokens}": partial(coded_product, layout, num_out, width, num_tokens)
         for name, layout in IN_CODES.items()
         for num_out, width in ((34816, 5120), (5120, 17408))
-        for num_tokens in (1, 16, 64)
+        for num_tokens in (1, 2, 4, 16, 64)
     },
     **{f"Q4_K 35B-A3B experts, {n}": partial(coded_experts, n) for n in (1, 64, 1024)},
     "Q4_K 27B, unpacked": lambda: coded.empty(Q4_K, (97, 5120), torch.device("cpu")).weights(BF16),
@@ -265,6 +266,10 @@ CASES: dict[str, Callable[[], object]] = {
         f"fp8 x fp8 27B, {num_out} x {width}, {n}": partial(fp8_product, num_out, width, n, num_kept)
         for num_out, width, num_kept in ((34816, 5120, 0), (5120, 17408, 0), (16480, 5120, 96))
         for n in (1, 64, 256)
+    },
+    **{
+        f"fp8 x fp8 27B in blocks, {n}": partial(fp8_product, 16480, 5120, n, 96, in_blocks=True)
+        for n in (1, 64, 256, 2048)
     },
     **{f"fp8 x fp8 27B gated, {n}": partial(fp8_product, 34816, 5120, n, fused=True) for n in (1, 64)},
     **{f"fp8 x fp8 27B normed, {n}": partial(fp8_product, 5120, 6144, n, fused=True) for n in (1, 64)},

@@ -2,8 +2,8 @@
 
 `python tests/runners/cuda/fp8_report.py` times both over a sweep of tiles, in about `--seconds` (150), and prints
 a line for each shape and number of tokens: microseconds, the best tiles, TFLOP/s, GB/s, and how far results are off
-those of float32 on the rounded operands. `--all FILE` keeps a JSON line for each timing. `--tiny` runs small shapes on
-the CPU in Triton's interpreter, to see that the script does.
+those of float32 on the rounded operands. `--all FILE` keeps a JSON line for each timing. `--tiny` runs small shapes, to
+see that the script does: without a GPU in Triton's interpreter, with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def made(shape: tuple[int, int, int], device: torch.device, layout: int) -> Fp8M
 
 def tile_configs(matrix: Fp8Matrix, num_tokens: int) -> Iterator[tuple[TileConfig, int]]:
     """The usual one first; each with the tokens of a program."""
-    usual, block = fp8_tile_config(matrix, num_tokens), tokens_of_a_block(num_tokens)
+    usual, block = fp8_tile_config(matrix, num_tokens), tokens_of_a_block(matrix, num_tokens)
     found = {(usual, block): None}
     for rows, stages, warps in ((64, 3, 4), (64, 4, 4), (64, 6, 4), (128, 3, 4), (128, 3, 8), (128, 4, 8), (256, 3, 8)):
         for size in {block} if num_tokens <= 64 else {64, 128, 256}:
@@ -216,13 +216,13 @@ def main() -> None:
     parser.add_argument("--all", type=argparse.FileType("w"))
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    device = torch.device("cpu" if options.tiny else "cuda")
+    device = torch.device("cpu" if options.tiny and not torch.cuda.is_available() else "cuda")
     tokens = (1, 17) if options.tiny else TOKENS
     scratch = Scratch(device, 4 * SCRATCH_FLOATS, 16 * SPLIT_K_COUNTERS)  # also for more, smaller tiles
     bench = Bench(
         device, time.monotonic() + options.seconds, options.all, scratch, *((1, 1) if options.tiny else (4, 100))
     )
-    if not options.tiny:
+    if device.type == "cuda":
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     for name, shape in (TINY_SHAPES if options.tiny else SHAPES).items():
         report_linear(bench, name, shape, tokens)

@@ -71,7 +71,7 @@ def recurrence(
     width = gdn.conv_channels + gdn.num_v_heads * gdn.v_dim + 2 * gdn.num_v_heads
     batch = step(num_tokens, num_tokens // num_rows, 512)
     batch.num_rows, batch.has_prompts, batch.max_replay = num_rows, has_prompts, 3
-    batch.row_committed, batch.row_replay = ints(num_rows), ints(num_rows)
+    batch.row_committed, batch.row_replay, batch.row_stores = ints(num_rows), ints(num_rows), ints(num_rows)
     batch.keep_positions, batch.keep_states = ints(num_rows * MAX_KEEPS), ints(num_rows * MAX_KEEPS)
     batch.max_keeps = max_keeps
     vectors = (torch.empty(gdn.num_v_heads), torch.empty(gdn.num_v_heads), torch.empty(gdn.v_dim))

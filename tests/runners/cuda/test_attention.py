@@ -8,7 +8,12 @@ from paged import Row, coded, floats, make_case
 from some_gpus import HOPPER
 
 from slipstream.runners.cuda.kernels.attention.attention import attend
-from slipstream.runners.cuda.kernels.attention.tiles import even_split_count, plan_blocks, split_count
+from slipstream.runners.cuda.kernels.attention.tiles import (
+    even_split_count,
+    num_busy_programs,
+    plan_blocks,
+    split_count,
+)
 from slipstream.runners.torch.ops import HeadShape, LayerKv, TorchOps
 
 DECODE = [Row(7, 3, room=4), Row(150, 1), Row(0, 0, room=2), Row(0, 4)]
@@ -107,7 +112,7 @@ def test_prompts(device: torch.device, heads: HeadShape, tile_size: int, hint: i
     check(device, PROMPT, heads, 4, tile_size=tile_size, hint=hint, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("hint", [0, 70_000], ids=["whole", "split"])
+@pytest.mark.parametrize("hint", [0, 300, 70_000], ids=["whole", "two", "many"])
 def test_prompts_in_wide_tiles(device: torch.device, hint: int) -> None:
     """Rows that begin, end and see in the middle of blocks of positions; decoding rows beside them."""
     assert plan_blocks(64 * 6, 256, 2, few=False, shared_bytes=HOPPER.shared_bytes).wide
@@ -122,6 +127,18 @@ def test_long_prompts_split_evenly() -> None:
     assert even_split_count(156, 32768, 132, 768) == 1
     assert even_split_count(12, 32768, 132, 64) == 11
     assert even_split_count(12, 256, 132, 64) == 2
+
+
+def test_few_tokens_of_a_prompt_leave_no_processor_idle() -> None:
+    """Beside eight decoding rows, in room for sixteen."""
+    assert num_busy_programs(96, 1 + 16, 3) == 2 * 3 + 7
+    assert num_busy_programs(2048, 32 + 1, 3) == 32 * 3
+    for num_tokens, parts in ((64, 3), (96, 5), (320, 3), (384, 5)):
+        num_programs = 4 * num_busy_programs(num_tokens, num_tokens // 64 + 16, 3)
+        assert even_split_count(num_programs, 32768, 132, num_tokens) == parts
+        assert num_programs * parts / (132 * -(-num_programs * parts // 132)) > 0.75
+    assert even_split_count(4 * num_busy_programs(512, 8 + 1, 3), 32768, 132, 512) == 4  # a prompt alone
+    assert even_split_count(4 * num_busy_programs(1024, 16 + 1, 3), 32768, 132, 1024) == 1
 
 
 def test_a_prompt_longer_than_a_split(device: torch.device) -> None:

@@ -124,6 +124,19 @@ def test_parts_of_different_types_are_a_stack_of_products(num_tokens: int, devic
     assert made.num_out == len(whole)
 
 
+def test_large_steps_unpack_all_matrices_to_the_same_room(device: torch.device) -> None:
+    form = stored_format(device)
+    wide, narrow = (form.linear([random_raw("Q4_0", num_rows, 256)], None) for num_rows in (64, 32))
+    assert isinstance(wide, CodedLinear)
+    assert isinstance(narrow, CodedLinear)
+    assert wide.scratch is narrow.scratch
+    room = wide.scratch.unpacked(64, 256, torch.float32)  # made at load
+    x = torch.randn(LIBRARY_TOKENS + 1, 256, device=device)
+    for each in (wide, narrow, wide):
+        assert close(each(x), x.cpu().double() @ each.matrix.weights(torch.float32).cpu().double().T)
+        assert each.scratch.unpacked(32, 256, torch.float32).data_ptr() == room.data_ptr()
+
+
 def test_types_with_one_layout_are_one_matrix(device: torch.device) -> None:
     parts = [random_raw("Q4_0", 20, 256), random_raw("INT4_32", 30, 256)]
     made = stored_format(device).linear(parts, None)
@@ -156,6 +169,28 @@ def test_large_steps_unpack_only_where_something_is_packed(device: torch.device)
     assert form.unpacked_bytes((64, 256)) == 0
     assert form.stored_bytes("Q4_0", (64, 256)) == 64 * 256 * 5 // 8
     assert form.unpacked_bytes((64, 256)) == 64 * 256 * 4
+
+
+@pytest.mark.parametrize("dtype", ["Q4_0", "int8"])
+def test_the_room_for_an_unpacked_matrix_does_not_move_after_load(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Captured steps hold its address. An output matrix that is too large to unpack has parts, for drafts, that are."""
+    monkeypatch.setattr("slipstream.runners.cuda.model.linear.VAST", 64)
+    form = stored_format(device) if dtype == "Q4_0" else quantized_format(CudaOps(device, torch.float32), dtype)
+    form.linear([random_raw("Q4_0", 16, 256)], None)
+    output = form.linear([random_raw("Q4_0", 96, 256)], None)
+    scratch = form._quantized_scratch
+    assert scratch._unpacked is not None
+    assert scratch._unpacked.numel() == 16 * 256
+    drafts = output.for_drafts(48)
+    assert isinstance(drafts, (CodedLinear, CudaQuantizedLinear))
+    room = scratch._unpacked
+    assert room.numel() == 48 * 256
+    x = torch.randn(700, 256, device=device)
+    assert close(drafts(x), x.cpu().double() @ drafts.matrix.weights(torch.float32).cpu().double().T)
+    assert scratch._unpacked is room
+    assert drafts._unpacked().data_ptr() == room.data_ptr()
 
 
 def test_layers_that_differ_in_a_type_are_warmed_up_each(device: torch.device) -> None:

@@ -25,7 +25,7 @@ MAX_SPILLED = {"attend 27B, prompt in 64": 256}  # bytes: fastest so (log 155); 
 IN_CODES = [
     f"{name} 27B, 34816 x 5120, {num_tokens}"
     for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "NVFP4", "AWQ")
-    for num_tokens in (1, 16, 64)
+    for num_tokens in (1, 2, 4, 16, 64)
 ] + [f"Q4_K 35B-A3B experts, {num_tokens}" for num_tokens in (1, 64, 1024)]
 KV_IN_FP8 = [
     "rope 27B, KV in fp8, 4",
@@ -61,7 +61,11 @@ HEAVIEST = [
 
 
 OTHERS = [
-    *(f"{name} 27B, 34816 x 5120, {num_tokens}" for name in ("Q4_K", "Q6_K", "Q8_0", "AWQ") for num_tokens in (1, 64)),
+    *(
+        f"{name} 27B, 34816 x 5120, {num_tokens}"
+        for name in ("Q4_K", "Q6_K", "Q8_0", "AWQ")
+        for num_tokens in (1, 4, 64)
+    ),
     *(f"{kind} 27B, 34816 x 5120, {num_tokens}" for kind in ("int4", "fp8") for num_tokens in (1, 64)),
     *(f"{kind} 35B-A3B experts, {num_tokens}" for kind in ("Q4_K", "int4", "fp8") for num_tokens in (1, 1024)),
     *(f"35B-A3B experts, {num_tokens}" for num_tokens in (1, 8192)),
@@ -141,13 +145,14 @@ FP8_PRODUCTS = (89, 90, 120)  # compute capabilities that have them
 FP8_CASES = ["fp8 x fp8 27B, 16480 x 5120, 256", "fp8 x fp8 27B gated, 64", "fp8 x fp8 27B normed, 1"]
 FP8_CASES += ["fp8 x fp8 35B-A3B experts, 1", "fp8 x fp8 35B-A3B experts, 1024"]
 FP8_CASES += ["fp8 x fp8 35B-A3B experts, 4096"]
+IN_BLOCKS = [f"fp8 x fp8 27B in blocks, {num_tokens}" for num_tokens in (64, 256)]  # elsewhere as any others
 
 
 @pytest.mark.parametrize(
     "capability", [90, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in FP8_PRODUCTS if each != 90)]
 )
 def test_fp8_products_are_those_of_the_tensor_cores(capability: int, tmp_path: Path) -> None:
-    for launch in compiled(FP8_CASES, capability, tmp_path):
+    for launch in compiled(FP8_CASES + (IN_BLOCKS if capability == 90 else []), capability, tmp_path):
         assert launch["waits"] == GPUS[capability].has_pdl, launch
         assert launch["fp8_products"] == launch["kernel"].startswith("_fp8"), launch
         assert launch["spilled_bytes"] <= (0 if capability == 90 else 64), launch

@@ -64,6 +64,8 @@ def device_batch(spans: list[RowSpan], padding: int, device: torch.device, has_p
         row_committed=ints([s.num_committed for s in spans] + pad),
         row_replay=ints([s.num_replay for s in spans] + pad),
         max_replay=DEPTH,
+        row_stores=ints([1] * (len(spans) + padding)),
+        max_deferred=0,
         keep_positions=ints([keep.position for row in keeps for keep in row]),
         keep_states=ints([keep.state or 0 for row in keeps for keep in row]),
         max_keeps=MAX_KEEPS if any(s.keeps for s in spans) else 0,

@@ -21,7 +21,7 @@ from slipstream.runners.cuda.layout import (
     unpack,
 )
 from slipstream.runners.logprobs import NO_LOGPROBS
-from slipstream.runners.torch.caches import ring_size
+from slipstream.runners.torch.caches import max_replay, ring_size
 
 DEPTH, MAX_ROWS = 3, 64
 
@@ -86,10 +86,11 @@ def test_decode_steps_have_few_shapes() -> None:
 
 
 def test_the_first_step_of_a_kind_compiles_for_the_others() -> None:
-    """Products in 4 bits are others for up to 8 tokens than for 16."""
-    kinds = [laid_out([RowFeed(i, 1) for i in range(n)])[0].shape.kind for n in (1, 8, 16, 32)]
-    assert kinds[0] == kinds[1]
-    assert len(set(kinds)) == 3
+    """Products of codes are others for 1, 2 and 4 tokens, for up to 8, and for 16."""
+    kinds = [laid_out([RowFeed(i, 1) for i in range(n)])[0].shape.kind for n in (1, 2, 3, 4, 5, 8, 16, 32)]
+    assert kinds[2] == kinds[3]
+    assert kinds[4] == kinds[5]
+    assert len(set(kinds)) == 6
 
 
 def test_prompts_are_cut_into_tiles() -> None:
@@ -102,7 +103,7 @@ def test_prompts_are_cut_into_tiles() -> None:
 @pytest.mark.parametrize("depth", range(9))
 def test_nothing_on_the_ring_is_overwritten_before_it_is_read(depth: int) -> None:
     """A step reads the window before what it replays, and writes a token and its drafts."""
-    read = set(range(-3 - depth, 0))
+    read = set(range(-3 - max_replay(depth), 0))
     written = set(range(1 + depth))
     size = ring_size(depth)
     assert {p % size for p in read}.isdisjoint(p % size for p in written)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,13 @@ from test_linear_fp8 import CODES
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, Unscaled, interleaved_rows
-from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_gated, fp8_linear, fp8_normed, fp8_tile_config
+from slipstream.runners.cuda.kernels.matmul.linear_fp8 import (
+    fp8_gated,
+    fp8_linear,
+    fp8_normed,
+    fp8_tile_config,
+    launch_fp8,
+)
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
     SPLIT_K_COUNTERS,
@@ -28,7 +35,16 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     quantized_normed,
 )
 from slipstream.runners.cuda.kernels.quant.activations import quantized_activations
-from slipstream.runners.cuda.kernels.quant.fp8 import BYTES, FACTOR_BITS, TILE, Fp8Matrix, empty, put, quantize
+from slipstream.runners.cuda.kernels.quant.fp8 import (
+    BYTES,
+    FACTOR_BITS,
+    TILE,
+    Fp8Matrix,
+    empty,
+    has_blocks,
+    put,
+    quantize,
+)
 from slipstream.runners.cuda.model.fp8 import Fp8Linear, Fp8QuantizingFormat
 from slipstream.runners.cuda.model.fused_layers import FusedLayers, stack
 from slipstream.runners.cuda.model.ops import CudaOps
@@ -102,6 +118,64 @@ def test_equals_float64_on_rounded_operands(
         lambda x, scratch, *extra: fp8_linear(x, matrix, config, scratch, *extra),
         x, exact(x, matrix), partial(error, matrix=matrix), TOLERANCE[dtype],
     )  # fmt: skip
+
+
+def in_blocks(num_rows: int, width: int, device: torch.device, num_kept: int = 0) -> Fp8Matrix:
+    """Scales of 128 x 128 weights, each another."""
+    matrix = made(num_rows, width, device, num_kept)
+    scales = torch.rand(width // TILE, -(-num_rows // TILE), device=device) + 0.1
+    matrix.factors.copy_((scales * 2.0**FACTOR_BITS).repeat_interleave(TILE, 1)[:, :num_rows])
+    assert has_blocks(matrix)
+    return replace(matrix, in_blocks=True)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("num_kept", [0, 21])
+@pytest.mark.parametrize(
+    ("num_tokens", "block", "config"),
+    [
+        (64, 64, TileConfig(128, TILE, 3)),
+        (70, 64, TileConfig(64, TILE, 3, split=2)),
+        (130, 128, TileConfig(128, TILE, 3, split=3, warps=8)),
+        (150, 256, TileConfig(128, TILE, 3, warps=8)),
+        (300, 256, TileConfig(64, TILE, 3, split=3)),
+    ],
+)
+@pytest.mark.parametrize("blocks", [True, False])
+def test_scales_of_blocks(
+    blocks: bool, num_tokens: int, block: int, config: TileConfig, num_kept: int, device: torch.device
+) -> None:
+    matrix = replace(in_blocks(208, WIDTH, device, num_kept), in_blocks=blocks)
+    x, scratch = torch.randn(num_tokens, WIDTH, device=device), Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
+    for _ in range(2):  # the counters of split products are as they were
+        got = fp8_linear(x, matrix, config, scratch, launch=partial(launch_fp8, block_tokens=block))
+        assert error(got, exact(x, matrix), matrix) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("num_rows", [384, 96])
+def test_interleaved_rows_of_blocks(num_rows: int, device: torch.device) -> None:
+    matrix = in_blocks(num_rows, WIDTH, device)
+    matrix.reorder(interleaved_rows(num_rows, device))
+    assert matrix.in_blocks == (num_rows % TILE == 0)
+    config, x = TileConfig(64, TILE, 3), torch.randn(64, WIDTH, device=device) * 1e-3
+    scratch = Scratch(device, SCRATCH_FLOATS, SPLIT_K_COUNTERS)
+    wanted = exact(x, matrix)
+    assert error(fp8_linear(x, matrix, config, scratch), wanted, matrix) < TOLERANCE[torch.float32]
+    back = torch.argsort(interleaved_rows(num_rows, device))
+    activated = TorchOps(device, torch.float64).silu_mul(wanted[:, back.cpu()])
+    got = fp8_gated(x, matrix, fp8_tile_config(matrix, 64), scratch).cpu().double()
+    assert (got - activated).norm() / activated.norm() < TOLERANCE[torch.float32]
+
+
+def test_matrices_are_quantized_in_blocks(device: torch.device) -> None:
+    weights = torch.randn(272, WIDTH, device=device)
+    linear = Fp8QuantizingFormat(CudaOps(device, torch.bfloat16)).dense(weights)
+    assert isinstance(linear, Fp8Linear)
+    matrix = linear.matrix
+    assert matrix.in_blocks
+    assert float((matrix.weights(torch.float32) - weights).norm() / weights.norm()) < 0.03
+    assert not has_blocks(made(272, WIDTH, device))
+    assert not has_blocks(quantize([weights], weights.shape, device, BYTES))
 
 
 def test_in_the_interpreter_sums_are_float32s(device: torch.device) -> None:
@@ -236,10 +310,10 @@ def test_a_linear_asks_how_to_multiply(device: torch.device) -> None:
 
 
 def test_the_report_runs() -> None:
-    """What a GPU will be timed with, on small shapes in the interpreter."""
+    """What a GPU will be timed with, on small shapes: on the GPU, or where there is none in the interpreter."""
     script = Path(__file__).parent / "fp8_report.py"
     paths = os.pathsep.join([str(script.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    environment = os.environ | {"PYTHONPATH": paths}  # also what chose the interpreter: tests/conftest.py
     command = [sys.executable, str(script), "--tiny", "--seconds", "1000"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -254,6 +254,7 @@ def test_layouts_that_need_the_same_kernels_are_warmed_up_once() -> None:
     chosen = distinct([laid_out(2, 2), laid_out(4, 4), laid_out(16, 16), laid_out(4, 2), laid_out(2, 2, propose=1)])
     assert [(layout.shape.num_rows, layout.shape.tile_size, len(layout.pass_rows)) for layout in chosen] == [
         (2, 1, 0),
+        (4, 1, 0),
         (16, 1, 0),
         (2, 8, 0),
         (2, 1, 1),

@@ -13,6 +13,7 @@ import numpy as np
 from slipstream.errors import CorruptFile, MissingTensor, UnknownModel
 from slipstream.load.dequantize import dequantize
 from slipstream.load.hf.safetensors import Entry, TensorStore
+from slipstream.load.tensor import Place
 
 MAIN = ("weight", "weight_packed", "qweight")  # one of them makes a family
 SCALES = ("weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "scales", "biases")
@@ -59,6 +60,10 @@ class Family:
     @property
     def num_bytes(self) -> int:
         return sum(self.store.entry(stored).num_bytes for stored in self.on_disk.values())
+
+    @property
+    def places(self) -> list[Place]:
+        return [self.store.place(stored) for stored in self.on_disk.values()]
 
     def label(self, role: str) -> str:
         """The name that a tensor has, or would have."""

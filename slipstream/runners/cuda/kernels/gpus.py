@@ -25,6 +25,11 @@ class Gpu:
         return self.capability[0] == 9
 
     @property
+    def has_integer_products(self) -> bool:
+        """Tensor cores for bytes, 32 columns at a time."""
+        return self.capability >= (8, 0)
+
+    @property
     def multiplies_from_shared(self) -> bool:
         """Tensor cores read shared memory themselves, and tiles are fetched by descriptors. Where operands go through
         registers, these are short: smaller tiles, fetched by pointers (as compiled: next to nothing spills)."""

@@ -26,7 +26,7 @@ class RowState:
     known: Tensor  # committed tokens
     cursor: Tensor  # of those, how many are computed
     num_drafts: Tensor  # drafts held after the known tokens
-    replay: Tensor  # drafts accepted last step, still to be replayed by recurrent layers
+    replay: Tensor  # of the computed tokens, how many the recurrent states do not have yet
     p_min: Tensor  # float32
     seeds: Tensor  # int64
 
@@ -51,12 +51,12 @@ def _locate(flat, num_tokens, token_rows, row_slots, row_offsets, row_feed, know
     return tl.where(real & (j < fed), start + j, -1), slot, row
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_samples"])
+@triton.jit(do_not_specialize=["max_deferred", "num_rows", "num_tokens", "num_samples"])
 def _begin(
     slot_tokens, known, cursor, num_drafts, replay,
     row_slots, row_offsets, row_feed, token_rows, sample_flat,
-    tokens, positions, token_slots, clean_rows, row_starts, row_fed, row_committed, row_replay,
-    sample_slots, sample_index,
+    tokens, positions, token_slots, clean_rows, row_starts, row_fed, row_committed, row_replay, row_stores,
+    sample_slots, sample_index, max_deferred,
     num_rows, num_tokens, num_samples, stride, B: tl.constexpr,
 ):  # fmt: skip
     launch_dependents_and_wait()
@@ -69,7 +69,12 @@ def _begin(
     tl.store(row_starts + at, start, mask=is_row)
     tl.store(row_fed + at, fed, mask=is_row)
     tl.store(row_committed + at, tl.minimum(fed, num_known), mask=is_row)
-    tl.store(row_replay + at, tl.load(replay + slot), mask=is_row)
+    lacking = tl.load(replay + slot)
+    tl.store(row_replay + at, lacking, mask=is_row)
+    # A row of one token without drafts may leave its states for a later step to store, other rows for another one.
+    is_due = (start + slot) % (max_deferred + 1) == 0
+    deferred = (fed == 1) & (num_known == 1) & (lacking < max_deferred) & ~is_due
+    tl.store(row_stores + at, tl.where(deferred, 0, 1), mask=is_row)
     # Tokens.
     position, slot, row = _locate(
         at, num_tokens, token_rows, row_slots, row_offsets, row_feed, known, cursor, num_drafts
@@ -116,7 +121,7 @@ def unit_noise(seed, position):
 @triton.jit
 def _commit(
     slot_tokens, known, cursor, num_drafts, replay, seeds,
-    samples, row_slots, row_offsets, row_starts, row_fed, row_committed, row_samples, row_last,
+    samples, row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, row_stores, row_samples, row_last,
     report_fed, report_num_tokens, report_tokens, simulated, max_accepted,
     stride, width, DEPTH: tl.constexpr, SIMULATE: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +162,7 @@ def _commit(
             tl.store(own + end + accepted, sampled)
             tl.store(known + slot, end + accepted + 1)
         tl.store(cursor + slot, start + num_known + accepted)
-        tl.store(replay + slot, accepted)
+        tl.store(replay + slot, tl.where(tl.load(row_stores + row) != 0, accepted, tl.load(row_replay + row) + 1))
         tl.store(num_drafts + slot, 0)
         tl.store(row_last + row, tl.load(row_offsets + row) + num_known - 1 + accepted)
 
@@ -257,7 +262,8 @@ def begin(
         state.tokens, state.known, state.cursor, state.num_drafts, state.replay,
         batch.row_slots, batch.row_offsets, row_feed, token_rows, sample_flat,
         batch.tokens, batch.positions, batch.token_slots, batch.token_rows,
-        batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay, sample_slots, sample_index,
+        batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay, batch.row_stores,
+        sample_slots, sample_index, batch.max_deferred,
         batch.num_rows, batch.num_tokens, num_samples, state.tokens.stride(0), B=BLOCK, num_warps=4,
         **pdl_options(state.tokens.device),
     )  # fmt: skip
@@ -278,8 +284,8 @@ def commit(
     that may be accepted, where not all may."""
     _commit[(batch.num_rows,)](
         state.tokens, state.known, state.cursor, state.num_drafts, state.replay, state.seeds,
-        samples, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, row_samples,
-        row_last, report.num_fed, report.num_tokens, report.tokens,
+        samples, batch.row_slots, batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed,
+        batch.row_replay, batch.row_stores, row_samples, row_last, report.num_fed, report.num_tokens, report.tokens,
         state.p_min if simulated is None else simulated, row_last if max_accepted is None else max_accepted,
         state.tokens.stride(0), report.stride, DEPTH=report.depth, SIMULATE=simulated is not None,
         LIMITED=max_accepted is not None, num_warps=1, **pdl_options(state.tokens.device),

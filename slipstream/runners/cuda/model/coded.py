@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 
 import torch
@@ -12,12 +12,15 @@ from slipstream.load.tensor import RawTensor
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_coded import coded_linear, tile_config, tokens_of_a_block
+from slipstream.runners.cuda.kernels.matmul.linear_whole import MAX_WHOLE_TOKENS, whole_linear
 from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
 from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
 from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
 from slipstream.runners.cuda.kernels.quant.pack import put
+from slipstream.runners.cuda.kernels.quant.whole_numbers import WholeNumbers, whole_numbers
 from slipstream.runners.cuda.model.linear import ExpertStack, PackedLinear
+from slipstream.runners.torch.ops import Linear, LinearStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +30,45 @@ class CodedLinear(PackedLinear[CodedMatrix]):
         self.write(x, out, add)
         return out
 
-    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None) -> None:
-        """See WritingLinear."""
+    def write(self, x: Tensor, out: Tensor, add: Tensor | None = None, numbers: WholeNumbers | None = None) -> None:
+        """See WritingLinear. ``numbers``: x as whole numbers, if known"""
+        if self.takes_whole_numbers(x):
+            whole_linear(numbers or whole_numbers(x), self.matrix, out, add, self.bias)
+            return
         config = fitted_config(self.matrix, x.shape[0], self.dtype)
         if config is not None:
             coded_linear(x, self.matrix, config, self.scratch, out, add, self.bias)
             return
-        weight = self.matrix.weights(self.dtype).t()
+        weight = self._unpacked().t()
         if add is None:
             torch.mm(x, weight, out=out)
         else:
             torch.addmm(add, x, weight, out=out)
         if self.bias is not None:
             out += self.bias
+
+    def takes_whole_numbers(self, x: Tensor) -> bool:
+        """Their 15 bits are enough for the types of 16."""
+        few = x.shape[0] <= MAX_WHOLE_TOKENS and x.dtype.itemsize == 2
+        return few and gpu(x.device).has_integer_products
+
+
+@dataclass(frozen=True, slots=True)
+class CodedStack(LinearStack):
+    """Of which at least one part is in codes: such parts share their activations as whole numbers."""
+
+    def writer(self, x: Tensor) -> Callable[[Linear, Tensor, Tensor | None], None]:
+        write_other = LinearStack.writer(self, x)
+        shared = [part for part in self.parts if isinstance(part, CodedLinear) and part.takes_whole_numbers(x)]
+        numbers = whole_numbers(x) if shared else None
+
+        def write(part: Linear, out: Tensor, add: Tensor | None) -> None:
+            if isinstance(part, CodedLinear):
+                part.write(x, out, add, numbers)
+            else:
+                write_other(part, out, add)
+
+        return write
 
 
 def fitted_config(matrix: CodedMatrix, num_tokens: int, dtype: torch.dtype) -> TileConfig | None:

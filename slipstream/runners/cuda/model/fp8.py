@@ -7,7 +7,7 @@ number of tokens, as measured at the start (fp8_choice.py). Both read the same c
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -24,12 +24,12 @@ from slipstream.runners.cuda.kernels.matmul.linear_fp8 import (
 from slipstream.runners.cuda.kernels.moe.experts_fp8 import fp8_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.quant import fp8
-from slipstream.runners.cuda.kernels.quant.fp8 import BYTES, Fp8Matrix
+from slipstream.runners.cuda.kernels.quant.fp8 import BYTES, TILE, Fp8Matrix, has_blocks
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.model.linear import ExpertStack
 from slipstream.runners.cuda.model.quantized import CudaFp8Format, CudaQuantizedLinear, CudaStoredFormat
 from slipstream.runners.torch.experts import Experts
-from slipstream.runners.torch.ops import Linear, RmsNorm
+from slipstream.runners.torch.ops import RmsNorm
 
 SIZES = (16, 32, 64, 128, 256, 512, 2048)  # tokens: a product of any number is as one of the next size, or of the last
 UNMEASURED = 64  # tokens: where nothing was measured, products of more round their activations
@@ -57,7 +57,7 @@ def size_of(num_tokens: int) -> int:
 
 
 def fitted_config(matrix: Fp8Matrix, num_tokens: int) -> TileConfig:
-    block, device = tokens_of_a_block(num_tokens), gpu(matrix.words.device)
+    block, device = tokens_of_a_block(matrix, num_tokens), gpu(matrix.words.device)
     config = fitted(fp8_tile_config(matrix, num_tokens), block, 1, device, weight_bytes=1)
     assert config is not None, "two stages of the largest tiles take 64 KiB: every GPU with FP8 products has more"
     return config
@@ -121,8 +121,9 @@ class Fp8StoredFormat(CudaStoredFormat):
     def choice(self) -> Fp8Choice:
         return Fp8Choice()
 
-    def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> Linear:
+    def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> Fp8Linear:
         assert isinstance(matrix, Fp8Matrix)
+        matrix = replace(matrix, in_blocks=has_blocks(matrix))
         return Fp8Linear(matrix, bias, self._quantized_scratch, self.ops.dtype, choice=self.choice)
 
     def _make_experts(self, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> Experts:
@@ -135,4 +136,4 @@ class Fp8QuantizingFormat(CudaFp8Format, Fp8StoredFormat):
     """As ``CudaFp8Format``, which quantizes at load, with products that may round activations."""
 
     def _quantize(self, parts: Iterable[Tensor], shape: Sequence[int]) -> Fp8Matrix:
-        return fp8.quantize(parts, shape, self.ops.device, BYTES)
+        return fp8.quantize(parts, shape, self.ops.device, BYTES, block_rows=TILE)

@@ -29,6 +29,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     skinny_normed,
     tile_config,
 )
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import VAST
 from slipstream.runners.cuda.kernels.moe.experts import combine, expert_pairs, route
 from slipstream.runners.torch.experts import Addends, Experts
 from slipstream.runners.torch.ops import DenseLinear, Linear, RmsNorm
@@ -93,11 +94,14 @@ class PackedMatrix(Protocol):
     def num_rows(self) -> int: ...
 
     @property
+    def width(self) -> int: ...  # columns
+
+    @property
     def num_bytes(self) -> int: ...
 
     def first(self, num_rows: int) -> Self: ...
 
-    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor: ...
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,20 @@ class PackedLinear(Generic[Matrix]):
 
     def for_drafts(self, num_rows: int) -> Self:
         assert self.bias is None
-        return replace(self, matrix=self.matrix.first(num_rows))
+        made = replace(self, matrix=self.matrix.first(num_rows))
+        made.reserve()
+        return made
+
+    def reserve(self) -> None:
+        """At load: the room that large steps unpack it to. It is not to move once steps are captured."""
+        if self.num_out < VAST:
+            self._room()
+
+    def _unpacked(self) -> Tensor:
+        return self.matrix.weights(self.dtype, out=self._room())
+
+    def _room(self) -> Tensor:
+        return self.scratch.unpacked(self.num_out, self.matrix.width, self.dtype)
 
 
 def library_product(x: Tensor, weight: Tensor, bias: Tensor | None, add: Tensor | None) -> Tensor:

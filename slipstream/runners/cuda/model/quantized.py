@@ -27,6 +27,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
     SPLIT_K_COUNTERS,
+    VAST,
     quantized_gated,
     quantized_linear,
     quantized_normed,
@@ -39,7 +40,7 @@ from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout, in_pai
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.pack import fp8_factors
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
-from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStacks, packed_matrix
+from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStack, CodedStacks, packed_matrix
 from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, PackedLinear, library_product
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, LinearStack, Ops, RmsNorm
@@ -57,7 +58,7 @@ class CudaQuantizedLinear(PackedLinear[QuantizedMatrix]):
         if config is not None:
             return quantized_linear(x, self.matrix, config, self.scratch, self.bias, add)
         assert isinstance(x, Tensor)
-        return library_product(x, self.matrix.weights(self.dtype), self.bias, add)
+        return library_product(x, self._unpacked(), self.bias, add)
 
     @property
     def max_fused_tokens(self) -> int:
@@ -150,13 +151,22 @@ class CudaStoredFormat(CudaFormat):
             else:
                 slabs = (slab for part in same for slab in _slabs(part))
                 matrix = packed_matrix(layout, slabs, shape, self.ops.device)
-                made.append(CodedLinear(matrix, own, self._quantized_scratch, self.ops.dtype))
+                coded = CodedLinear(matrix, own, self._quantized_scratch, self.ops.dtype)
+                coded.reserve()
+                made.append(coded)
             start += shape[0]
-        return made[0] if len(made) == 1 else LinearStack(tuple(made))
+        if len(made) == 1:
+            return made[0]
+        return (CodedStack if any(isinstance(part, CodedLinear) for part in made) else LinearStack)(tuple(made))
 
     def _without_codes(self, parts: Parts, bias: Tensor | None) -> Linear:
         matrix = self._quantized_matrix(parts)
-        return super().linear(parts, bias) if matrix is None else self._make_linear(matrix, bias)
+        return super().linear(parts, bias) if matrix is None else self._with_room(matrix, bias)
+
+    def _with_room(self, matrix: QuantizedMatrix, bias: Tensor | None) -> CudaQuantizedLinear:
+        made = self._make_linear(matrix, bias)
+        made.reserve()
+        return made
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
         layouts = [[self._layout(part.dtype) for part in each[0]] for each in (gate_up, down)]
@@ -202,7 +212,7 @@ class CudaStoredFormat(CudaFormat):
             start += slab.shape[0]
         return matrix
 
-    def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> Linear:
+    def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> CudaQuantizedLinear:
         return CudaQuantizedLinear(matrix, bias, self._quantized_scratch, self.ops.dtype)
 
     def _make_experts(self, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> Experts:
@@ -218,7 +228,7 @@ class CudaStoredFormat(CudaFormat):
         return super().stored_bytes(dtype, shape)
 
     def unpacked_bytes(self, shape: tuple[int, int]) -> int:
-        return math.prod(shape) * self.ops.dtype.itemsize if self._unpacks else 0
+        return math.prod(shape) * self.ops.dtype.itemsize if self._unpacks and shape[0] < VAST else 0
 
 
 class CudaQuantizedFormat(CudaStoredFormat):
@@ -237,7 +247,7 @@ class CudaQuantizedFormat(CudaStoredFormat):
     def dense(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
         if not self._fits(matrix.shape[1]):
             return super().dense(matrix, bias)
-        return self._make_linear(self._quantize([matrix], matrix.shape), bias)
+        return self._with_room(self._quantize([matrix], matrix.shape), bias)
 
     def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         if not self._fits(gate_up.shape[2]) or not self._fits(down.shape[2]):
@@ -321,7 +331,7 @@ def _flattened_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _slabs(part: RawTensor) -> Iterator[RawTensor]:
-    step = max(1, SLAB // part.shape[1])
+    step = max(1, SLAB // part.shape[1] // fp8.TILE) * fp8.TILE  # whole blocks, where these share their scales
     return (part.rows(slice(at, at + step)) for at in range(0, part.shape[0], step))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from slipstream.config import EngineConfig
 from slipstream.sampling import SamplingParams
 from slipstream.server.errors import ApiError
+from slipstream.server.protocols.body import MAX_NAME, Unknown
 from slipstream.server.protocols.fields import MAX_TOKENS, Bias, ShortText, TokenId, TopLogprobs
 from slipstream.server.protocols.openai.completions import MAX_PROMPTS
 from slipstream.server.protocols.openai.fields import OpenAiSamplingFields
@@ -26,20 +28,44 @@ SWITCHED_OFF: Mapping[str, Mapping[str, Any]] = {
     "min_p": {"min_p": 0.0},
     "temperature": {"temperature": 1.0},
 }
-LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
-OTHER_NAMES = {"temp": "temperature", "nucleus": "top_p"}
+LETTERS = {
+    "a": "adaptive_p",
+    "d": "dry",
+    "e": "penalties",
+    "i": "infill",
+    "k": "top_k",
+    "m": "min_p",
+    "p": "top_p",
+    "s": "top_n_sigma",
+    "t": "temperature",
+    "x": "xtc",
+    "y": "typ_p",
+}
+OTHER_NAMES = {
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "tfs": "tfs_z",
+    "typ": "typ_p",
+    "typical": "typ_p",
+    "typical_p": "typ_p",
+}
+# llama.cpp has them too; here they are off unless a field asks for one, which is refused.
+ALWAYS_OFF = frozenset({"adaptive_p", "dry", "infill", "tfs_z", "top_n_sigma", "typ_p", "xtc"})
 
 
 def _as_bias(given: object) -> object:
     """[[token, bias], ...] as a dictionary; a bias of false leaves the token out."""
     if isinstance(given, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in given):
         given = {str(token): bias for token, bias in given}
-    if isinstance(given, dict):
-        return {token: NEVER if bias is False else bias for token, bias in given.items()}
-    return given
+    if not isinstance(given, dict):
+        raise PydanticCustomError("bias", "neither an object nor a list of pairs of a token id and a number")
+    return {token: NEVER if bias is False else bias for token, bias in given.items()}
 
 
-_BIAS_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "array"}}]}
+_BIAS_VALUE = {"anyOf": [{"type": "number"}, {"const": False}]}
+_BIAS_SCHEMA = {
+    "anyOf": [{"type": "object", "additionalProperties": _BIAS_VALUE}, {"type": "array", "items": {"type": "array"}}]
+}
 PairedBias = Annotated[Bias, BeforeValidator(_as_bias), WithJsonSchema(_BIAS_SCHEMA)]
 Names = Annotated[list[ShortText], Field(fail_fast=True, max_length=64)]
 TokensAndTexts = Annotated[list[str | TokenId], Field(fail_fast=True, min_length=1)]
@@ -78,13 +104,24 @@ class LlamaCompletionRequest(OpenAiSamplingFields):
         given = self.max_tokens if self.n_predict is None else self.n_predict
         return None if given == -1 else given
 
+    def listed_samplers(self) -> dict[str, str]:
+        """The samplers by the names, or letters, that the request gives them."""
+        given = list(self.samplers or ())
+        if isinstance(self.samplers, str):
+            return {letter: LETTERS.get(letter, letter) for letter in given}
+        plain = {name: name.replace("-", "_") for name in given}
+        return {name: OTHER_NAMES.get(usual, usual) for name, usual in plain.items()}
+
+    def unknown_values(self) -> Iterable[Unknown]:
+        for given, sampler in self.listed_samplers().items():
+            if sampler not in SWITCHED_OFF and sampler not in ALWAYS_OFF:
+                yield Unknown("samplers", f"samplers: {given[:MAX_NAME]!r} is not a sampler this server knows")
+
     def without_samplers(self, params: SamplingParams) -> SamplingParams:
         """The parameters with those samplers switched off that the request does not list."""
         if self.samplers is None:
             return params
-        given = [LETTERS.get(each, "") for each in self.samplers] if isinstance(self.samplers, str) else self.samplers
-        names = {name.replace("-", "_") for name in given}
-        listed = {OTHER_NAMES.get(name, name) for name in names}
+        listed = self.listed_samplers().values()
         missing = [values for name, values in SWITCHED_OFF.items() if name not in listed]
         return replace(params, **{name: value for values in missing for name, value in values.items()})
 

@@ -22,6 +22,7 @@ from slipstream.server.protocols.fields import (
     TopLogprobs,
     TopP,
     Unit,
+    asks_to_think,
     stop_list,
 )
 from slipstream.server.protocols.known_fields import OLLAMA, OLLAMA_OPTIONS, SAMPLER_SETTINGS, SAMPLERS
@@ -100,7 +101,7 @@ class OllamaFields(SamplingFields):
             "stops": stop_list(self.options.stop if self.options else None),
             "bad_words": tuple(self.bad_words or ()),
             "response_format": single_format({"format": spec, **self.structured()}),
-            "must_think": bool(self.think),
+            "must_think": asks_to_think(self.variables()),
             "cache": self.prompt_cache(),
         }
 

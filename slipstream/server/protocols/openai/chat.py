@@ -16,6 +16,7 @@ from slipstream.server.protocols.fields import (
     SamplingFields,
     ShortText,
     TopLogprobs,
+    asks_to_think,
     left_out,
     text_of,
 )
@@ -171,6 +172,11 @@ class ChatRequest(OpenAiSamplingFields, ConversationFields):
         by_reasoning = self.reasoning.max_tokens if self.reasoning else None
         return self.thinking_budget or by_reasoning or (self.thinking.budget_tokens if self.thinking else None)
 
+    @property
+    def must_think(self) -> bool:
+        adaptive = self.thinking is not None and self.thinking.type == "adaptive"
+        return not adaptive and asks_to_think(self.variables(), self.budget())
+
     def num_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -186,5 +192,6 @@ def chat_generation_request(request: ChatRequest, engine: EngineConfig) -> Gener
         tools=request.tool_use(),
         warnings=left_out(others),
         thinking_budget=request.budget(),
+        must_think=request.must_think,
         **request.generation_fields(engine, max_tokens, logprobs=request.num_logprobs()),
     )

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, Wit
 from slipstream.config import EngineConfig
 from slipstream.server.errors import ApiError
 from slipstream.server.protocols.body import Body, Items, SomeItems
-from slipstream.server.protocols.fields import Content, Limit, ShortText, TopLogprobs, left_out, text_of
+from slipstream.server.protocols.fields import Content, Limit, ShortText, TopLogprobs, asks_to_think, left_out, text_of
 from slipstream.server.protocols.known_fields import RESPONSES, TOOL
 from slipstream.server.protocols.openai.fields import (
     ConversationFields,
@@ -224,13 +224,15 @@ def responses_generation_request(request: ResponsesRequest, engine: EngineConfig
     reasoning = request.reasoning or Reasoning()
     format = request.text.format.specs("text.format") if request.text and request.text.format else {}
     logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
+    variables, budget = reasoning.variables(), reasoning.max_tokens or request.thinking_budget
     return GenerationRequest(
-        ChatPrompt(request.messages(), reasoning.variables()),
+        ChatPrompt(request.messages(), variables),
         request.sampling(engine, request.max_output_tokens, logprobs=logprobs),
         bad_words=tuple(request.bad_words or ()),
         response_format=single_format({**format, **request.structured()}),
         tools=request.tool_use(),
-        thinking_budget=reasoning.max_tokens or request.thinking_budget,
+        thinking_budget=budget,
+        must_think=asks_to_think(variables, budget),
         warnings=request.warnings(),
         cache=request.prompt_cache(),
     )

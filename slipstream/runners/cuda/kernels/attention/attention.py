@@ -14,9 +14,11 @@ from torch import Tensor
 from slipstream.runners.cuda.kernels.attention.kv_codes import check_layout, decoded, loaded_scales
 from slipstream.runners.cuda.kernels.attention.tiles import (
     LONG_CONTEXT,
+    PROMPT_TILE,
     SHORTEST_SPLIT,
     Blocks,
     even_split_count,
+    num_busy_programs,
     plan_blocks,
     split_count,
     with_codes,
@@ -284,7 +286,10 @@ def attend(q: Tensor, heads: HeadShape, kv: LayerKv, batch: TiledRows, gate: Ten
     if kv.k_scale is not None:
         plan = with_codes(plan, q.element_size())
     num_parts = triton.cdiv(batch.tile_size * group, plan.block_m)
-    num_programs = num_tiles * heads.num_kv * num_parts
+    if batch.tile_size == PROMPT_TILE:
+        num_programs = heads.num_kv * num_busy_programs(num_tokens, num_tiles, num_parts)
+    else:
+        num_programs = heads.num_kv * num_tiles * num_parts
     if plan.wide:
         num_splits = even_split_count(num_programs, batch.context_hint, processors, num_tokens)
     else:

@@ -8,10 +8,14 @@ from functools import cache
 import triton
 import triton.language as tl
 
+PROMPT_TILE = 64  # tokens of one piece of attention work where prompts are read
 SHORTEST_SPLIT = tl.constexpr(128)  # positions: below it, merging costs more than the split gains
 LONG_CONTEXT = 8192
-LONGEST_UNSPLIT = 32768  # positions: prompts up to it are read whole, unless they leave processors idle
-MAX_PARTS, MAX_PART_TOKENS = 12, 4096
+LONGEST_UNSPLIT = 32768  # positions: up to it, steps of many tokens are read whole
+MANY_TOKENS = 512  # that fill the processors, and more
+MAX_PARTS = 12
+MAX_PART_TOKENS, FEW_PART_TOKENS = 4096, 2048  # of long contexts, of others: 24 heads of 256 take 25 KB each
+NEARLY = 1.03  # times the shortest time: then fewer parts are better, since merging them is not counted
 SCRATCH_BYTES = 10 << 10  # of a program, at most, beside queries, keys and values: as compiled, 2 to 8.5 KiB
 WIDE_BYTES = 197_000  # shared memory of a program with 128 pairs of width 256: queries, two buffers of keys and values
 
@@ -85,11 +89,24 @@ def split_count(num_programs: int, context: int, num_processors: int) -> int:
 def even_split_count(num_programs: int, context: int, num_processors: int, num_tokens: int) -> int:
     """Parts in which the contexts of prompts are read, where one program runs on a processor at a time.
 
-    Of long contexts, so that the last programs do not run alone; parts take memory, so few of many tokens.
+    Of long contexts, so that the last programs do not run alone; of others where few tokens leave processors idle.
+    Parts take memory, so few of many tokens.
 
-    Source: log 155.
+    Source: log 155; for few tokens a calculation (log 252).
     """
-    if context <= LONGEST_UNSPLIT:
+    is_long = context > LONGEST_UNSPLIT
+    if not is_long and num_tokens > MANY_TOKENS:
         return max(1, min(num_processors // num_programs, context // int(SHORTEST_SPLIT.value)))
-    most = max(1, min(MAX_PARTS, MAX_PART_TOKENS // num_tokens))
-    return min(range(1, most + 1), key=lambda parts: -(-num_programs * parts // num_processors) * (1 / parts + 0.01))
+    most = min(MAX_PARTS, (MAX_PART_TOKENS if is_long else FEW_PART_TOKENS) // num_tokens)
+    parts = range(1, max(1, min(most, context // int(SHORTEST_SPLIT.value))) + 1)
+    seconds = {n: -(-num_programs * n // num_processors) * (1 / n + 0.01) for n in parts}
+    return min(n for n in parts if seconds[n] <= NEARLY * min(seconds.values()))
+
+
+def num_busy_programs(num_tokens: int, num_tiles: int, num_parts: int) -> int:
+    """Programs of a KV head that work long where prompts are read: of full tiles ``num_parts``. A step has room for a
+    tile more for each of its rows: of a row that decodes one program works, and half of these rows have a context as
+    long as the prompt's, at a guess.
+    """
+    full = -(-num_tokens // PROMPT_TILE)
+    return full * num_parts + max(0, num_tiles - full - 1) // 2

@@ -123,13 +123,23 @@ def fitted(
 
 
 class Scratch:
-    """Split-K partial sums and counters: one for all matrices of a device, since products run one by one."""
+    """Split-K partial sums and counters, and a matrix unpacked for the library: one for all matrices of a device, since
+    products run one by one."""
 
     def __init__(
         self, device: torch.device, num_floats: int = PROCESSORS * 64 * FEW_TOKENS, num_counters: int = PROCESSORS
     ) -> None:
         self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
         self.arrived = torch.zeros(num_counters, device=device, dtype=torch.int32)
+        self._unpacked: Tensor | None = None
+
+    def unpacked(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Room for a matrix. To be asked for at load: captured steps, and others, then all use the same."""
+        size = num_rows * width
+        if self._unpacked is None or self._unpacked.numel() < size or self._unpacked.dtype != dtype:
+            self._unpacked = None  # before a larger one
+            self._unpacked = torch.empty(size, device=self.partial.device, dtype=dtype)
+        return self._unpacked[:size].view(num_rows, width)
 
 
 @dataclass(frozen=True, slots=True)

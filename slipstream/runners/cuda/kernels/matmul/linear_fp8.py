@@ -7,8 +7,8 @@ both scales. Rows that a checkpoint keeps in more bits are multiplied with the a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -31,6 +31,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     LIBRARY_TOKENS,
     MIN_COLUMNS,
+    SCRATCH_FLOATS,
     TOKEN_BLOCK,
     operands_of,
     quantized_gated,
@@ -73,29 +74,75 @@ def matrix_tile(source, row, column, width, num_rows, R: tl.constexpr, C: tl.con
 
 
 @triton.jit
+def _tile_sums(
+    a, codes, token_scales, row_factors, total, first, column, num_tokens, width,
+    M: tl.constexpr, K: tl.constexpr, POINTERS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """``total`` with a tile more of M tokens. a: [N, K]"""
+    b = matrix_tile(codes, first, column, width, num_tokens, M, K, POINTERS)
+    if BLOCKS:
+        sums = product(b, a.T, tl.zeros([M, a.shape[0]], tl.float32))
+        total += sums * (token_scales[:, None] * row_factors[None, :])
+    else:
+        total = promoted(total, product(a, b.T, tl.zeros([a.shape[0], M], tl.float32)), row_factors, token_scales)
+    return total
+
+
+@triton.jit
 def _sums(
     codes, scales, weights, factors, first, first_row, num_tokens, end_row, width, begin, end, scale_stride,
     factor_stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, POINTERS: tl.constexpr,
+    BLOCKS: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The sums over these tiles. [N, M]"""
+    """The sums over these tiles of M tokens, and of the M after them. Two of [N, M]; with BLOCKS [M, N]"""
     tokens = first + tl.arange(0, M)
     rows = first_row + tl.arange(0, N)
     inside = rows < end_row
-    total = tl.zeros([N, M], tl.float32)
-    # Scales feed no product, so Triton does not fetch them ahead: they are read a tile early.
-    token_scales = tl.load(scales + begin * scale_stride + tokens)
-    row_factors = factors_of(factors, begin, factor_stride, rows, inside)
+    low = tl.zeros([M, N] if BLOCKS else [N, M], tl.float32)
+    high = low
+    if AHEAD:
+        # Scales feed no product, so Triton does not fetch them ahead: they are read a tile early.
+        token_scales = tl.load(scales + begin * scale_stride + tokens)
+        high_scales = tl.load(scales + begin * scale_stride + tokens + M) if HALVES else token_scales
+        row_factors = factors_in(factors, begin, factor_stride, first_row, rows, inside, BLOCKS)
     for tile in range(begin, end):
-        following = tl.minimum(tile + 1, end - 1)
-        next_scales = tl.load(scales + following * scale_stride + tokens)
-        next_factors = factors_of(factors, following, factor_stride, rows, inside)
+        if AHEAD:
+            following = tl.minimum(tile + 1, end - 1)
+            next_scales = tl.load(scales + following * scale_stride + tokens)
+            next_high = tl.load(scales + following * scale_stride + tokens + M) if HALVES else next_scales
+            next_factors = factors_in(factors, following, factor_stride, first_row, rows, inside, BLOCKS)
+        else:  # while the tensor cores multiply: twice the tokens leave no registers for those of the next tile
+            token_scales = tl.load(scales + tile * scale_stride + tokens)
+            row_factors = factors_in(factors, tile, factor_stride, first_row, rows, inside, BLOCKS)
+        if BLOCKS:
+            spread = tl.where(rows & 8 == 0, row_factors[0], row_factors[1])
+        else:
+            spread = row_factors
         a = matrix_tile(weights, first_row, tile * K, width, end_row, N, K, POINTERS)
-        b = matrix_tile(codes, first, tile * K, width, num_tokens, M, K, POINTERS)
-        sums = product(a, b.T, tl.zeros([N, M], tl.float32))
-        total = promoted(total, sums, row_factors, token_scales)
-        token_scales = next_scales
-        row_factors = next_factors
-    return total
+        column = tile * K
+        low = _tile_sums(a, codes, token_scales, spread, low, first, column, num_tokens, width, M, K, POINTERS, BLOCKS)
+        if HALVES:
+            if not AHEAD:
+                high_scales = tl.load(scales + tile * scale_stride + tokens + M)
+            high = _tile_sums(
+                a, codes, high_scales, spread, high, first + M, column, num_tokens, width, M, K, POINTERS, BLOCKS
+            )  # fmt: skip
+        if AHEAD:
+            token_scales = next_scales
+            high_scales = next_high
+            row_factors = next_factors
+    return low, high
+
+
+@triton.jit
+def factors_in(factors, tile, tile_stride, first_row, rows, inside, BLOCKS: tl.constexpr):
+    """The scales of these rows in a tile. float32 [N]; with BLOCKS two: of 8 rows, and of the next 8"""
+    if BLOCKS:
+        start = factors + tile * tile_stride + first_row
+        found = (tl.load(start).to(tl.float32) * _UNIT, tl.load(start + 8).to(tl.float32) * _UNIT)
+    else:
+        found = factors_of(factors, tile, tile_stride, rows, inside)
+    return found
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles", "split"])
@@ -104,8 +151,11 @@ def _fp8(
     num_tokens, num_out, num_coded, width, num_tiles, num_squares, token_stride, scale_stride, factor_stride, eps,
     split, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr, POINTERS: tl.constexpr,
+    BLOCKS: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * M
+    """N rows times M tokens; with HALVES the M tokens after them, too."""
+    each: tl.constexpr = 2 if HALVES else 1
+    first = tl.program_id(0) * (M * each)
     block = tl.program_id(1)
     part = tl.program_id(2)
     first_row = block * N
@@ -121,46 +171,100 @@ def _fp8(
     end = num_tiles * (part + 1) // split
     beyond = block - tl.cdiv(num_coded, N)
     if kept is None or beyond < 0:
-        total = _sums(
+        low, high = _sums(
             codes, scales, weights, factors, first, first_row, num_tokens, num_coded, width, begin, end, scale_stride,
-            factor_stride, M, N, K, POINTERS,
+            factor_stride, M, N, K, POINTERS, BLOCKS, HALVES, AHEAD,
         )  # fmt: skip
+        if BLOCKS:
+            low = low.T
+            high = high.T
     else:
-        total = tl.zeros([N, M], tl.float32)
+        low = tl.zeros([N, M], tl.float32)
+        high = low
         for half in range(2 * begin, 2 * end):
             column = half * (K // 2)
             a = matrix_tile(kept, beyond * N, column, width, num_out - num_coded, N, K // 2, POINTERS)
             b = matrix_tile(x, first, column, width, num_tokens, M, K // 2, POINTERS)
-            total = product(a, b.T, total)
+            low = product(a, b.T, low)
+            if HALVES:
+                b = matrix_tile(x, first + M, column, width, num_tokens, M, K // 2, POINTERS)
+                high = product(a, b.T, high)
         first_row = num_coded + beyond * N
         end_row = num_out
+    counter = each * (tl.program_id(0) * tl.num_programs(1) + block)
     if SPLIT:
-        counter = tl.program_id(0) * tl.num_programs(1) + block
-        if not store_part(total, partial, arrived, counter, part, split, N, M):
-            return
-        total = sum_of_parts(partial, arrived, counter, split, N, M)
+        if HALVES:  # the first counter of the two stays as it is
+            in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
+            tl.store(partial + (counter.to(tl.int64) * split + part) * (N * M) + in_tile, low)
+            if not store_part(high, partial, arrived, counter + 1, part, split, N, M):
+                return
+            high = sum_of_parts(partial, arrived, counter + 1, split, N, M)
+        else:
+            if not store_part(low, partial, arrived, counter, part, split, N, M):
+                return
+        low = sum_of_parts(partial, arrived, counter, split, N, M)
     epilogue(
-        total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
+        low, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
         out, add, bias, norm, normed, None if norm is None else normed_squares + block * token_stride, N, M, GATED,
     )  # fmt: skip
+    if HALVES:
+        epilogue(
+            high, None, first_row, end_row, tokens + M, num_tokens, num_out, width, eps,
+            out, add, bias, None, None, None, N, M, GATED,
+        )  # fmt: skip
+
+
+class Tiles(NamedTuple):
+    """Of a program, for up to so many tokens."""
+
+    max_tokens: int
+    block_tokens: int  # at most; more than TOKEN_BLOCK: in two halves
+    rows: int
+    stages: int
+    warps: int
+    max_split: int
+
+
+# Measured on an H200 (log 241), but for those of up to FEW_TOKENS. The last of each is for all sizes beyond
+# LIBRARY_TOKENS, too, which are served by the same compiled kernels.
+IN_BLOCKS = (
+    Tiles(FEW_TOKENS, FEW_TOKENS, 64, 6, 4, 8),
+    Tiles(MAX_TOKENS, MAX_TOKENS, 128, 3, 4, 6),
+    Tiles(128, 64, 128, 3, 4, 2),
+    Tiles(256, 64, 128, 3, 4, 2),
+    Tiles(LIBRARY_TOKENS[8], 64, 128, 3, 4, 2),
+    Tiles(1 << 30, 64, 128, 3, 4, 1),
+)
+ANY_SCALES = (
+    Tiles(FEW_TOKENS, FEW_TOKENS, 64, 6, 4, 8),
+    Tiles(MAX_TOKENS, MAX_TOKENS, 64, 4, 4, 3),
+    Tiles(256, 128, 64, 3, 4, 2),
+    Tiles(LIBRARY_TOKENS[8], 128, 128, 3, 8, 3),
+    Tiles(1 << 30, 128, 128, 3, 8, 1),
+)
+
+
+def multiplies_in_blocks(matrix: Fp8Matrix) -> bool:
+    return matrix.in_blocks and gpu(matrix.words.device).multiplies_from_shared
+
+
+def tiles_for(matrix: Fp8Matrix, num_tokens: int) -> Tiles:
+    table = IN_BLOCKS if multiplies_in_blocks(matrix) else ANY_SCALES
+    return next(tiles for tiles in table if num_tokens <= tiles.max_tokens)
 
 
 def fp8_tile_config(matrix: Fp8Matrix, num_tokens: int) -> TileConfig:
-    """By bytes read and registers: no GPU has timed these yet (tests/runners/cuda/fp8_report.py does)."""
-    if num_tokens <= FEW_TOKENS:
-        config = TileConfig(64, TILE, 6)
-    elif num_tokens <= MAX_TOKENS:
-        config = TileConfig(64, TILE, 4)
-    else:
-        config = TileConfig(128, TILE, 3, warps=8)
-    programs = row_blocks(matrix, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
-    # All sizes beyond LIBRARY_TOKENS are served by the same compiled kernels.
-    limit = 8 if num_tokens <= FEW_TOKENS else 3 if num_tokens <= LIBRARY_TOKENS[8] else 1
-    return replace(config, split=max(1, min(2 * PROCESSORS // programs, matrix.width // MIN_COLUMNS, limit)))
+    tiles = tiles_for(matrix, num_tokens)
+    block = tokens_of_a_block(matrix, num_tokens)
+    programs = row_blocks(matrix, tiles.rows) * triton.cdiv(num_tokens, block)
+    split = max(1, min(2 * PROCESSORS // programs, matrix.width // MIN_COLUMNS, tiles.max_split))
+    while split > 1 and programs * split * tiles.rows * block > SCRATCH_FLOATS:
+        split -= 1
+    return TileConfig(tiles.rows, TILE, tiles.stages, split, tiles.warps)
 
 
-def tokens_of_a_block(num_tokens: int) -> int:
-    return padded(num_tokens) or TOKEN_BLOCK
+def tokens_of_a_block(matrix: Fp8Matrix, num_tokens: int) -> int:
+    return padded(num_tokens) or tiles_for(matrix, num_tokens).block_tokens
 
 
 def launch_fp8(
@@ -175,8 +279,17 @@ def launch_fp8(
     gated: bool = False,
     norm: Norm | NoNorm = NO_NORM,
     block_tokens: int = 0,  # of a program; 0: as many as usual
+    halves: bool | None = None,  # None, here and below: as usual
+    ahead: bool | None = None,
 ) -> None:
-    block_tokens = block_tokens or tokens_of_a_block(x.shape[0])
+    block_tokens = block_tokens or tokens_of_a_block(matrix, x.shape[0])
+    # Sums of all tokens are in registers, but those over a tile only of one half, where a program takes so many.
+    halves = block_tokens > TOKEN_BLOCK if halves is None else halves
+    ahead = not halves if ahead is None else ahead
+    each = block_tokens // (2 if halves else 1)
+    # Tensor cores take 64 rows or more of their left operand: that is the tokens, where scales are those of blocks.
+    in_blocks = multiplies_in_blocks(matrix) and each >= 64 and config.rows <= TILE
+    assert not halves or (norm is NO_NORM and not isinstance(x, Unscaled))
     fused = gated or norm is not NO_NORM
     given = operands_of(x, matrix, config, scratch, add, block_tokens, fused=fused)
     (num_tokens, width), codes, kept = given.values.shape, matrix.codes, matrix.kept
@@ -186,14 +299,15 @@ def launch_fp8(
         return source if pointers else tiles_of(source, num_rows, num_columns)
 
     _fp8[given.grid](
-        None if kept is None else tiles(given.values, block_tokens, TILE // 2),
-        tiles(rounded.codes, block_tokens, TILE), rounded.scales, given.squares,
+        None if kept is None else tiles(given.values, each, TILE // 2),
+        tiles(rounded.codes, each, TILE), rounded.scales, given.squares,
         tiles(codes, config.rows, TILE), matrix.factors,
         None if kept is None else tiles(kept, config.rows, TILE // 2),
         out, add, bias, *norm, scratch.partial, scratch.arrived,
         num_tokens, matrix.num_rows, codes.shape[0], width, matrix.num_tiles, *given.sizes,
         rounded.scales.stride(0), matrix.factors.stride(0), given.eps, config.split,
-        GATED=gated, POINTERS=pointers, **given.constants(config), **pdl_options(out.device),
+        GATED=gated, POINTERS=pointers, BLOCKS=in_blocks, HALVES=halves, AHEAD=ahead,
+        **(given.constants(config) | {"M": each}), **pdl_options(out.device),
     )  # fmt: skip
 
 

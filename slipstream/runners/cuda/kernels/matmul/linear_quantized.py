@@ -31,6 +31,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     unscaled_like,
     values_of,
 )
+from slipstream.runners.cuda.kernels.matmul.linear_whole import MAX_WHOLE_TOKENS, tokens_side_by_side
 from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.fp8 import coded_weights
@@ -42,7 +43,7 @@ from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix, plai
 TOKEN_BLOCK = 128
 MIN_TOKENS = 8  # the smallest block of tokens of a product in 4 bits; in 8 bits FEW_TOKENS
 LIBRARY_TOKENS = {8: 512, 4: 256}  # by bits; beyond: unpack the matrix once and let the library multiply
-VAST = 100_000  # rows of a matrix that is never unpacked as a whole
+VAST = 65_536  # rows of a matrix that is never unpacked as a whole; as many as heads draft among
 MIN_COLUMNS = 512  # of a program of a split product
 SCRATCH_FLOATS = 2 * PROCESSORS * TOKEN_BLOCK * 128  # split-K partial sums
 SPLIT_K_COUNTERS = 2 * PROCESSORS  # blocks of a split product
@@ -159,8 +160,11 @@ def tokens_of_a_block(bits: int, num_tokens: int) -> int:
 
 def compiled_for(num_tokens: int) -> int:
     """Sizes with the same answer need the same compiled kernels, whatever format matrices are stored in."""
+    # The finest distinction of all formats.
+    if num_tokens <= MAX_WHOLE_TOKENS:
+        return tokens_side_by_side(num_tokens)
     if num_tokens <= MAX_TOKENS:
-        return tokens_of_a_block(4, num_tokens)  # the finest distinction of all formats
+        return tokens_of_a_block(4, num_tokens)
     return triton.cdiv(num_tokens, TOKEN_BLOCK) * TOKEN_BLOCK if num_tokens <= max(LIBRARY_TOKENS.values()) else 0
 
 

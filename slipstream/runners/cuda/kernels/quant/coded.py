@@ -74,10 +74,11 @@ class CodedMatrix:
             steps=steps,
         )  # fmt: skip
 
-    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """All rows, or the rows ``ids``, dequantized. [rows, columns]"""
         num_rows = self.num_rows if ids is None else ids.shape[0]
-        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        if out is None:
+            out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         steps, minimums = self.steps, self.minimums
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
             self.words, self.high, self.scales, minimums, steps, ids, out, num_rows, self.width,
@@ -92,7 +93,9 @@ def empty(layout: CodeLayout, shape: Sequence[int], device: torch.device) -> Cod
     tiles, padded = layout.num_tiles(width), padded_rows(num_rows)
 
     def of_rows(num: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(tiles * num, padded, dtype=dtype, device=device)[:, :num_rows]
+        whole = torch.empty(tiles * num, padded, dtype=dtype, device=device)
+        whole[:, num_rows:] = 0  # read with the last row, and not used
+        return whole[:, :num_rows]
 
     def plane(num_words: int) -> Tensor:
         return torch.empty(num_rows, tiles * num_words, dtype=torch.int16, device=device)

@@ -97,6 +97,7 @@ class Fp8Matrix:
     factors: Tensor  # bfloat16 [tiles, rows in codes]; a tile's start at a multiple of 16 bytes
     kept: Tensor | None = None  # [rows, columns], contiguous: those after the rows in codes
     fp8_layout: int = MOVED
+    in_blocks: bool = False  # see ``has_blocks``
 
     kind: ClassVar[str] = "fp8"
     bits: ClassVar[int] = 8
@@ -137,11 +138,13 @@ class Fp8Matrix:
         assert self.kept is None
         self.words.copy_(self.words[rows])
         self.factors.copy_(self.factors[:, rows])
+        object.__setattr__(self, "in_blocks", self.in_blocks and self.words.shape[0] % TILE == 0)
 
-    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         num_coded = self.words.shape[0]
         num_rows = self.num_rows if ids is None else ids.shape[0]
-        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        if out is None:
+            out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         if ids is None and self.kept is not None:
             out[num_coded:].copy_(self.kept)
             num_rows = num_coded
@@ -163,12 +166,35 @@ def _padded(num_rows: int) -> int:
     return -(-num_rows // 8) * 8
 
 
-def quantize(parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, layout: int = MOVED) -> Fp8Matrix:
-    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type."""
+def has_blocks(matrix: Fp8Matrix) -> bool:
+    """Whether factors are those of blocks of ``TILE`` x ``TILE`` weights, as most checkpoints have them.
+
+    Products rely on a little less, which ``reorder`` keeps where it interleaves gate and up: within TILE rows from a
+    multiple of TILE, rows 0 to 7 of every 16 have one factor, and the others one.
+    """
+    num_rows = matrix.words.shape[0]
+    whole = num_rows // TILE * TILE
+    if num_rows % 16:
+        return False
+    blocks = matrix.factors[:, :whole].unflatten(1, (-1, TILE))
+    rest = matrix.factors[:, whole:]
+    return bool((blocks == blocks[..., :1]).all()) and bool((rest == rest[:, :1]).all())
+
+
+def quantize(
+    parts: Iterable[Tensor], shape: Sequence[int], device: torch.device, layout: int = MOVED, block_rows: int = 1
+) -> Fp8Matrix:
+    """One matrix of all parts, stacked along the output: each is [rows, columns] of any float type.
+
+    ``block_rows``: rows of a part that share their scales.
+    """
     matrix = empty(shape, device, layout=layout)
-    for rows, weights in slabs(parts, shape[0], device):
+    for rows, weights in slabs(parts, shape[0], device, block_rows):
         groups = weights.view(weights.shape[0], -1, TILE)
-        scale = (groups.abs().amax(dim=2) / MAX_VALUE).bfloat16().float()
+        largest = groups.abs().amax(dim=2)
+        if block_rows > 1:
+            largest = torch.cat([each.amax(0, keepdim=True).expand_as(each) for each in largest.split(block_rows)])
+        scale = (largest / MAX_VALUE).bfloat16().float()
         steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
         codes = steps.clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn).view(torch.uint8)
         put(matrix, rows, codes.view(weights.shape), scale)

@@ -119,9 +119,10 @@ class Int4Matrix:
         self.words.copy_(self.words[rows])
         self.scales_zeros.copy_(self.scales_zeros[:, rows])
 
-    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         num_rows = self.num_rows if ids is None else ids.shape[0]
-        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        if out is None:
+            out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         _weights_kernel[(triton.cdiv(num_rows, _ROWS), self.num_tiles)](
             self.words, self.scales_zeros, ids, out, num_rows, self.width,
             self.words.shape[1], self.scales_zeros.stride(0), N=_ROWS, W=GROUP, num_warps=4, **pdl_options(out.device),

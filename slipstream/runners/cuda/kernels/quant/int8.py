@@ -104,10 +104,11 @@ class Int8Matrix:
         self.words.copy_(self.words[rows])
         self.scale.copy_(self.scale[rows])
 
-    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         row_words = self.words.shape[1]
         num_rows = self.num_rows if ids is None else ids.shape[0]
-        out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
+        if out is None:
+            out = torch.empty(num_rows, self.width, dtype=dtype, device=self.words.device)
         _weights_kernel[(num_rows, triton.cdiv(row_words, _BLOCK))](
             self.words, self.scale, ids, out, self.width, row_words, K=self.tile, BLOCK=_BLOCK, num_warps=4,
             **pdl_options(out.device),

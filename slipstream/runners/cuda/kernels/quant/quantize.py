@@ -65,8 +65,8 @@ class QuantizedMatrix(Protocol):
         """In place. ``rows``: the new order, a permutation."""
         ...
 
-    def weights(self, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-        """All rows, or the rows ``ids``, dequantized. [rows, columns]"""
+    def weights(self, dtype: torch.dtype, ids: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """All rows, or the rows ``ids``, dequantized, into ``out`` if given. [rows, columns]"""
         ...
 
 
@@ -99,14 +99,17 @@ def concatenated(a, b, c, d):
     return four.permute(0, 2, 1).reshape([N, 4 * W])
 
 
-def slabs(parts: Iterable[Tensor], num_rows: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+def slabs(
+    parts: Iterable[Tensor], num_rows: int, device: torch.device, multiple: int = 1
+) -> Iterator[tuple[slice, Tensor]]:
     """Rows and their weights in float32 on the device, a few at a time: temporary memory stays small.
 
-    ``parts``: [rows, columns] of any float type, stacked along the output; consumed one by one.
+    ``parts``: [rows, columns] of any float type, stacked along the output; consumed one by one. All but a part's last
+    slab are of a multiple of so many rows.
     """
     start = 0
     for part in parts:
-        for slab in part.split(max(1, SLAB // part.shape[1])):
+        for slab in part.split(max(1, SLAB // part.shape[1] // multiple) * multiple):
             yield slice(start, start + slab.shape[0]), slab.to(device).float()
             start += slab.shape[0]
     assert start == num_rows

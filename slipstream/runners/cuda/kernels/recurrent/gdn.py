@@ -1,11 +1,15 @@
-"""Gated DeltaNet for a ragged batch: causal conv, gated delta rule, replay of accepted drafts, gated norm.
+"""Gated DeltaNet for a ragged batch: causal conv, gated delta rule, replay of committed tokens, gated norm.
 
 The ring holds the raw inputs by position: as in the KV cache, entries beyond the cursor are overwritten before they are
-read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and the drafts
-accepted last step, from the ring. In the recurrence a program is one warp that owns some columns of one head's state in
-one row, so that all sums over the keys stay inside the warp: it reads the committed state, replays, runs over the
-committed tokens, stores the state once, and goes on over the drafts. Where prompts are read, long rows go in chunks
-instead (gdn_chunks.py). The norm needs whole heads.
+read. Three kernels. The conv runs over every token that the recurrence will see: the fed ones, and from the ring those
+that the stored state lacks. In the recurrence a program is one warp that owns some columns of one head's state in one
+row, so that all sums over the keys stay inside the warp: it reads the state, replays what it lacks, runs over the
+committed tokens, stores the state, and goes on over the drafts. It reads each token's vectors one token ahead: a turn
+to L2 takes as long as a token's arithmetic. Where prompts are read, long rows go in chunks instead (gdn_chunks.py). The
+norm needs whole heads.
+
+A state lacks the drafts that were accepted last step. To store it takes as long as to read it: so in large steps rows
+without drafts store it every few tokens only, each at its own time, and it lacks the tokens since then (decision 25).
 
 States are computed in float32 and may be stored in 16 bits (decision 23). The recurrence then rounds after every token,
 a draft's as well: the state after a token does not depend on where a step ended.
@@ -31,9 +35,18 @@ from slipstream.runners.cuda.kernels.recurrent.gdn_chunks import (
     next_keep,
     recur_in_chunks,
 )
+from slipstream.runners.torch.caches import DEFERRED
 
-FEW_ROWS = 8
 CONV_HEADS = 2  # of a program
+BYTES_OF_WARP = 512  # that a warp loads at once
+# In steps padded to so many rows (from 9 on) those without drafts do not store their states each time. Source: log 248.
+DEFERRING_ROWS = 16
+
+
+def max_deferred(num_rows: int) -> int:
+    """How many committed tokens a state may lack after a step without drafts. With few rows latency is the bottleneck,
+    and a replayed token takes longer than storing."""
+    return DEFERRED if num_rows >= DEFERRING_ROWS else 0
 
 
 @triton.jit
@@ -158,13 +171,26 @@ def _conv(
 
 
 @triton.jit
+def _token(source, gates, entry, channels, at_k, at_q, in_k, at_v, in_v, head, num_v_heads):
+    """What the recurrence reads of a token: k, q, v, log decay, beta."""
+    token = source + entry * channels
+    at_gates = gates + entry * (2 * num_v_heads) + head
+    k = tl.load(token + at_k, mask=in_k, other=0.0)
+    q = tl.load(token + at_q, mask=in_k, other=0.0)
+    v = tl.load(token + at_v, mask=in_v, other=0.0)
+    return k, q, v, tl.load(at_gates), tl.load(at_gates + num_v_heads)
+
+
+@triton.jit
 def _recur(
     convolved, gates, out, state,
-    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, keep_positions, keep_states,
-    num_tokens, num_k_heads, num_v_heads, k_dim, v_dim,
-    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SKIP_LONG: tl.constexpr, KEEPS: tl.constexpr,
-    TILED: tl.constexpr,
+    row_slots, row_offsets, row_starts, row_fed, row_committed, row_replay, row_stores, keep_positions, keep_states,
+    num_tokens, num_k_heads, num_v_heads, k_dim: tl.constexpr, v_dim: tl.constexpr,
+    DEPTH: tl.constexpr, K: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr, SKIP_LONG: tl.constexpr,
+    KEEPS: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
+    """LANES rows of a tile are what a warp loads at once, so [LANES, V] lies in threads as the sums over the keys do
+    before the last shuffles: v joins them, and y leaves, without a turn through shared memory."""
     launch_dependents()
     block = tl.program_id(0)
     head = tl.program_id(1)
@@ -180,6 +206,7 @@ def _recur(
     base = tl.load(row_starts + row) - replay  # tokens that the state stands for
     total = replay + fed
     num_committed = replay + committed
+    stored_at = tl.where(tl.load(row_stores + row) != 0, num_committed, 0)
     if KEEPS > 0:
         keep_at, kept = next_keep(keep_positions, keep_states, row, base, base + num_committed, KEEPS)
 
@@ -189,44 +216,54 @@ def _recur(
     along_v = block * V + tl.arange(0, V)
     in_k = along_k < k_dim
     in_v = along_v < v_dim
+    if v_dim % V == 0:  # the compiler then sees that no mask is needed
+        in_v = tl.arange(0, V) < V
     at_q = key_head(head, num_k_heads, num_v_heads, TILED) * k_dim + along_k
-    at_v = 2 * key_width + head * v_dim + along_v
-    tile = along_k[:, None] * v_dim + along_v[None, :]
+    first = tl.arange(0, LANES)[:, None] == 0
+    at_v = tl.zeros([LANES, 1], tl.int32) + (head * v_dim + along_v)[None, :]
+    in_v_once = first & in_v[None, :]
+    at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim)
+    at_state += along_k.to(tl.int64)[:, None] * v_dim + along_v.to(tl.int64)[None, :]
     in_tile = in_k[:, None] & in_v[None, :]
-    at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + tile
-    memory = tl.load(at_state, mask=in_tile, other=0.0).to(tl.float32)
-    memory = tl.where(base == 0, 0.0, memory)  # another stream's state may still lie there
+    has_state = tl.zeros([1, V], tl.int32) + base > 0  # at the beginning another stream's may still lie there
+    memory = tl.load(at_state, mask=in_tile & has_state, other=0.0).to(tl.float32)
     wait_for_previous()
     if fed == 0:
         return
     if SKIP_LONG and is_long(fed, committed):
         return
 
+    entry = tl.where(replay > 0, num_tokens + row * DEPTH, offset).to(tl.int64)
+    k, q, v, fade, beta = _token(
+        convolved, gates, entry, channels, key_width + at_q, at_q, in_k, 2 * key_width + at_v, in_v_once,
+        head, num_v_heads,
+    )  # fmt: skip
     for i in range(total):
-        entry = tl.where(i < replay, num_tokens + row * DEPTH + i, offset + i - replay).to(tl.int64)
-        token = convolved + entry * channels
-        k = tl.load(token + key_width + at_q, mask=in_k, other=0.0)
-        q = tl.load(token + at_q, mask=in_k, other=0.0)
-        v = tl.load(token + at_v, mask=in_v, other=0.0)
-        decay = tl.exp(tl.load(gates + entry * (2 * num_v_heads) + head))
-        beta = tl.load(gates + entry * (2 * num_v_heads) + num_v_heads + head)
+        # The next token is read while this one is computed.
+        j = tl.minimum(i + 1, total - 1)
+        next_entry = tl.where(j < replay, num_tokens + row * DEPTH + j, offset + j - replay).to(tl.int64)
+        next_k, next_q, next_v, next_fade, next_beta = _token(
+            convolved, gates, next_entry, channels, key_width + at_q, at_q, in_k, 2 * key_width + at_v, in_v_once,
+            head, num_v_heads,
+        )  # fmt: skip
         # One step of the gated delta rule.
-        memory = memory * decay
-        delta = (v - tl.sum(memory * k[:, None], axis=0)) * beta
+        memory = memory * tl.exp(fade)
+        recalled = tl.sum(tl.reshape(memory * k[:, None], [K // LANES, LANES, V]), axis=0)
+        delta = tl.sum(v - recalled, axis=0) * beta
         memory = memory + k[:, None] * delta[None, :]
         if i >= replay:
             y = tl.sum(memory * q[:, None], axis=0)
-            tl.store(
-                out + entry * (num_v_heads * v_dim) + head * v_dim + along_v, y.to(out.dtype.element_ty), mask=in_v
-            )
+            at_out = out + entry * (num_v_heads * v_dim) + at_v
+            tl.store(at_out, tl.broadcast_to(y[None, :], LANES, V).to(out.dtype.element_ty), mask=in_v_once)
         memory = as_stored(memory, state)
-        if i + 1 == num_committed:
+        if i + 1 == stored_at:
             tl.store(at_state, memory.to(state.dtype.element_ty), mask=in_tile)
         if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
             if base + i + 1 == keep_at:
                 at_kept = at_state + (kept - slot) * (num_v_heads * k_dim * v_dim)
                 tl.store(at_kept, memory.to(state.dtype.element_ty), mask=in_tile)
                 keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + num_committed, KEEPS)
+        entry, k, q, v, fade, beta = next_entry, next_k, next_q, next_v, next_fade, next_beta
 
 
 @triton.jit
@@ -281,6 +318,12 @@ def _store_ring(
         tl.store(at_ring + column, raw.to(ring.dtype.element_ty), mask=column < width)
 
 
+def recurrence_tile() -> tuple[int, int]:
+    """Columns of a state that a program of the recurrence owns, and the registers of a thread: they decide how many
+    programs share a multiprocessor. Source: log 242, the best for any number of rows."""
+    return 32, 255
+
+
 def gdn_mix(
     mixed: Tensor,  # [tokens, conv channels + v heads * v dim + 2 * v heads]: q, k, v, z, b, a
     conv: Tensor,  # [4, conv channels]
@@ -293,8 +336,8 @@ def gdn_mix(
     ring: Tensor,  # [slots and state slots, ring size, conv channels + 2 * v heads]
     batch: DeviceBatch,
 ) -> Tensor:
-    """The normed and gated output [tokens, v heads * v dim]; commits each row's state up to its last committed one, and
-    keeps those that the batch names."""
+    """The normed and gated output [tokens, v heads * v dim]; stores the states of rows that are to, up to their last
+    committed token, and keeps those that the batch names."""
     assert ring.dtype == mixed.dtype
     num_tokens, num_rows, device = mixed.shape[0], batch.num_rows, mixed.device
     pdl = pdl_options(device)
@@ -314,12 +357,14 @@ def gdn_mix(
         num_warps=1, **pdl,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
-    columns = min(16 if num_rows <= FEW_ROWS else 32, wide_v)  # narrow where there are few programs otherwise
+    columns, registers = recurrence_tile()
+    columns = min(columns, wide_v)
+    lanes = min(BYTES_OF_WARP // (columns * state.element_size()), wide_k)
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
-        *rows, batch.row_fed, batch.row_committed, batch.row_replay, *keeps,
-        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, SKIP_LONG=batch.has_prompts, KEEPS=batch.max_keeps,
-        TILED=gdn.tiled, num_warps=1, **pdl,
+        *rows, batch.row_fed, batch.row_committed, batch.row_replay, batch.row_stores, *keeps,
+        num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, LANES=lanes,
+        SKIP_LONG=batch.has_prompts, KEEPS=batch.max_keeps, TILED=gdn.tiled, num_warps=1, maxnreg=registers, **pdl,
     )  # fmt: skip
     if batch.has_prompts:
         recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)
