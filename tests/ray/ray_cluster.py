@@ -101,11 +101,10 @@ class RayCluster:
         """As many replicas as before, of which so many are new."""
         self.wait_for_replicas(len(before), lambda found: len(before - found) == count)
 
-    def running(self) -> int:
-        """Streams of all replicas."""
-        text = httpx.get(f"{self.url}/metrics?sum", timeout=WAIT).text
-        found = re.search(r"^vllm:num_requests_running{.*} (\S+)$", text, re.MULTILINE)
-        return int(float(found[1])) if found else 0
+    def running_by_replica(self) -> list[int]:
+        """Streams of each replica that answers."""
+        text = httpx.get(f"{self.url}/metrics", timeout=WAIT).text
+        return [int(float(found)) for found in re.findall(r"^vllm:num_requests_running{.*} (\S+)$", text, re.MULTILINE)]
 
     def replica_pids(self) -> list[int]:
         """By the titles that Ray gives its processes, of those that descend from this cluster."""

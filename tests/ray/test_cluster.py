@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-NUM_CLIENTS, NUM_QUESTIONS = 32, 8
+NUM_CLIENTS, NUM_QUESTIONS, MAX_NUMBER = 32, 8, 64
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +33,28 @@ def cluster() -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="module")
-def texts(cluster: RayCluster) -> list[str]:
-    """The answers that clients get alone."""
+def texts(cluster: RayCluster) -> dict[int, str]:
+    """The answers that clients get alone, by the number they ask about: half of them from each replica.
 
-    async def alone() -> list[Answer]:
-        return [await ask(cluster.url, question(index)) for index in range(NUM_QUESTIONS)]
+    Which replica has a number is a matter of chance: it depends on the name that Ray makes up for the replica.
+    """
 
-    answers = asyncio.run(alone())
-    assert all(answer.whole for answer in answers), answers
-    assert len({answer.replica for answer in answers}) == 2
-    return [answer.text for answer in answers]
+    async def alone() -> dict[int, str]:
+        found, of_replica = {}, Counter[str]()
+        for number in range(MAX_NUMBER):
+            replica = (await ask(cluster.url, question(number, max_tokens=1))).replica
+            if of_replica[replica] < NUM_QUESTIONS // 2:
+                answer = await ask(cluster.url, question(number))
+                assert answer.whole, answer
+                of_replica[answer.replica] += 1
+                found[number] = answer.text
+            if len(found) == NUM_QUESTIONS:
+                return found
+        raise AssertionError(f"of {MAX_NUMBER} conversations, too few on one replica: {of_replica}")
+
+    found = asyncio.run(alone())
+    assert len(set(found.values())) == NUM_QUESTIONS
+    return found
 
 
 def converse(url: str, index: int, turns: int, **headers: str) -> list[tuple[str, int, int]]:
@@ -103,44 +116,47 @@ def test_a_client_that_leaves_is_cancelled_in_the_engine(cluster: RayCluster) ->
     until(lambda: aborted(cluster) == before + 1)
 
 
-def test_a_killed_replica_under_load(cluster: RayCluster, texts: list[str]) -> None:
+def test_a_killed_replica_under_load(cluster: RayCluster, texts: dict[int, str]) -> None:
     """32 clients stream, a third leave, a replica is killed. The others have their exact text, some after an error."""
     before = cluster.wait_for_replicas(2)
-    asked = [question(index % NUM_QUESTIONS) for index in range(NUM_CLIENTS)]
+    asked = [number for number, _ in zip(itertools.cycle(texts), range(NUM_CLIENTS))]
+    num_leaving = NUM_CLIENTS // 3
 
     async def scene() -> tuple[list[Answer], list[tuple[Answer, list[str]]]]:
-        leaving = [asyncio.create_task(ask(cluster.url, body, leave_after=3)) for body in asked[: NUM_CLIENTS // 3]]
-        staying = [asyncio.create_task(ask_until_whole(cluster.url, body)) for body in asked[NUM_CLIENTS // 3 :]]
-        while await asyncio.to_thread(cluster.running) < 12:  # more than one replica has streams
+        leaving = [ask(cluster.url, question(number), leave_after=3) for number in asked[:num_leaving]]
+        staying = [ask_until_whole(cluster.url, question(number)) for number in asked[num_leaving:]]
+        left, stayed = asyncio.gather(*leaving), asyncio.gather(*staying)
+        await left
+        while sum(count >= 2 for count in await asyncio.to_thread(cluster.running_by_replica)) < 2:
+            assert not stayed.done(), "they ended before both replicas were seen at work"
             await asyncio.sleep(0.01)
         os.kill(cluster.replica_pids()[0], signal.SIGKILL)
-        return await asyncio.gather(*leaving), await asyncio.wait_for(asyncio.gather(*staying), WAIT)
+        return await left, await asyncio.wait_for(stayed, WAIT)
 
     left, stayed = asyncio.run(scene())
     assert all(answer.left or answer.error for answer in left)
-    expected = [texts[index % NUM_QUESTIONS] for index in range(NUM_CLIENTS)]
-    assert [answer.text for answer, _ in stayed] == expected[NUM_CLIENTS // 3 :]
+    assert [answer.text for answer, _ in stayed] == [texts[number] for number in asked[num_leaving:]]
     errors = [error for _, own in stayed for error in own]
     assert errors, "nobody was on the replica that was killed"
     print(Counter(errors))
     cluster.wait_for_replaced(before, 1)
-    assert cluster.running() == 0
+    assert sum(cluster.running_by_replica()) == 0
 
 
 @pytest.mark.exhaustive
-def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str]) -> None:
+def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: dict[int, str]) -> None:
     """2 -> 1 -> 2: a replica that Ray removes finishes its answers first."""
 
     async def scene() -> list[tuple[Answer, list[str]]]:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-        async def client(index: int) -> list[tuple[Answer, list[str]]]:
+        async def client(number: int) -> list[tuple[Answer, list[str]]]:
             found = []
             while not ended.is_set():
-                found.append(await ask_until_whole(cluster.url, question(index)))
+                found.append(await ask_until_whole(cluster.url, question(number)))
             return found
 
-        clients = [asyncio.create_task(client(index)) for index in range(NUM_QUESTIONS)]
+        clients = [asyncio.create_task(client(number)) for number in texts]
         for count in (1, 2):
             await loop.run_in_executor(None, cluster.scale, count)
             await loop.run_in_executor(None, cluster.wait_for_replicas, count)
@@ -150,66 +166,67 @@ def test_scaling_under_load_loses_no_answer(cluster: RayCluster, texts: list[str
     found = asyncio.run(scene())
     assert len(found) >= 2 * NUM_QUESTIONS
     assert [errors for _, errors in found if errors] == []
-    assert {answer.text for answer, _ in found} == set(texts)
+    assert {answer.text for answer, _ in found} == set(texts.values())
 
 
 @pytest.mark.exhaustive
-def test_an_engine_that_dies_is_replaced(cluster: RayCluster, texts: list[str]) -> None:
+def test_an_engine_that_dies_is_replaced(cluster: RayCluster, texts: dict[int, str]) -> None:
     """Its process lives on, but Ray asks for the engine's health. Its clients are told, and served by the other one."""
     before = cluster.wait_for_replicas(2)
 
     async def scene() -> list[tuple[Answer, list[str]]]:
-        clients = [asyncio.create_task(ask_until_whole(cluster.url, question(index))) for index in range(NUM_QUESTIONS)]
-        while await asyncio.to_thread(cluster.running) < NUM_QUESTIONS:
+        clients = asyncio.gather(*(ask_until_whole(cluster.url, question(number)) for number in texts))
+        while not any(await asyncio.to_thread(cluster.running_by_replica)):
+            assert not clients.done(), "they ended before they were seen"
             await asyncio.sleep(0.01)
         cluster.fault.touch()
-        return await asyncio.wait_for(asyncio.gather(*clients), WAIT)
+        return await asyncio.wait_for(clients, WAIT)
 
     found = asyncio.run(scene())
     assert not cluster.fault.exists()
-    assert [answer.text for answer, _ in found] == texts
+    assert [answer.text for answer, _ in found] == list(texts.values())
     errors = [error for _, errors in found for error in errors]
     assert any("engine" in error for error in errors), errors
     cluster.wait_for_replaced(before, 1)
 
 
-async def being_answered(cluster: RayCluster, count: int) -> list[asyncio.Task[Answer]]:
-    """So many clients that have all been let in, of whom some are still being answered."""
+async def being_answered(cluster: RayCluster, numbers: list[int]) -> list[asyncio.Task[Answer]]:
+    """Their clients have all been let in, and some are still being answered."""
     while True:
-        clients = [asyncio.create_task(ask(cluster.url, question(index))) for index in range(count)]
+        clients = [asyncio.create_task(ask(cluster.url, question(number))) for number in numbers]
         while not all(task.done() for task in clients):
             num_done = sum(task.done() for task in clients)
-            num_running = await asyncio.to_thread(cluster.running)
-            if num_running and num_done + num_running >= count:
+            num_running = sum(await asyncio.to_thread(cluster.running_by_replica))
+            if num_running and num_done + num_running >= len(numbers):
                 return clients
             await asyncio.sleep(0.02)
 
 
-def test_it_drains(cluster: RayCluster, texts: list[str]) -> None:
+def test_it_drains(cluster: RayCluster, texts: dict[int, str]) -> None:
     """The last test: clients that are being answered get their whole text, and the process ends with code 0."""
 
     async def scene() -> tuple[list[Answer], int]:
-        clients = await being_answered(cluster, 6)
+        clients = await being_answered(cluster, list(texts)[:6])
         code = await asyncio.get_running_loop().run_in_executor(None, cluster.end)
         return [await task for task in clients], code
 
     answers, code = asyncio.run(scene())
     assert code == 0
-    assert [answer.text for answer in answers] == texts[:6]
+    assert [answer.text for answer in answers] == list(texts.values())[:6]
 
 
 @pytest.mark.exhaustive
-def test_the_command_drains_after_a_signal(texts: list[str]) -> None:
+def test_the_command_drains_after_a_signal(texts: dict[int, str]) -> None:
     """`python -m slipstream.ray`, as operators of one machine run it."""
     command = [sys.executable, "-m", "slipstream.ray", *MODEL]
     with RayCluster("replicas=2", command=command, ready="^page") as cluster:
 
         async def scene() -> list[Answer]:
-            clients = await being_answered(cluster, 6)
+            clients = await being_answered(cluster, list(texts)[:6])
             cluster.process.send_signal(signal.SIGTERM)
             return [await task for task in clients]
 
         answers = asyncio.run(scene())
-        assert [answer.text for answer in answers] == texts[:6]
+        assert [answer.text for answer in answers] == list(texts.values())[:6]
         assert cluster.end() == 0
         assert any("drafts" in line for line in cluster.output), "a replica says at its start whether it drafts"
