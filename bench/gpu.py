@@ -99,7 +99,10 @@ PARTS: dict[str, list[Entry]] = {
             f"{BENCH} streams {DENSE} {HIGH} --stored-as UD-Q4_K_XL --memory 24GiB --max-context 16384 --streams 4 "
             "--modes off,adaptive --prompt 16000 --new 256 --warm 32",
         ),
-        Entry("27b-step", 40, f"{BENCH} step {DENSE} --stored-as UD-Q4_K_XL --rows 1 --depths 0"),
+        *(
+            Entry(f"27b-step-{stored}", 40, f"{BENCH} step {DENSE} --stored-as {stored} --rows 1 --depths 0,3")
+            for stored in ("UD-Q4_K_XL", "INT4_32", "INT8_128")
+        ),
     ],
     "long": [
         Entry("prefill", 90, f"{BENCH} prefill {DENSE} --lengths 1024,8192,16384 --streams 8"),
@@ -109,7 +112,9 @@ PARTS: dict[str, list[Entry]] = {
             f"{BENCH} streams {DENSE} {HIGH} --streams 1,8 --modes adaptive --prompt 8192 --new 128 --warm 32",
         ),
         Entry("32k", 170, f"{BENCH} streams {DENSE} {HIGH} --streams 1,8 --modes off,3,adaptive {LONG}"),
+        Entry("32k-step", 80, f"{BENCH} step {DENSE} --rows 1,8 --depths 0,3 --context 32768"),
         Entry("32k-kv-fp8", 150, f"{BENCH} streams {DENSE} {HIGH} --kv-dtype fp8 --streams 8 --modes off,3 {LONG}"),
+        Entry("128k-step", 60, f"{BENCH} step {DENSE} --rows 1 --depths 0,3 --context 131072"),
         Entry(
             "128k", 110,
             f"{BENCH} streams {DENSE} {HIGH} --streams 1 --modes off,adaptive --prompt 131072 --new 64 --warm 16",

@@ -1,4 +1,4 @@
-"""`slipstream bench step`: what a step costs by rows and depth, and how near one stream comes to the bandwidth's limit.
+"""`slipstream bench step`: what a step costs by rows and depth, and how near it comes to the bandwidth's limit.
 
 The runner is driven directly, without scheduler and clients; the limit is the bytes of roofline.py over the speed at
 which this device copies, measured in the same run.
@@ -34,17 +34,20 @@ class StepSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BandwidthLimit:
-    """One stream against the bandwidth."""
+class TimedStep:
+    """A step beside the time that this device takes to copy the bytes that it must move."""
 
-    depth: int
+    times: StepTimes
     must_move: int  # bytes
     limit_ms: float
-    step_ms: float
 
     @property
-    def times(self) -> float:
-        return self.step_ms / self.limit_ms
+    def over_limit(self) -> float:
+        return self.times.step_ms / self.limit_ms
+
+    def report(self) -> dict[str, float | None]:
+        beside = {"must_move": self.must_move, "limit_ms": self.limit_ms, "times_the_limit": round(self.over_limit, 3)}
+        return {**asdict(self.times), **beside}
 
 
 def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> int:
@@ -59,14 +62,13 @@ def step(options: ModelOptions, settings: StepSettings, to: ReportOptions) -> in
     taken, memory_line = memory.report(), memory.line()
     device.release_memory()
     bandwidth = max(bandwidth, device.copy_bandwidth())  # after a large model copies are slower
-    limits = _limits(times, sized.backend.step_traffic(sized.open()), settings.context, bandwidth)
-    _print_table(times, limits, bandwidth, simulated(options))
+    timed = _beside_limits(times, sized.backend.step_traffic(sized.open()), settings.context, bandwidth)
+    _print_table(timed, bandwidth, simulated(options))
     print(memory_line)
     results = {
         "settings": asdict(settings),
-        "results": [asdict(each) for each in times],
+        "results": [each.report() for each in timed],
         "copy_gb_s": round(bandwidth / 1e9, 2),
-        "one_stream": [{**asdict(each), "times_the_limit": round(each.times, 3)} for each in limits],
         "memory": taken,
     }
     write_report("step", options, to, results)
@@ -91,24 +93,26 @@ def _measure(options: ModelOptions, settings: StepSettings, plan: MemoryPlan) ->
         runner.close()
 
 
-def _limits(times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float) -> list[BandwidthLimit]:
-    alone = [each for each in times if each.rows == 1]
-    moved = [step_bytes(traffic, each.depth, context) for each in alone]
-    return [
-        BandwidthLimit(each.depth, num_bytes, round(1e3 * num_bytes / bandwidth, 3), each.step_ms)
-        for each, num_bytes in zip(alone, moved, strict=True)
-    ]
+def _beside_limits(
+    times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float
+) -> list[TimedStep]:
+    moved = [step_bytes(traffic, each.rows, each.depth, context) for each in times]
+    return [TimedStep(each, count, round(1e3 * count / bandwidth, 3)) for each, count in zip(times, moved, strict=True)]
 
 
-def _print_table(times: Sequence[StepTimes], limits: Sequence[BandwidthLimit], bandwidth: float, label: str) -> None:
-    print(f"{'rows':>6}{'depth':>7}{'tokens':>8}{'step ms':>10}{'verify ms':>11}{'draft pass ms':>15}")
-    for each in times:
-        draft = f"{each.draft_ms:.3f}" if each.draft_ms is not None else "-"
-        print(f"{each.rows:>6}{each.depth:>7}{each.tokens:>8}{each.step_ms:>10.3f}{each.verify_ms:>11.3f}{draft:>15}")
+def _print_table(timed: Sequence[TimedStep], bandwidth: float, label: str) -> None:
+    print(
+        f"{'rows':>6}{'depth':>7}{'tokens':>8}{'step ms':>10}{'verify ms':>11}{'draft pass ms':>15}"
+        f"{'must move':>12}{'copied in ms':>14}{'step / copy':>13}"
+    )
+    for each in timed:
+        at = each.times
+        draft = f"{at.draft_ms:.3f}" if at.draft_ms is not None else "-"
+        print(
+            f"{at.rows:>6}{at.depth:>7}{at.tokens:>8}{at.step_ms:>10.3f}{at.verify_ms:>11.3f}{draft:>15}"
+            f"{size(each.must_move):>12}{each.limit_ms:>14.3f}{each.over_limit:>13.2f}"
+        )
     print(f"copies at {bandwidth / 1e9:.0f} GB/s, read and written{clause(label, '; ')}")
-    for limit in limits:
-        moved = f"depth {limit.depth}: one stream must move {size(limit.must_move)}, {limit.limit_ms:.3f} ms"
-        print(f"{moved}; its step takes {limit.times:.2f} times that, {100 / limit.times:.0f} % of the bandwidth")
 
 
 def _plot(times: Sequence[StepTimes], options: ModelOptions, to: ReportOptions) -> None:
