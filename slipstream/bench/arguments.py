@@ -273,7 +273,12 @@ def run_bench(options: ModelOptions, args: argparse.Namespace) -> int:
         return _run_turns(options, args, to)
     if args.what == "hops":
         return _run_hops(args)
-    return _run(replace(options, prefix_cache="off"), args, to)  # the same prompts come again, to be read again
+    return _run(_without_prefix_cache(options), args, to)
+
+
+def _without_prefix_cache(options: ModelOptions) -> ModelOptions:
+    """The same prompts come again, to be read again, whatever the settings of this place say about caches."""
+    return replace(options, prefix_cache="off", cache_host=None, cache_dir=None, cache_disk=None)
 
 
 def _run_turns(options: ModelOptions, args: argparse.Namespace, to: ReportOptions) -> int:

@@ -18,6 +18,7 @@ _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\r\t]{1,32}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
 TOO_COMPLEX = "too complex"
 PATTERN_FAULT = "regex parse error"
+PATTERN_BEGINS = "(in regex): "  # in llguidance's other messages about a pattern
 TRIAL_TOKENS = 32
 TRIAL_SECONDS = 0.64  # processor time for the masks of these tokens: thousands of times the usual
 
@@ -70,12 +71,17 @@ def build(tokenizer: llguidance.LLTokenizer, source: Source) -> str:
         matcher = compiled(tokenizer, grammar)
     except Unusable as error:
         if source.kind == "regex":  # read inside a grammar that llguidance makes: its lines are not the client's
-            raise Unusable(str(error)[max(0, str(error).find(PATTERN_FAULT)) :]) from error
+            raise Unusable(_about_pattern(str(error))) from error
         if source.kind not in ("json", "lenient_json"):
             raise
         raise Unusable(str(error), _fault_path(tokenizer, source, str(error))) from error
     _try(matcher, tokenizer.vocab_size)
     return grammar
+
+
+def _about_pattern(message: str) -> str:
+    _, found, after = message.partition(PATTERN_FAULT)
+    return found + after if found else message.partition(PATTERN_BEGINS)[2] or message
 
 
 def _try(matcher: llguidance.LLMatcher, vocab_size: int) -> None:

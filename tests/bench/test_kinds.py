@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,15 @@ def test_step(bench: Bench) -> None:
     one, one_drafting, three, three_drafting = (row["must_move"] for row in rows)
     assert one < three < three_drafting < 3 * one
     assert one < one_drafting < three_drafting
+
+
+def test_caches_that_are_set_for_servers_are_left_alone(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder for cached prompts in the environment, or in slipstream.toml, is for every command."""
+    monkeypatch.setenv("SLIPSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    bench("step", "--rows", "1", "--depths", "0", "--steps", "1", "--context", "8")
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -91,7 +101,9 @@ def test_the_bytes_of_a_plain_step_are_the_weights_without_the_table() -> None:
     assert step_bytes(large, 1, 0, 1000) - step_bytes(large, 1, 0, 0) == 1000 * large.kv_per_token
     assert step_bytes(large, 1, 1, 0) - step_bytes(large, 1, 0, 0) == pytest.approx(3.4e9, rel=0.02)
     halved = traffic("qwen3.5-27b", draft_vocab=248320 // 2)
-    assert step_bytes(large, 1, 3, 0) - step_bytes(halved, 1, 3, 0) == pytest.approx(3 * 248320 / 2 * 5120 * 2, rel=1e-6)
+    assert step_bytes(large, 1, 3, 0) - step_bytes(halved, 1, 3, 0) == pytest.approx(
+        3 * 248320 / 2 * 5120 * 2, rel=1e-6
+    )
 
 
 def test_rows_share_the_weights_but_not_their_contexts() -> None:

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_server import until
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load import open_model
@@ -18,6 +20,7 @@ from slipstream.load.random.model import open_random
 from slipstream.load.read_ahead import REQUEST, ReadAhead, places_in_order
 from slipstream.load.tensor import Place
 from slipstream.runners.choose import choose_backend
+from slipstream.runners.torch import loading
 
 Asked = list[tuple[Path, int, int]]  # file, start, bytes
 
@@ -115,3 +118,13 @@ def test_a_cpu_asks_for_nothing(asked: Asked, build: Any, tmp_path: Path) -> Non
     model = open_model(str(build.llama_folder(tmp_path)))
     choose_backend(RunnerConfig("cpu")).load(model, EngineConfig(max_streams=1)).close()
     assert not asked
+
+
+def test_a_gpu_is_read_ahead_for(asked: Asked, build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that loading reads, while it loads: which is left out here, as the GPU is."""
+    model = open_model(str(build.llama_folder(tmp_path)))
+    loader = SimpleNamespace(load=lambda: until(lambda: sum(size for _, _, size in asked) == model.num_bytes))
+    monkeypatch.setattr(loading, "_Loader", lambda *_: loader)
+    platform: Any = SimpleNamespace(ops=SimpleNamespace(device=SimpleNamespace(type="cuda")))
+    plan: Any = SimpleNamespace()
+    loading.load_runner(model, EngineConfig(max_streams=1), RunnerConfig("cpu"), platform, plan)

@@ -106,7 +106,8 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"reasoning": {"effort": 5}}, "reasoning.effort may only be 'none', 'minimal', 'low', 'medium', 'high', "
      "'xhigh' or 'max' here, other values are not supported"),
     ("chat", {"logit_bias": {"x": 1}}, "logit_bias.x should match the pattern ^[0-9]{1,9}$"),
-    ("llama.cpp", {"logit_bias": {"5": "x"}}, "logit_bias.5 should be a number"),
+    ("llama.cpp", {"logit_bias": {"5": "x"}}, "logit_bias.5 should be a number from -100 to 100"),
+    ("llama.cpp", {"logit_bias": [[5, 200]]}, "logit_bias.5 should be a number from -100 to 100"),
     ("llama.cpp", {"logit_bias": "5"},
      "logit_bias: neither an object nor a list of pairs of a token id and a number"),
     # A large bound only where it was exceeded.
@@ -169,6 +170,7 @@ def test_refusals_in_every_shape(fake: FakeServer) -> None:
     ("field", "reason"),
     [
         ({"guided_regex": "("}, "guided_regex: regex parse error: unclosed group"),
+        ({"guided_regex": r"\bfoo"}, r"guided_regex: lookarounds not supported yet; WordUnicode in regex /\bfoo/"),
         ({"guided_grammar": "start: foo"}, 'guided_grammar: at 1(8): unknown name: "foo"'),
         ({"json_schema": {"pattern": "(", "type": "string"}}, "json_schema: regex parse error: unclosed group"),
     ],

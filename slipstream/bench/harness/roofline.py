@@ -1,8 +1,8 @@
 """The bandwidth's limit on a decoding step: the bytes that it must move.
 
 Counted: every weight that takes part but the embedding table (of experts, those that the step is expected to touch);
-the KV before the tokens; the recurrent states, read and written. No step is charged with activations. Where rows without
-drafts store their states later than in each step (decision 25), large plain steps write less than is counted.
+the KV before the tokens; the recurrent states, read and written. No step is charged with activations. Where rows
+without drafts store their states later than in each step (decision 25), large plain steps write less than is counted.
 """
 
 from __future__ import annotations

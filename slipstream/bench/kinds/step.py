@@ -93,9 +93,7 @@ def _measure(options: ModelOptions, settings: StepSettings, plan: MemoryPlan) ->
         runner.close()
 
 
-def _beside_limits(
-    times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float
-) -> list[TimedStep]:
+def _beside_limits(times: Sequence[StepTimes], traffic: StepTraffic, context: int, bandwidth: float) -> list[TimedStep]:
     moved = [step_bytes(traffic, each.rows, each.depth, context) for each in times]
     return [TimedStep(each, count, round(1e3 * count / bandwidth, 3)) for each, count in zip(times, moved, strict=True)]
 

@@ -62,7 +62,7 @@ def _as_bias(given: object) -> object:
     return {token: NEVER if bias is False else bias for token, bias in given.items()}
 
 
-_BIAS_VALUE = {"anyOf": [{"type": "number"}, {"const": False}]}
+_BIAS_VALUE = {"anyOf": [{"type": "number", "minimum": -100, "maximum": 100}, {"const": False}]}
 _BIAS_SCHEMA = {
     "anyOf": [{"type": "object", "additionalProperties": _BIAS_VALUE}, {"type": "array", "items": {"type": "array"}}]
 }
