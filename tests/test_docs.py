@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from glob import glob
+from itertools import cycle
 from pathlib import Path
 
 import pytest
+
+from slipstream.config import RunnerConfig
+from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
+from slipstream.load.random.model import open_random
+from slipstream.runners.cpu.bindings import load
+from slipstream.runners.torch.backend import TorchBackend
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slipstream/**/*.md")])
@@ -69,3 +77,27 @@ def test_every_file_of_the_package_is_installed() -> None:
     files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert not files - installed
     assert {".c", ".h", ".js", ".html", ".safetensors"} <= {path.suffix for path in files}
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+@pytest.mark.parametrize("where", ["file", "CPU with AVX2 or AVX-512", "CUDA"])
+def test_bits_of_a_weight_in_memory(where: str) -> None:
+    """The table of docs/models.md, against blocks in files and what plans count for a large matrix."""
+    pytest.importorskip("triton")
+    if where.startswith("CPU") and not getattr(load(), "isa", "").startswith("avx"):
+        pytest.skip("kernels for AVX2 or AVX-512")
+    shape, spec = (4096, 4096), open_random("tiny").spec
+    form = TorchBackend(RunnerConfig(device="cuda" if where == "CUDA" else "cpu"), present=False).platform(spec).form
+    text = (ROOT / "docs" / "models.md").read_text()
+    names, _, *rows = (cells(line) for line in re.findall(r"^  (\|.*)$", text, re.MULTILINE))
+    [found] = [row[1:] for row in rows if row[0] == where]
+    for types, bits in zip(names[1:], found, strict=True):
+        for name, given in zip(types.split(", "), cycle(bits.split(", "))):
+            block = BLOCK_TYPES[name]
+            in_file = block.num_bytes * math.prod(shape) // block.columns
+            num_bytes = in_file if where == "file" else form.stored_bytes(name, shape)
+            rounded = 0.1 if where.startswith("CPU") else 0.006
+            assert float(given) == pytest.approx(8 * num_bytes / math.prod(shape), abs=rounded), name
