@@ -92,7 +92,7 @@ def tile_configs(matrix: Fp8Matrix, num_tokens: int) -> Iterator[tuple[TileConfi
     usual, block = fp8_tile_config(matrix, num_tokens), tokens_of_a_block(matrix, num_tokens)
     found = {(usual, block): None}
     for rows, stages, warps in ((64, 3, 4), (64, 4, 4), (64, 6, 4), (128, 3, 4), (128, 3, 8), (128, 4, 8), (256, 3, 8)):
-        for size in {block} if num_tokens <= 64 else {64, 128, 256}:
+        for size in {block} if num_tokens <= 64 else {64, 128}:
             if rows * size <= 2048 * warps:  # sums are in registers twice, 64 each of a thread's at most
                 split = usual.split if rows <= usual.rows and size <= block else 1
                 found[replace(usual, rows=rows, stages=stages, warps=warps, split=split), size] = None

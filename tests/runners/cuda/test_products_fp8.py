@@ -17,6 +17,7 @@ from quantized_checks import check_reordered, check_rows, check_sums
 from test_activations_fp8 import in_order
 from test_fused_layers import BATCH, HIDDEN, layers_of, matrices, weights_of
 from test_linear_fp8 import CODES
+from test_linear_int4 import MEASURED, shaped
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, Unscaled, interleaved_rows
@@ -26,10 +27,12 @@ from slipstream.runners.cuda.kernels.matmul.linear_fp8 import (
     fp8_normed,
     fp8_tile_config,
     launch_fp8,
+    tokens_of_a_block,
 )
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     SCRATCH_FLOATS,
     SPLIT_K_COUNTERS,
+    compiled_for,
     quantized_gated,
     quantized_linear,
     quantized_normed,
@@ -137,8 +140,7 @@ def in_blocks(num_rows: int, width: int, device: torch.device, num_kept: int = 0
         (64, 64, TileConfig(128, TILE, 3)),
         (70, 64, TileConfig(64, TILE, 3, split=2)),
         (130, 128, TileConfig(128, TILE, 3, split=3, warps=8)),
-        (150, 256, TileConfig(128, TILE, 3, warps=8)),
-        (300, 256, TileConfig(64, TILE, 3, split=3)),
+        (300, 128, TileConfig(64, TILE, 3, split=3)),
     ],
 )
 @pytest.mark.parametrize("blocks", [True, False])
@@ -150,6 +152,17 @@ def test_scales_of_blocks(
     for _ in range(2):  # the counters of split products are as they were
         got = fp8_linear(x, matrix, config, scratch, launch=partial(launch_fp8, block_tokens=block))
         assert error(got, exact(x, matrix), matrix) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+@pytest.mark.parametrize(("num_out", "width"), MEASURED)
+def test_kernels_are_the_same_as_far_as_the_launch_says(num_out: int, width: int, blocks: bool) -> None:
+    """The first step of a kind compiles what the others are captured with."""
+    matrix, kernels = replace(shaped(num_out, width, "fp8"), in_blocks=blocks), {}  # type: Fp8Matrix, dict[int, object]
+    for num_tokens in range(1, 1100):
+        config = fp8_tile_config(matrix, num_tokens)
+        used = replace(config, split=min(config.split, 2)), tokens_of_a_block(matrix, num_tokens)
+        assert kernels.setdefault(compiled_for(num_tokens), used) == used, num_tokens
 
 
 @pytest.mark.parametrize("num_rows", [384, 96])

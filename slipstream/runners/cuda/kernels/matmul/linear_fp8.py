@@ -74,64 +74,34 @@ def matrix_tile(source, row, column, width, num_rows, R: tl.constexpr, C: tl.con
 
 
 @triton.jit
-def _tile_sums(
-    a, codes, token_scales, row_factors, total, first, column, num_tokens, width,
-    M: tl.constexpr, K: tl.constexpr, POINTERS: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """``total`` with a tile more of M tokens. a: [N, K]"""
-    b = matrix_tile(codes, first, column, width, num_tokens, M, K, POINTERS)
-    if BLOCKS:
-        sums = product(b, a.T, tl.zeros([M, a.shape[0]], tl.float32))
-        total += sums * (token_scales[:, None] * row_factors[None, :])
-    else:
-        total = promoted(total, product(a, b.T, tl.zeros([a.shape[0], M], tl.float32)), row_factors, token_scales)
-    return total
-
-
-@triton.jit
 def _sums(
     codes, scales, weights, factors, first, first_row, num_tokens, end_row, width, begin, end, scale_stride,
-    factor_stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, POINTERS: tl.constexpr,
-    BLOCKS: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
+    factor_stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, POINTERS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The sums over these tiles of M tokens, and of the M after them. Two of [N, M]; with BLOCKS [M, N]"""
+    """The sums over these tiles. [N, M]; with BLOCKS [M, N]"""
     tokens = first + tl.arange(0, M)
     rows = first_row + tl.arange(0, N)
     inside = rows < end_row
-    low = tl.zeros([M, N] if BLOCKS else [N, M], tl.float32)
-    high = low
-    if AHEAD:
-        # Scales feed no product, so Triton does not fetch them ahead: they are read a tile early.
-        token_scales = tl.load(scales + begin * scale_stride + tokens)
-        high_scales = tl.load(scales + begin * scale_stride + tokens + M) if HALVES else token_scales
-        row_factors = factors_in(factors, begin, factor_stride, first_row, rows, inside, BLOCKS)
+    total = tl.zeros([M, N] if BLOCKS else [N, M], tl.float32)
+    # Scales feed no product, so Triton does not fetch them ahead: they are read a tile early.
+    token_scales = tl.load(scales + begin * scale_stride + tokens)
+    row_factors = factors_in(factors, begin, factor_stride, first_row, rows, inside, BLOCKS)
     for tile in range(begin, end):
-        if AHEAD:
-            following = tl.minimum(tile + 1, end - 1)
-            next_scales = tl.load(scales + following * scale_stride + tokens)
-            next_high = tl.load(scales + following * scale_stride + tokens + M) if HALVES else next_scales
-            next_factors = factors_in(factors, following, factor_stride, first_row, rows, inside, BLOCKS)
-        else:  # while the tensor cores multiply: twice the tokens leave no registers for those of the next tile
-            token_scales = tl.load(scales + tile * scale_stride + tokens)
-            row_factors = factors_in(factors, tile, factor_stride, first_row, rows, inside, BLOCKS)
+        following = tl.minimum(tile + 1, end - 1)
+        next_scales = tl.load(scales + following * scale_stride + tokens)
+        next_factors = factors_in(factors, following, factor_stride, first_row, rows, inside, BLOCKS)
+        column = tile * K
+        a = matrix_tile(weights, first_row, column, width, end_row, N, K, POINTERS)
+        b = matrix_tile(codes, first, column, width, num_tokens, M, K, POINTERS)
         if BLOCKS:
             spread = tl.where(rows & 8 == 0, row_factors[0], row_factors[1])
+            sums = product(b, a.T, tl.zeros([M, N], tl.float32))
+            total += sums * (token_scales[:, None] * spread[None, :])
         else:
-            spread = row_factors
-        a = matrix_tile(weights, first_row, tile * K, width, end_row, N, K, POINTERS)
-        column = tile * K
-        low = _tile_sums(a, codes, token_scales, spread, low, first, column, num_tokens, width, M, K, POINTERS, BLOCKS)
-        if HALVES:
-            if not AHEAD:
-                high_scales = tl.load(scales + tile * scale_stride + tokens + M)
-            high = _tile_sums(
-                a, codes, high_scales, spread, high, first + M, column, num_tokens, width, M, K, POINTERS, BLOCKS
-            )  # fmt: skip
-        if AHEAD:
-            token_scales = next_scales
-            high_scales = next_high
-            row_factors = next_factors
-    return low, high
+            total = promoted(total, product(a, b.T, tl.zeros([N, M], tl.float32)), row_factors, token_scales)
+        token_scales = next_scales
+        row_factors = next_factors
+    return total
 
 
 @triton.jit
@@ -150,12 +120,10 @@ def _fp8(
     x, codes, scales, squares, weights, factors, kept, out, add, bias, norm, normed, normed_squares, partial, arrived,
     num_tokens, num_out, num_coded, width, num_tiles, num_squares, token_stride, scale_stride, factor_stride, eps,
     split, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr, POINTERS: tl.constexpr,
-    BLOCKS: tl.constexpr, HALVES: tl.constexpr, AHEAD: tl.constexpr,
+    SPLIT: tl.constexpr, SQUARES: tl.constexpr, GATED: tl.constexpr, POINTERS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """N rows times M tokens; with HALVES the M tokens after them, too."""
-    each: tl.constexpr = 2 if HALVES else 1
-    first = tl.program_id(0) * (M * each)
+    """N rows times M tokens."""
+    first = tl.program_id(0) * M
     block = tl.program_id(1)
     part = tl.program_id(2)
     first_row = block * N
@@ -171,54 +139,37 @@ def _fp8(
     end = num_tiles * (part + 1) // split
     beyond = block - tl.cdiv(num_coded, N)
     if kept is None or beyond < 0:
-        low, high = _sums(
+        total = _sums(
             codes, scales, weights, factors, first, first_row, num_tokens, num_coded, width, begin, end, scale_stride,
-            factor_stride, M, N, K, POINTERS, BLOCKS, HALVES, AHEAD,
+            factor_stride, M, N, K, POINTERS, BLOCKS,
         )  # fmt: skip
         if BLOCKS:
-            low = low.T
-            high = high.T
+            total = total.T
     else:
-        low = tl.zeros([N, M], tl.float32)
-        high = low
+        total = tl.zeros([N, M], tl.float32)
         for half in range(2 * begin, 2 * end):
             column = half * (K // 2)
             a = matrix_tile(kept, beyond * N, column, width, num_out - num_coded, N, K // 2, POINTERS)
             b = matrix_tile(x, first, column, width, num_tokens, M, K // 2, POINTERS)
-            low = product(a, b.T, low)
-            if HALVES:
-                b = matrix_tile(x, first + M, column, width, num_tokens, M, K // 2, POINTERS)
-                high = product(a, b.T, high)
+            total = product(a, b.T, total)
         first_row = num_coded + beyond * N
         end_row = num_out
-    counter = each * (tl.program_id(0) * tl.num_programs(1) + block)
+    counter = tl.program_id(0) * tl.num_programs(1) + block
     if SPLIT:
-        if HALVES:  # the first counter of the two stays as it is
-            in_tile = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
-            tl.store(partial + (counter.to(tl.int64) * split + part) * (N * M) + in_tile, low)
-            if not store_part(high, partial, arrived, counter + 1, part, split, N, M):
-                return
-            high = sum_of_parts(partial, arrived, counter + 1, split, N, M)
-        else:
-            if not store_part(low, partial, arrived, counter, part, split, N, M):
-                return
-        low = sum_of_parts(partial, arrived, counter, split, N, M)
+        if not store_part(total, partial, arrived, counter, part, split, N, M):
+            return
+        total = sum_of_parts(partial, arrived, counter, split, N, M)
     epilogue(
-        low, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
+        total, found, first_row, end_row, tokens, num_tokens, num_out, width, eps,
         out, add, bias, norm, normed, None if norm is None else normed_squares + block * token_stride, N, M, GATED,
     )  # fmt: skip
-    if HALVES:
-        epilogue(
-            high, None, first_row, end_row, tokens + M, num_tokens, num_out, width, eps,
-            out, add, bias, None, None, None, N, M, GATED,
-        )  # fmt: skip
 
 
 class Tiles(NamedTuple):
     """Of a program, for up to so many tokens."""
 
     max_tokens: int
-    block_tokens: int  # at most; more than TOKEN_BLOCK: in two halves
+    block_tokens: int  # at most
     rows: int
     stages: int
     warps: int
@@ -230,8 +181,6 @@ class Tiles(NamedTuple):
 IN_BLOCKS = (
     Tiles(FEW_TOKENS, FEW_TOKENS, 64, 6, 4, 8),
     Tiles(MAX_TOKENS, MAX_TOKENS, 128, 3, 4, 6),
-    Tiles(128, 64, 128, 3, 4, 2),
-    Tiles(256, 64, 128, 3, 4, 2),
     Tiles(LIBRARY_TOKENS[8], 64, 128, 3, 4, 2),
     Tiles(1 << 30, 64, 128, 3, 4, 1),
 )
@@ -256,7 +205,9 @@ def tiles_for(matrix: Fp8Matrix, num_tokens: int) -> Tiles:
 def fp8_tile_config(matrix: Fp8Matrix, num_tokens: int) -> TileConfig:
     tiles = tiles_for(matrix, num_tokens)
     block = tokens_of_a_block(matrix, num_tokens)
-    programs = row_blocks(matrix, tiles.rows) * triton.cdiv(num_tokens, block)
+    # Of sizes that need the same compiled kernels (``compiled_for``) all products are split, or none.
+    most = num_tokens if num_tokens <= MAX_TOKENS else triton.cdiv(num_tokens, TOKEN_BLOCK) * TOKEN_BLOCK
+    programs = row_blocks(matrix, tiles.rows) * triton.cdiv(most, block)
     split = max(1, min(2 * PROCESSORS // programs, matrix.width // MIN_COLUMNS, tiles.max_split))
     while split > 1 and programs * split * tiles.rows * block > SCRATCH_FLOATS:
         split -= 1
@@ -279,17 +230,10 @@ def launch_fp8(
     gated: bool = False,
     norm: Norm | NoNorm = NO_NORM,
     block_tokens: int = 0,  # of a program; 0: as many as usual
-    halves: bool | None = None,  # None, here and below: as usual
-    ahead: bool | None = None,
 ) -> None:
     block_tokens = block_tokens or tokens_of_a_block(matrix, x.shape[0])
-    # Sums of all tokens are in registers, but those over a tile only of one half, where a program takes so many.
-    halves = block_tokens > TOKEN_BLOCK if halves is None else halves
-    ahead = not halves if ahead is None else ahead
-    each = block_tokens // (2 if halves else 1)
     # Tensor cores take 64 rows or more of their left operand: that is the tokens, where scales are those of blocks.
-    in_blocks = multiplies_in_blocks(matrix) and each >= 64 and config.rows <= TILE
-    assert not halves or (norm is NO_NORM and not isinstance(x, Unscaled))
+    in_blocks = multiplies_in_blocks(matrix) and block_tokens >= 64 and config.rows <= TILE
     fused = gated or norm is not NO_NORM
     given = operands_of(x, matrix, config, scratch, add, block_tokens, fused=fused)
     (num_tokens, width), codes, kept = given.values.shape, matrix.codes, matrix.kept
@@ -299,15 +243,15 @@ def launch_fp8(
         return source if pointers else tiles_of(source, num_rows, num_columns)
 
     _fp8[given.grid](
-        None if kept is None else tiles(given.values, each, TILE // 2),
-        tiles(rounded.codes, each, TILE), rounded.scales, given.squares,
+        None if kept is None else tiles(given.values, block_tokens, TILE // 2),
+        tiles(rounded.codes, block_tokens, TILE), rounded.scales, given.squares,
         tiles(codes, config.rows, TILE), matrix.factors,
         None if kept is None else tiles(kept, config.rows, TILE // 2),
         out, add, bias, *norm, scratch.partial, scratch.arrived,
         num_tokens, matrix.num_rows, codes.shape[0], width, matrix.num_tiles, *given.sizes,
         rounded.scales.stride(0), matrix.factors.stride(0), given.eps, config.split,
-        GATED=gated, POINTERS=pointers, BLOCKS=in_blocks, HALVES=halves, AHEAD=ahead,
-        **(given.constants(config) | {"M": each}), **pdl_options(out.device),
+        GATED=gated, POINTERS=pointers, BLOCKS=in_blocks,
+        **(given.constants(config) | {"M": block_tokens}), **pdl_options(out.device),
     )  # fmt: skip
 
 
