@@ -177,6 +177,14 @@ def test_a_large_step_unpacks_its_largest_matrix(dtype: str) -> None:
     assert platform.form.unpacked_bytes((34816, 5120)) == 34816 * 5120 * 2
 
 
+def test_the_largest_matrix_that_is_unpacked_is_not_always_the_widest() -> None:
+    """Gate and up together have too many rows to be unpacked; down has not."""
+    spec = replace(open_random("qwen3.5-27b").spec, hidden_size=8192, intermediate_size=49152)
+    platform = TorchBackend(config("int8"), present=False).platform(spec)
+    assert platform.form.unpacked_bytes((2 * 49152, 8192)) == 0
+    assert memory._unpacked_bytes(spec, platform) >= 8192 * 49152 * 2
+
+
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_in_bfloat16_nothing_is_unpacked(dtype: str) -> None:
     platform = TorchBackend(config(dtype), present=False).platform(open_random("qwen3.5-27b").spec)

@@ -172,14 +172,13 @@ def _read_seconds(launcher: StepLauncher, num_tokens: int, num_before: int = 0) 
 
 
 def _read_large(launcher: StepLauncher, read: Mapping[int, float], longest: int) -> Points:
-    """As far as they take no longer than allowed, by the speed of the size before. Once, as they are: such a step takes
-    longer than its launches."""
+    """As far as they take no longer than allowed, by the speed of the size before."""
     found = [max(read.items(), default=(1, LARGE_READ_SECONDS))]
     for n in LARGE_READ_SIZES:
         before, seconds = found[-1]
         if n > longest or n * seconds / before > LARGE_READ_SECONDS:
             break
-        found.append((n, max(seconds, _once(launcher, _prompt(launcher, n), n, 0, n)[0])))
+        found.append((n, max(seconds, _read_seconds(launcher, n))))
     return tuple(found[1:])
 
 
@@ -194,8 +193,9 @@ def _read_context(launcher: StepLauncher, read: Mapping[int, float]) -> tuple[fl
 
 def _timed(launcher: StepLauncher, layout: Layout, rounds: int, *rows: int) -> tuple[float, float]:
     """``rows``: the state of all rows before each run."""
-    times = [_once(launcher, layout, *rows) for _ in range(2 + rounds)]  # as it is, captured, and then timed
-    verify, draft = zip(*times[2:], strict=True)
+    num_before = 2 if launcher.captures(layout.shape) else 1  # the first takes memory, the next one is captured
+    times = [_once(launcher, layout, *rows) for _ in range(num_before + rounds)]
+    verify, draft = zip(*times[num_before:], strict=True)
     return median(verify), median(draft)
 
 

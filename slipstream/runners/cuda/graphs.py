@@ -16,14 +16,18 @@ TIMED = 5  # replays
 
 
 class Graphs:
-    def __init__(self, device: torch.device, enabled: bool) -> None:
+    def __init__(self, device: torch.device, enabled: bool, scarce: bool = False) -> None:
+        """``scarce``: memory is short, and large steps run as they are."""
         self.enabled = enabled and device.type == "cuda"
+        self._scarce = scarce
         self._warm: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._dry_run: torch.cuda.CUDAGraph | None = None
         if self.enabled:
             self._pool, self._dry_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
+            with torch.cuda.stream(self._stream):
+                torch.cuda.current_blas_handle()  # the library takes its memory here, not within a capture
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -33,6 +37,8 @@ class Graphs:
         ``captures``: False: each time."""
         graph = self._graphs.get(key)
         if graph is None and self.enabled and captures and kind in self._warm:
+            if self._scarce:
+                torch.cuda.empty_cache()  # a capture cannot take what other steps have left cached
             graph = self._graphs[key] = self._capture(step, self._pool)
         if graph is not None:
             graph.replay()
@@ -51,7 +57,12 @@ class Graphs:
         self._dry_run = self._capture(step, self._dry_pool)
 
     def end_dry_runs(self) -> None:
-        """Give back the memory that they took."""
+        """Give back the memory that they took.
+
+        Before the first graph that is replayed: PyTorch may free the library's memory of a stream, which graphs
+        captured there use, together with any of them.
+        """
+        assert not self._graphs
         if self._dry_run is not None:
             self._dry_run = None
             torch.cuda.empty_cache()

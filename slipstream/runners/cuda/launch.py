@@ -13,7 +13,7 @@ from slipstream.runners.cuda.drafter import DraftPass
 from slipstream.runners.cuda.graphs import Graphs
 from slipstream.runners.cuda.host_rows import RowFeed
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
-from slipstream.runners.cuda.layout import TOKEN_BUCKETS, Layout, bucket, lay_out
+from slipstream.runners.cuda.layout import TOKEN_BUCKETS, Layout, StepShape, bucket, lay_out
 from slipstream.runners.cuda.program import CudaProgram
 
 
@@ -51,7 +51,7 @@ class StepLauncher:
     def __init__(self, program: CudaProgram, graphs: Graphs, max_context: int, captured_tokens: int) -> None:
         """``captured_tokens``: steps that read prompts are captured up to so many."""
         self.program = program
-        self.captured_tokens = captured_tokens
+        self._captured_tokens = captured_tokens
         self.graphs = graphs
         self.device = program.rows.device
         self.max_context = max_context  # tokens a row may have
@@ -66,6 +66,9 @@ class StepLauncher:
         max_context = self.max_context + depth
         return lay_out(feeds, *sizes, max_context=max_context, plain=plain, feeds_head=feeds_head, masked=masked)
 
+    def captures(self, shape: StepShape) -> bool:
+        return not shape.has_prompts or shape.num_tokens <= self._captured_tokens
+
     def run(
         self, layout: Layout, logprob_index: Sequence[int] = (), constraints: StepConstraints | None = None
     ) -> StepEvents:
@@ -78,7 +81,7 @@ class StepLauncher:
         events = StepEvents(self.device)
         events.mark()
         self.num_forwards += 1
-        target, captures = shape.target, not shape.has_prompts or shape.num_tokens <= self.captured_tokens
+        target, captures = shape.target, self.captures(shape)
         self.graphs.run(("target", target), ("target", target.kind), partial(program.forward, target), captures)
         if constraints is not None:
             program.masks.upload(constraints.sample_masks(), shape.num_samples)

@@ -80,7 +80,8 @@ class CudaRunner:
             drafter = CudaMtpDrafter(head, decoder.embedding, output, *shared, rates)
         draft_vocab = 0 if output is None else output.num_out
         self.program = CudaProgram(decoder, drafter, *shared, info.vocab_size, draft_vocab, rates)
-        self.launcher = StepLauncher(self.program, Graphs(device, graphs), info.max_context, captured_tokens)
+        captured = Graphs(device, graphs, scarce=captured_tokens < info.prompt_tokens)
+        self.launcher = StepLauncher(self.program, captured, info.max_context, captured_tokens)
         self._rows = HostRows(info.vocab_size)
         self._in_flight: deque[InFlight | StepPlan] = deque()
 

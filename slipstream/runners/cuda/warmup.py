@@ -74,7 +74,6 @@ def warm_up(program: CudaProgram, graphs: Graphs, layouts: Iterable[Layout]) -> 
 
 
 def _warm_up(program: CudaProgram, graphs: Graphs, layouts: Iterable[Layout]) -> None:
-    torch.cuda.current_blas_handle()  # the library starts here, not within a capture
     short = program.with_layers(one_of_each(program.decoder.layers))
     with recorded() as launches:
         for layout in distinct(layouts):

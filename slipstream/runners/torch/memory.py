@@ -146,7 +146,8 @@ def _loading_bytes(checkpoint: Checkpoint, platform: Platform, spec: ModelSpec) 
     largest = max(_between_bytes(checkpoint, name, platform) for name in checkpoint.names())
     if platform.device.type == "cpu":
         return largest
-    return largest + math.prod(_widest(spec)) * platform.ops.dtype.itemsize  # whose parts are joined, or reordered
+    joined = max(map(math.prod, _matrices(spec)))  # whose parts are joined, or reordered
+    return largest + joined * platform.ops.dtype.itemsize
 
 
 def _between_bytes(checkpoint: Checkpoint, name: str, platform: Platform) -> int:
@@ -190,7 +191,7 @@ def _steps_bytes(
 
 def _unpacked_bytes(spec: ModelSpec, platform: Platform) -> int:
     """Room for any matrix of a layer, and for output matrices, which may have a format and room of their own."""
-    layer, form = platform.form.unpacked_bytes(_widest(spec)), platform.form.of(OUTPUT)
+    layer, form = max(map(platform.form.unpacked_bytes, _matrices(spec))), platform.form.of(OUTPUT)
     output = max(form.unpacked_bytes((rows, spec.hidden_size)) for rows in (spec.vocab_size, platform.draft_vocab))
     return max(layer, output) if form is platform.form else layer + output
 
@@ -204,9 +205,11 @@ def _activation_bytes(spec: ModelSpec, platform: Platform) -> int:
     return per_token
 
 
-def _widest(spec: ModelSpec) -> tuple[int, int]:
-    """The largest matrix of a layer, but for stacks of experts."""
-    return max(_qkv_rows(spec), 2 * _inner(spec), _recurrent_rows(spec)), spec.hidden_size
+def _matrices(spec: ModelSpec) -> list[tuple[int, int]]:
+    """The large ones of a layer, but for stacks of experts; gate and up may be joined or apart."""
+    hidden, inner = spec.hidden_size, _inner(spec)
+    from_hidden = [(rows, hidden) for rows in (_qkv_rows(spec), inner, 2 * inner, _recurrent_rows(spec))]
+    return [*from_hidden, (hidden, inner), (hidden, spec.num_heads * spec.head_dim)]
 
 
 def _qkv_rows(spec: ModelSpec) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,6 @@ def test_reading_is_timed_in_few_steps(
         return slower * level(num_tokens) + attending, 0.001
 
     monkeypatch.setattr(calibrate, "_timed", seconds)
-    monkeypatch.setattr(calibrate, "_once", lambda launcher, layout, *rows: seconds(launcher, layout, 1, *rows))
     monkeypatch.setattr(calibrate, "_run_twice", lambda launcher, layout: captured.append(layout))
     monkeypatch.setattr(calibrate, "warm_up", lambda *arguments: None)
     monkeypatch.setattr(runner.launcher, "device", SimpleNamespace(type="cuda"))
@@ -68,6 +68,23 @@ def test_reading_is_timed_in_few_steps(
     assert len(set(prompts)) == len(calibrate.READ_SIZES) + len(large)  # a long context needs no graph of its own
     mixed = {(layout.shape.num_rows, layout.shape.num_tokens) for layout in captured if layout.shape.has_prompts}
     assert mixed == {(2, 320), (4, 320), (8, 320)}  # at most twice as long as without the prompt
+
+
+@pytest.mark.parametrize(("captured", "num_runs"), [(True, 3), (False, 2)])
+def test_the_first_run_of_a_size_is_not_timed(
+    runner: CudaRunner, monkeypatch: pytest.MonkeyPatch, captured: bool, num_runs: int
+) -> None:
+    """It takes memory and compiles. A second one may be captured; of steps that never are, it is timed."""
+    runs: list[float] = []
+
+    def once(*_: Any) -> tuple[float, float]:
+        runs.append(10.0 - len(runs))
+        return runs[-1], 0.0
+
+    monkeypatch.setattr(calibrate, "_once", once)
+    monkeypatch.setattr(runner.launcher, "_captured_tokens", 512 if captured else 64)
+    assert calibrate._read_seconds(runner.launcher, 512) == runs[-1]
+    assert len(runs) == num_runs
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # what a cache holds that nobody wrote

@@ -39,7 +39,7 @@ class Spy:
 def test_large_prompts_run_as_they_are(tmp_path: Path) -> None:
     runner = open_resident(tiny.save(tiny.build("llama-gqa-tied"), tmp_path, head=True))
     spy = runner.launcher.graphs = Spy()  # type: ignore[assignment]
-    runner.launcher.captured_tokens = 16
+    runner.launcher._captured_tokens = 16
     runner.submit(StepPlan(0, (), (RowJoin(0, tuple(range(3, 44)), 41, SamplingParams(), 0, 0.0),), ()))
     runner.collect()
     found = []
@@ -72,5 +72,34 @@ def test_dry_runs_give_their_memory_back() -> None:
     before = torch.cuda.memory_reserved()
     graphs.dry_run(lambda: torch.empty(1 << 28, device=device).zero_())
     assert torch.cuda.memory_reserved() > before
+    graphs.end_dry_runs()
+    assert torch.cuda.memory_reserved() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_where_memory_is_scarce_a_capture_takes_what_was_cached() -> None:
+    """A step that ran as it is has left cached what a captured one needs; both do not fit."""
+    device, size = torch.device("cuda"), 1 << 28
+    graphs = Graphs(device, True, scarce=True)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1.5 * size) / total)
+    try:
+        for _ in range(3):  # as it is, captured, again
+            graphs.run("large", "kind", lambda: torch.empty(size, dtype=torch.uint8, device=device).zero_())
+        assert len(graphs) == 1
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_dry_runs_with_library_products_give_their_memory_back() -> None:
+    graphs, device = Graphs(torch.device("cuda"), True), torch.device("cuda")
+    a = torch.ones(512, 512, device=device, dtype=torch.bfloat16)
+    torch.mm(a, a)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    graphs.dry_run(lambda: torch.mm(torch.empty(1 << 15, 512, device=device, dtype=torch.bfloat16), a))
     graphs.end_dry_runs()
     assert torch.cuda.memory_reserved() == before
