@@ -167,21 +167,23 @@ class Scheduler:
         if not prompts and not group:
             return
         before = max((bounds.max_computed for _, bounds in prompts), default=0)
-        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before, self._num_earlier(step, prompts))
+        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before, self._num_earlier(step, prompts, group))
         lefts = [bounds.num_uncomputed for _, bounds in prompts]
         lefts += [len(first.tokens) - self._find(first).num_tokens for first in group[:1]]  # what it gets is left over
         for (sequence, bounds), feed in zip(prompts, share(step.chunk, lefts)):
             step.add_chunk(sequence, bounds, feed)
         self._admit(step)
 
-    def _num_earlier(self, step: StepBuilder, prompts: Rows) -> int:
-        """Prompts that came before any decoding row of the step had its first token. Not those of preempted streams."""
+    def _num_earlier(self, step: StepBuilder, prompts: Rows, group: list[Sequence]) -> int:
+        """Prompts that came before any decoding row of the step had its first token, as far as there is room for them.
+        Not those of preempted streams. ``group``: whose turn it is."""
         first = min((row.sequence.first_token_step for row in step.rows if not row.is_prompt), default=math.inf)
 
         def is_earlier(sequence: Sequence) -> bool:
             return sequence.arrival_step < first and not sequence.num_output
 
-        waiting = sum(is_earlier(sequence) for sequence in self._waiting) if self._free_slots else 0
+        has_room = any(is_earlier(sequence) for sequence in group)
+        waiting = sum(is_earlier(sequence) for sequence in self._waiting.in_line()) if has_room else 0
         return sum(is_earlier(sequence) for sequence, _ in prompts) + min(waiting, len(self._free_slots))
 
     def _next_group(self, step: StepBuilder) -> list[Sequence]:

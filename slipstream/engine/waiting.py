@@ -78,7 +78,11 @@ class WaitingLine:
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no order."""
-        return chain(self._preempted, self._new, *self._parked)
+        return chain(self.in_line(), *self._parked)
+
+    def in_line(self) -> Iterator[Sequence]:
+        """Those that wait for room only, in no order."""
+        return chain(self._preempted, self._new)
 
     @property
     def has_next(self) -> bool:

@@ -50,10 +50,16 @@ def test_all_is_shared_and_the_oldest_never_starves(piece: int, lefts: list[int]
 
 
 def make_harness(
-    machine: Seconds, *, lag: int = 0, policy: DepthPolicy | None = None, num_slots: int = 8, **config: float
+    machine: Seconds,
+    *,
+    lag: int = 0,
+    policy: DepthPolicy | None = None,
+    num_slots: int = 8,
+    num_blocks: int = 2000,
+    **config: float,
 ) -> Harness:
     padded = {"step_sizes": BUCKETS, "prompt_tokens": 2048, "block_size": 64} if machine is stairs else {}
-    info = make_info(lag=lag, num_slots=num_slots, num_blocks=2000, max_context=20_000, **padded)
+    info = make_info(lag=lag, num_slots=num_slots, num_blocks=num_blocks, max_context=20_000, **padded)
     runner = FakeRunner(info, verify=machine, draft=lambda rows: DRAFT, hit=0.7)
     verify = tuple((n, machine(n)) for n in range(1, 100))
     costs = CostModel(StepCosts(verify, ((1, DRAFT), (8, DRAFT)), read=points_of(machine)))
@@ -159,12 +165,14 @@ def test_a_stream_is_protected_from_all_that_came_after_its_first_token() -> Non
     assert {sum(feeds[i]) for i in later[:-1]} == {320}  # twice the step of two
 
 
-def test_a_preempted_stream_reads_its_text_again_beside_those_that_came_with_it() -> None:
-    """It had its first tokens already, and those that go on keep their pace."""
-    harness = make_harness(stairs, prefix_cache=False)
-    for i in range(2):
+@pytest.mark.parametrize("num_waiting", [0, 1])
+def test_a_preempted_stream_reads_its_text_again_beside_those_that_came_with_it(num_waiting: int) -> None:
+    """It had its first tokens already, and those that go on keep their pace. ``num_waiting``: prompts that came with
+    them, and that there is no room for."""
+    harness = make_harness(stairs, prefix_cache=False, num_blocks=320)
+    for i in range(2 + num_waiting):
         harness.add(make_request(f"r{i}", prompt_of(i, 8192), max_tokens=4000))
-    while not all(harness.tokens.values()):
+    while not all(harness.tokens[f"r{i}"] for i in range(2)):
         harness.step()
     scheduler = harness.scheduler
     first = len(harness.runner.plans)
