@@ -122,7 +122,7 @@ class Sequence:
         self.children: list[Sequence] = []  # their prompt is computed by this one at the moment
         self.tokens = list(request.prompt_tokens)
         self.num_computed = 0
-        self.num_in_state = 0  # of those, tokens in its recurrent state: accepted drafts enter it a step later
+        self.num_in_state = 0  # of those, tokens up to which its recurrent state can be kept: drafts a step later
         self.waits: Callable[[], bool] = _never  # for what another computes, or for the disk
         self.drafts: tuple[int, ...] = ()
         self.confidences: tuple[float, ...] = ()  # of the drafts, or none

@@ -167,7 +167,9 @@ class Scheduler:
         if not prompts and not group:
             return
         before = max((bounds.max_computed for _, bounds in prompts), default=0)
-        step.prompt_budget = self._pieces.size(step.decoding, step.budget, before, self._num_earlier(step, prompts, group))
+        step.prompt_budget = self._pieces.size(
+            step.decoding, step.budget, before, self._num_earlier(step, prompts, group)
+        )
         lefts = [bounds.num_uncomputed for _, bounds in prompts]
         lefts += [len(first.tokens) - self._find(first).num_tokens for first in group[:1]]  # what it gets is left over
         for (sequence, bounds), feed in zip(prompts, share(step.chunk, lefts)):

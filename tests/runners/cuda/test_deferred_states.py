@@ -113,15 +113,18 @@ def test_small_steps_store_every_time() -> None:
     assert max_deferred(DEFERRING_ROWS) == DEFERRED == max_replay(0)
 
 
-@pytest.fixture
-def any_row_defers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "max_deferred", lambda num_rows: DEFERRED)
+@pytest.mark.parametrize(
+    ("deferring", "prefix_cache"),
+    [(2, False), *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in [(1, False), (1, True), (2, True)])],
+)
+def test_streams_have_the_tokens_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deferring: int, prefix_cache: bool
+) -> None:
+    """Plain ones, and one that drafts at some depths; with the cache some begin with the states of others.
 
-
-@pytest.mark.usefixtures("any_row_defers")
-@pytest.mark.parametrize("prefix_cache", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_streams_have_the_tokens_of_the_cpu(tmp_path: Path, prefix_cache: bool) -> None:
-    """Plain ones, and one that drafts at some depths; with the cache some begin with the states of others."""
+    ``deferring``: rows of a step whose states are stored late. Streams come and go, so the last steps have one row.
+    """
+    monkeypatch.setattr(buffers, "max_deferred", lambda num_rows: DEFERRED if num_rows >= deferring else 0)
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
     dice = random.Random(3)
     first = tuple(dice.randrange(tiny.VOCAB) for _ in range(18))
@@ -134,19 +137,24 @@ def test_streams_have_the_tokens_of_the_cpu(tmp_path: Path, prefix_cache: bool) 
     config = EngineConfig(max_streams=4, max_step_tokens=24, min_chunk=4, block_size=8, prefix_cache=prefix_cache)
     run = Traffic(runner, config)
     program, launch = runner.program, runner.launcher.run
+    steps: list[tuple[int, bool]] = []  # rows, and whether one of them stored nothing
     seen: list[tuple[int, int, int, int]] = []  # of rows that feed one token: slot, position, lacking before, stores
 
     def launched(layout: Layout, *arguments: object) -> object:
         result = launch(layout, *arguments)  # type: ignore[arg-type]
         by_row, slots = program.buffers.by_row, program.buffers.inputs(layout.shape).row_slots
         rows = zip(*(part.tolist() for part in (slots, by_row.starts, by_row.replay, by_row.stores, by_row.fed)))
-        seen.extend((slot, start, lacking, stores) for slot, start, lacking, stores, fed in rows if fed == 1)
+        fed_one = [(slot, start, lacking, stores) for slot, start, lacking, stores, fed in rows if fed == 1]
+        steps.append((layout.shape.num_rows, any(not stores for *_, stores in fed_one)))
+        seen.extend(fed_one)
         return result
 
     runner.launcher.run = launched  # type: ignore[method-assign, assignment]
-    for _ in range(1 + prefix_cache):
+    for _ in range(2):  # in slots whose last stream left while its state lacked tokens
         assert run.run(asks) == wanted
     assert max(lacking for _, _, lacking, _ in seen) == DEFERRED
     deferred = {(start + slot) % 4 for slot, start, _, stores in seen if not stores}
     assert deferred == {1, 2, 3}  # rows in neighbouring slots store in different steps
     assert all(stores for slot, start, _, stores in seen if (start + slot) % 4 == 0)
+    assert {num_rows for num_rows, late in steps if late} <= {n for n in range(5) if n >= deferring}
+    assert deferring == 1 or any(num_rows == 1 for num_rows, _ in steps)

@@ -39,6 +39,9 @@ from slipstream.runners.torch.caches import DEFERRED
 
 CONV_HEADS = 2  # of a program
 BYTES_OF_WARP = 512  # that a warp loads at once
+# Columns of a state that a program of the recurrence owns, and the registers of a thread: they decide how many programs
+# share a multiprocessor. The best for any number of rows (log 242).
+STATE_COLUMNS, REGISTERS = 32, 255
 # In steps padded to so many rows (from 9 on) those without drafts do not store their states each time. Source: log 248.
 DEFERRING_ROWS = 16
 
@@ -318,12 +321,6 @@ def _store_ring(
         tl.store(at_ring + column, raw.to(ring.dtype.element_ty), mask=column < width)
 
 
-def recurrence_tile() -> tuple[int, int]:
-    """Columns of a state that a program of the recurrence owns, and the registers of a thread: they decide how many
-    programs share a multiprocessor. Source: log 242, the best for any number of rows."""
-    return 32, 255
-
-
 def gdn_mix(
     mixed: Tensor,  # [tokens, conv channels + v heads * v dim + 2 * v heads]: q, k, v, z, b, a
     conv: Tensor,  # [4, conv channels]
@@ -357,14 +354,13 @@ def gdn_mix(
         num_warps=1, **pdl,
     )  # fmt: skip
     y = torch.empty(num_tokens, gdn.num_v_heads * gdn.v_dim, device=device, dtype=mixed.dtype)
-    columns, registers = recurrence_tile()
-    columns = min(columns, wide_v)
+    columns = min(STATE_COLUMNS, wide_v)
     lanes = min(BYTES_OF_WARP // (columns * state.element_size()), wide_k)
     _recur[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, num_rows)](
         convolved, gates, y, state,
         *rows, batch.row_fed, batch.row_committed, batch.row_replay, batch.row_stores, *keeps,
         num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, LANES=lanes,
-        SKIP_LONG=batch.has_prompts, KEEPS=batch.max_keeps, TILED=gdn.tiled, num_warps=1, maxnreg=registers, **pdl,
+        SKIP_LONG=batch.has_prompts, KEEPS=batch.max_keeps, TILED=gdn.tiled, num_warps=1, maxnreg=REGISTERS, **pdl,
     )  # fmt: skip
     if batch.has_prompts:
         recur_in_chunks(convolved, gates, y, state, gdn, batch, depth)
