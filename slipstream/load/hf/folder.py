@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
+from slipstream.load.hf.beside import check_beside
 from slipstream.load.hf.config import quantisation, spec_from_config
 from slipstream.load.hf.joined_projections import Part, parts_of_joined
 from slipstream.load.hf.packed.family import INSTEAD, Family, Hints, families
@@ -19,7 +21,7 @@ from slipstream.load.hf.packed.integers import Stored
 from slipstream.load.hf.packed.stored import stored
 from slipstream.load.hf.safetensors import TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.shapes import check_model
+from slipstream.load.shapes import check_model, model_shapes, stored_experts
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import FP8, Place, RawTensor
 
@@ -89,6 +91,10 @@ class HfCheckpoint:
         part = self._parts.get(name)
         return self._family(name if part is None else part.source).places
 
+    def check_beside(self, needed: Iterable[str]) -> None:
+        """`needed`: what a model reads. Raises UnknownModel for a tensor beside that would change its results."""
+        check_beside(self._families, (part.source if (part := self._parts.get(name)) else name for name in needed))
+
     def files(self) -> list[Path]:
         return self._store.files()
 
@@ -131,6 +137,7 @@ def open_hf(folder: Path, name: str = "") -> HfCheckpoint:
         if not isinstance(method, str) or method.startswith(READ_METHODS):
             raise
         raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {INSTEAD}.") from error
+    checkpoint.check_beside(model_shapes(spec, partial(stored_experts, checkpoint)))
     checkpoint.spec = replace(spec, fp8=any(checkpoint.dtype(each) == FP8 for each in checkpoint.names()))
     return checkpoint
 

@@ -20,8 +20,11 @@ SCALES = ("weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_s
 OTHERS = ("weight_zero_point", "weight_shape", "weight_g_idx", "qzeros", "g_idx", "meta", "SCB", "weight_format")
 # Of activations and of the KV cache, which are not quantised here.
 UNUSED = (
-    *("input_scale", "input_global_scale", "input_zero_point", "output_scale"),
+    *("input_scale", "input_global_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
+    *("output_scale", "output_global_scale", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"),
+    *("k_zero_point", "v_zero_point", "q_zero_point", "k_global_scale", "v_global_scale", "q_global_scale"),
+    *("k_bias", "v_bias"),
 )
 ROLES = frozenset((*MAIN, *SCALES, *OTHERS, *UNUSED))
 BITSANDBYTES = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")  # after "X.weight."

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.hf.packed.family import BITSANDBYTES, INSTEAD, Family
-from slipstream.load.hf.packed.floats import fp4, fp8
+from slipstream.load.hf.packed.floats import GLOBAL, fp4, fp8
 from slipstream.load.hf.packed.integers import Stored, gptq_or_awq, int_quantized, pack_quantized
 from slipstream.load.hf.safetensors import check_type
 from slipstream.load.tensor import FP8, RawTensor
@@ -15,6 +15,14 @@ from slipstream.load.tensor import FP8, RawTensor
 def stored(family: Family) -> Stored:
     """Raises LoadError for what cannot be read, from the headers alone but for zero points and shapes."""
     _refuse_foreign(family)
+    made = _by_name(family)
+    whole = next((role for role in GLOBAL if role in family), None)
+    if whole is not None and not made.dtype.startswith("FP4"):
+        raise family.unreadable(f"is stored as {made.dtype} with a scale of its scales, {family.label(whole)!r}")
+    return made
+
+
+def _by_name(family: Family) -> Stored:
     if family.main == "weight":
         return _by_type(family)
     if family.main == "qweight":
