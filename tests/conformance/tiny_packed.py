@@ -85,6 +85,20 @@ LAYOUTS: dict[str, Layout] = {
     "gptq-act-order": Layout(
         "dense", [(SMALL + "|lm_head", None), (ALL, "gptq-act-order")], _gptq(desc_act=True, sym=False)
     ),
+    "gptq-v2": Layout(
+        "moe",
+        [(SMALL + "|lm_head", None), (ALL, "gptq-v2")],
+        _gptq(checkpoint_format="gptq_v2"),
+        more={"model.layers.3.self_attn.o_proj.bias": torch.zeros(64)},  # AutoGPTQ writes such a bias for each matrix
+    ),
+    "gptq-asymmetric": Layout("moe", [(SMALL + "|lm_head", None), (ALL, "gptq-asymmetric")], _gptq(sym=False)),
+    "gptq-v2-asymmetric": Layout(
+        "dense",
+        [(SMALL + "|lm_head", None), (ALL, "gptq-v2-asymmetric")],
+        _gptq(sym=False, checkpoint_format="gptq_v2"),
+        multimodal=True,
+    ),
+    "gptq-8-bit": Layout("moe", [(SMALL + "|lm_head|^mtp", None), (ALL, "gptq-8-bit")], _gptq(bits=8)),
     "quanttrio-awq": Layout(
         "moe",
         [(SMALL + "|lm_head|^mtp", None), (ALL, "awq")],
