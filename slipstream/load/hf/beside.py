@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from slipstream.errors import UnknownModel
-from slipstream.load.hf.packed.family import INSTEAD, STACKS, Family
+from slipstream.load.hf.instead import OTHER_TYPES
+from slipstream.load.hf.packed.family import STACKS, Family
 
 SMOOTHING = "pre_quant_scale"  # ModelOpt's AWQ, where it was not folded into the weights
 OBSERVED = "_amax"  # the largest value that a quantiser met
@@ -59,7 +60,7 @@ def _what_is_wrong(family: Family, module: str) -> str:
         )
     if ".lora_" in name:
         return (
-            f"{stored} is part of an adapter, which is not computed: merge it into the weights (in PEFT: "
-            "merge_and_unload) and take that folder"
+            f"{stored} is part of an adapter, which is not computed: merge it into the weights, as PEFT's "
+            "merge_and_unload does, and take that folder"
         )
-    return f"{stored} would change what {module} computes, but is not known: {INSTEAD}"
+    return f"{stored} would change what {module} computes, but is not known: {OTHER_TYPES}"

@@ -15,8 +15,9 @@ from typing import Any
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.hf.beside import check_beside
 from slipstream.load.hf.config import quantisation, spec_from_config
+from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.hf.joined_projections import Part, parts_of_joined
-from slipstream.load.hf.packed.family import INSTEAD, Family, Hints, families
+from slipstream.load.hf.packed.family import Family, Hints, families
 from slipstream.load.hf.packed.integers import Stored
 from slipstream.load.hf.packed.stored import stored
 from slipstream.load.hf.safetensors import TensorStore, open_folder
@@ -117,7 +118,8 @@ class HfCheckpoint:
         shape = self._described(part.source).shape
         if len(shape) != 2 or shape[0] != part.num_source_rows:
             raise MissingTensor(
-                f"{self.path}: {part.source} is {list(shape)}, but this model needs {part.num_source_rows} rows."
+                f"{self.path}: {part.source} is {list(shape)}, but this model needs {part.num_source_rows} rows: "
+                f"{AGAIN}."
             )
 
 
@@ -136,7 +138,7 @@ def open_hf(folder: Path, name: str = "") -> HfCheckpoint:
         method = quantised.get("quant_method")
         if not isinstance(method, str) or method.startswith(READ_METHODS):
             raise
-        raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {INSTEAD}.") from error
+        raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {OTHER_TYPES}.") from error
     checkpoint.check_beside(model_shapes(spec, partial(stored_experts, checkpoint)))
     checkpoint.spec = replace(spec, fp8=any(checkpoint.dtype(each) == FP8 for each in checkpoint.names()))
     return checkpoint
@@ -177,6 +179,8 @@ def _canonical_names(store: TensorStore) -> dict[str, str]:
         if canonical is None:
             continue
         if canonical in on_disk:
-            raise CorruptFile(f"{store.path} holds both {name!r} and {on_disk[canonical]!r}, the same tensor twice.")
+            raise CorruptFile(
+                f"{store.path} holds both {name!r} and {on_disk[canonical]!r}, the same tensor twice: {AGAIN}."
+            )
         on_disk[canonical] = name
     return on_disk

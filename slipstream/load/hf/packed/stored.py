@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipstream.errors import CorruptFile, UnknownModel
-from slipstream.load.hf.packed.family import BITSANDBYTES, INSTEAD, Family
+from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
+from slipstream.load.hf.packed.family import BITSANDBYTES, Family
 from slipstream.load.hf.packed.floats import GLOBAL, fp4, fp8
 from slipstream.load.hf.packed.integers import Stored, gptq_or_awq, int_quantized, pack_quantized
 from slipstream.load.hf.safetensors import check_type
@@ -44,7 +45,9 @@ def _by_type(family: Family) -> Stored:
     for role in ("weight_scale_inv", "weight_scale"):
         if role in family:
             kind = "FP8 scales" if role == "weight_scale_inv" else f"scales, {family.label(role)!r},"
-            raise CorruptFile(f"{family.where}: {family.name} is stored as {entry.dtype}, but has {kind} beside it.")
+            raise CorruptFile(
+                f"{family.where}: {family.name} is stored as {entry.dtype}, but has {kind} beside it: {AGAIN}."
+            )
     return Stored(entry.dtype, entry.shape, lambda: _plain(family))
 
 
@@ -54,8 +57,10 @@ def _plain(family: Family) -> RawTensor:
 
 def _refuse_foreign(family: Family) -> None:
     if any(role in family for role in (*BITSANDBYTES, "SCB", "quant_state")):
-        raise UnknownModel(f"{family.where}: {family.name} is stored by bitsandbytes, which cannot be read: {INSTEAD}.")
+        raise family.unreadable("is stored by bitsandbytes")
     if family.main == "weight" and "scales" in family:
-        raise UnknownModel(f"{family.where}: {family.name} is stored in MLX's layout: use --runner mlx, or {INSTEAD}.")
+        raise UnknownModel(
+            f"{family.where}: {family.name} is stored in MLX's layout: use --runner mlx, or {OTHER_TYPES}."
+        )
     if "meta" in family:
         raise family.unreadable("is stored in a sparse layout (marlin-24)")
