@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "dense": lambda: tiny.hybrid(),
     "moe": lambda: tiny.moe(**WIDE),
     "next": lambda: tiny.next_moe(**WIDE),
+    "blocks": lambda: tiny.moe(hidden_size=128, moe_intermediate_size=128, shared_expert_intermediate_size=128),
     "qwen2": lambda: tiny.MODELS["qwen2"](),
 }
 
@@ -151,6 +152,22 @@ LAYOUTS: dict[str, Layout] = {
         head_stacked=True,
         multimodal=True,
         more=_SCALES,
+    ),
+    "experts-in-fp8-and-nvfp4": Layout(
+        "blocks",
+        [(SMALL + "|lm_head", None), (r"gate_proj|up_proj", "fp8-tensor"), (ALL, "modelopt-nvfp4")],
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+    ),
+    "experts-in-int4-and-fp8": Layout(
+        "blocks",
+        [(SMALL + "|lm_head|^mtp", None), ("down_proj", "fp8-channel"), (ALL, "pack-quantized")],
+        _compressed("mixed-precision", ["lm_head"], type="int"),
+        stacked=True,
+    ),
+    "experts-in-int4-and-bfloat16": Layout(
+        "blocks",
+        [(SMALL + "|lm_head|^mtp|down_proj", None), (ALL, "gptq")],
+        _gptq(dynamic={"-:.*down_proj.*": {}}),
     ),
     "fp8-block-quantised-head": Layout(
         "dense",
