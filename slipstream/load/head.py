@@ -122,9 +122,12 @@ def _why_absent(checkpoint: Checkpoint) -> str:
 
 
 def check_head(head: Checkpoint, spec: ModelSpec) -> None:
-    for name, shape in head_shapes(spec, expert_layout(head, spec)).items():
+    shapes = head_shapes(spec, expert_layout(head, spec))
+    for name, shape in shapes.items():
         if wrong := mismatch(head, name, shape):
             raise HeadError(f"{head.path} is not an MTP head of this model: {wrong}.")
+    if isinstance(head, HfCheckpoint):
+        head.check_beside(shapes)
 
 
 def head_shapes(spec: ModelSpec, layout: ExpertLayout = "fused") -> Shapes:

@@ -19,7 +19,7 @@ def check_model(checkpoint: Checkpoint) -> None:
     for shapes in _by_layer(checkpoint.spec, lambda prefix: stored_experts(checkpoint, prefix)):
         for name, shape in shapes.items():
             if wrong := mismatch(checkpoint, name, shape):
-                raise MissingTensor(f"{checkpoint.path}: {wrong}.")
+                raise MissingTensor(f"{checkpoint.path}: {wrong}: fetch it again, or take another copy of the model.")
 
 
 def model_shapes(spec: ModelSpec, layout: Callable[[str], ExpertLayout] = lambda prefix: "fused") -> Shapes:

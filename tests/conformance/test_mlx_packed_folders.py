@@ -27,6 +27,7 @@ from slipstream.runners.mlx.loading import model_shape
 TOKENS = torch.randint(0, tiny.VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 REPACKED = ["qwen-gptq", "intel-autoround", "autoround-as-awq", "quanttrio-awq", "cyankiwi-stacked", "int8", "mxfp4"]
 REPACKED += ["cyankiwi-asymmetric", "gptq-that-claims-a-quantised-head", "quantised-embedding", "int8-packed"]
+REPACKED += ["gptq-asymmetric", "gptq-v2-asymmetric", "gptq-8-bit"]
 REFUSED = {
     "gptq-act-order": "is stored in act-order, which is not read on MLX: use --runner torch",
     "redhat-nvfp4": "is stored in NVFP4, which is not read on MLX: use --runner torch",

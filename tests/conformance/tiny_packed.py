@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "dense": lambda: tiny.hybrid(),
     "moe": lambda: tiny.moe(**WIDE),
     "next": lambda: tiny.next_moe(**WIDE),
+    "blocks": lambda: tiny.moe(hidden_size=128, moe_intermediate_size=128, shared_expert_intermediate_size=128),
     "qwen2": lambda: tiny.MODELS["qwen2"](),
 }
 
@@ -85,6 +86,20 @@ LAYOUTS: dict[str, Layout] = {
     "gptq-act-order": Layout(
         "dense", [(SMALL + "|lm_head", None), (ALL, "gptq-act-order")], _gptq(desc_act=True, sym=False)
     ),
+    "gptq-v2": Layout(
+        "moe",
+        [(SMALL + "|lm_head", None), (ALL, "gptq-v2")],
+        _gptq(checkpoint_format="gptq_v2"),
+        more={"model.layers.3.self_attn.o_proj.bias": torch.zeros(64)},  # AutoGPTQ writes such a bias for each matrix
+    ),
+    "gptq-asymmetric": Layout("moe", [(SMALL + "|lm_head", None), (ALL, "gptq-asymmetric")], _gptq(sym=False)),
+    "gptq-v2-asymmetric": Layout(
+        "dense",
+        [(SMALL + "|lm_head", None), (ALL, "gptq-v2-asymmetric")],
+        _gptq(sym=False, checkpoint_format="gptq_v2"),
+        multimodal=True,
+    ),
+    "gptq-8-bit": Layout("moe", [(SMALL + "|lm_head|^mtp", None), (ALL, "gptq-8-bit")], _gptq(bits=8)),
     "quanttrio-awq": Layout(
         "moe",
         [(SMALL + "|lm_head|^mtp", None), (ALL, "awq")],
@@ -137,6 +152,22 @@ LAYOUTS: dict[str, Layout] = {
         head_stacked=True,
         multimodal=True,
         more=_SCALES,
+    ),
+    "experts-in-fp8-and-nvfp4": Layout(
+        "blocks",
+        [(SMALL + "|lm_head", None), (r"gate_proj|up_proj", "fp8-tensor"), (ALL, "modelopt-nvfp4")],
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+    ),
+    "experts-in-int4-and-fp8": Layout(
+        "blocks",
+        [(SMALL + "|lm_head|^mtp", None), ("down_proj", "fp8-channel"), (ALL, "pack-quantized")],
+        _compressed("mixed-precision", ["lm_head"], type="int"),
+        stacked=True,
+    ),
+    "experts-in-int4-and-bfloat16": Layout(
+        "blocks",
+        [(SMALL + "|lm_head|^mtp|down_proj", None), (ALL, "gptq")],
+        _gptq(dynamic={"-:.*down_proj.*": {}}),
     ),
     "fp8-block-quantised-head": Layout(
         "dense",

@@ -162,7 +162,7 @@ def test_full_attention_interval(build):
     [
         ({"model_type": "gemma"}, "'gemma' is not one of"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differ by layer"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differs by layer"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding-window"),

@@ -230,6 +230,8 @@ INT = torch.int32
         (changed("nvfp4-pack-quantized", weight_global_scale=None), r"weight_global_scale' is missing"),
         (changed("modelopt-nvfp4", weight_scale_2=torch.ones(3)), r"weight_scale_2 is \[3\]"),
         (changed("fp8-channel", weight_scale=torch.ones(47, 1)), "one for each row, or one in all"),
+        (changed("fp8-channel", weight_scale_2=torch.ones(())), "stored as F8_E4M3 with a scale of its scales"),
+        (changed("pack-quantized", weight_global_scale=torch.ones(1)), "stored as INT4_32 with a scale of its scales"),
         (changed("int8-channel", weight_zero_point=torch.ones(48, 1, dtype=torch.int8)), "codes with zero points"),
         (changed("int8-channel", weight=torch.ones(48, 100, dtype=torch.int8)), "no groups of a multiple of 16"),
     ],

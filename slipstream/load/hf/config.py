@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.fields import Fields
+from slipstream.load.hf.instead import OTHER_MODEL, PUBLISHED_CONFIG
 from slipstream.load.spec import (
     Architecture,
     GdnSpec,
@@ -76,19 +77,31 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
 def _architecture(outer: Fields) -> Architecture:
     model_type = outer.text("model_type")
     if model_type not in ARCHITECTURES:
-        raise UnknownModel(f"{outer.where}: model type {model_type!r} is not one of {', '.join(ARCHITECTURES)}.")
+        known = ", ".join(ARCHITECTURES)
+        raise UnknownModel(
+            f"{outer.where}: model type {model_type!r} is not one of {known}: take a model of one of these, or "
+            "--runner mlx if mlx-lm knows it."
+        )
     return ARCHITECTURES[model_type]
 
 
 def _refuse_unsupported(outer: Fields, text: Fields, architecture: Architecture) -> None:
     if (act := text.text("hidden_act", "silu")) != "silu":
-        raise UnknownModel(f"{outer.where}: the MLP's activation is {act!r}, only 'silu' is supported.")
+        raise _unsupported(outer, f"an MLP whose activation is {act!r} and not 'silu'")
     if text.flag("mlp_bias"):
-        raise UnknownModel(f"{outer.where}: an MLP with biases (mlp_bias) is not supported.")
+        raise _unsupported(outer, "an MLP with biases (mlp_bias)")
     if architecture in HYBRID and not text.flag("attn_output_gate", True):
-        raise UnknownModel(f"{outer.where}: {architecture} without the attention's output gate is not supported.")
+        raise _unsupported(outer, f"{architecture} without the attention's output gate (attn_output_gate)")
     if _uses_window(outer, text):
-        raise UnknownModel(f"{outer.where}: the model uses sliding-window attention, which is not supported.")
+        raise _unsupported(outer, "sliding-window attention")
+
+
+def _unsupported(level: Fields, what: str) -> UnknownModel:
+    return UnknownModel(f"{level.where}: {what} is not supported: {OTHER_MODEL}.")
+
+
+def _inconsistent(level: Fields, why: str) -> CorruptFile:
+    return CorruptFile(f"{level.where}: {why}: {PUBLISHED_CONFIG}.")
 
 
 def quantisation(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -114,14 +127,14 @@ def _head_dim(text: Fields, architecture: Architecture, heads: int) -> int:
     hidden = text.size("hidden_size")
     default = DEFAULT_HEAD_DIM.get(architecture, hidden // heads)
     if text.raw("head_dim") is None and architecture not in DEFAULT_HEAD_DIM and hidden % heads:
-        raise CorruptFile(f"{text.where}: hidden_size {hidden} does not divide into {heads} attention heads.")
+        raise _inconsistent(text, f"hidden_size {hidden} does not divide into {heads} attention heads")
     return text.size("head_dim", default)
 
 
 def _kv_heads(text: Fields, heads: int) -> int:
     kv_heads = text.size("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise CorruptFile(f"{text.where}: {heads} attention heads cannot share {kv_heads} key-value heads.")
+        raise _inconsistent(text, f"{heads} attention heads cannot share {kv_heads} key-value heads")
     return kv_heads
 
 
@@ -129,17 +142,18 @@ def _rope(text: Fields, head_dim: int, default_part: float) -> RopeSpec:
     key = "rope_parameters" if text.raw("rope_parameters") is not None else "rope_scaling"
     rope = text.level(key)
     if any(isinstance(value, dict) for value in rope.values.values()):
-        raise UnknownModel(f"{rope.where}: rotary parameters that differ by layer are not supported.")
+        raise _unsupported(rope, "a rotary embedding that differs by layer")
     part = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", default_part))
     theta = rope.number("rope_theta", text.number("rope_theta", 10000.0))
     rotary_dim = int(head_dim * part)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise CorruptFile(f"{rope.where}: {part} of a head of {head_dim} is not an even number of rotary dimensions.")
+        raise _inconsistent(rope, f"{part} of a head of {head_dim} is not an even number of rotary dimensions")
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "llama3":
         return _llama3_rope(rope, text, theta, rotary_dim)
     if kind != "default":
-        raise UnknownModel(f"{rope.where}: rotary scaling of type {kind!r} is not supported.")
+        own = " (Qwen's models need none up to their own context)" if kind == "yarn" else ""
+        raise _unsupported(rope, f"rotary scaling of type {kind!r}{own}")
     return RopeSpec(theta, rotary_dim)
 
 
@@ -161,7 +175,7 @@ def _layer_types(text: Fields) -> list[str]:
     if types is None:
         return []
     if not isinstance(types, list) or len(types) != text.layers("num_hidden_layers"):
-        raise CorruptFile(f"{text.where}: layer_types should name the kind of each of the num_hidden_layers layers.")
+        raise _inconsistent(text, "layer_types should name the kind of each of the num_hidden_layers layers")
     return types
 
 
@@ -184,7 +198,7 @@ def _layer_kind(
     text: Fields, kind: str, allowed: tuple[str, ...] = ("full_attention", "linear_attention")
 ) -> LayerKind:
     if kind not in allowed:
-        raise UnknownModel(f"{text.where}: layers of type {kind!r} are not supported in this architecture.")
+        raise _unsupported(text, f"a layer of type {kind!r} in this architecture")
     return "linear_attention" if kind == "linear_attention" else "full_attention"
 
 
@@ -197,7 +211,7 @@ def _gdn(text: Fields) -> GdnSpec:
         conv_kernel=text.size("linear_conv_kernel_dim", 4),
     )
     if gdn.num_v_heads % gdn.num_k_heads:
-        raise CorruptFile(f"{text.where}: {gdn.num_v_heads} linear value heads cannot share {gdn.num_k_heads} keys.")
+        raise _inconsistent(text, f"{gdn.num_v_heads} linear value heads cannot share {gdn.num_k_heads} keys")
     return gdn
 
 
@@ -215,9 +229,9 @@ def _moe(text: Fields, next_model: bool) -> MoeSpec:
 def _refuse_mixed_layers(text: Fields) -> None:
     """Qwen3-Next's options that no published model uses."""
     if text.raw("mlp_only_layers") or text.size("decoder_sparse_step", 1) != 1:
-        raise UnknownModel(f"{text.where}: layers without experts among those with them are not supported.")
+        raise _unsupported(text, "a mixture of layers with experts and layers without")
     if not text.flag("norm_topk_prob", True):
-        raise UnknownModel(f"{text.where}: experts whose shares do not add up to 1 are not supported.")
+        raise _unsupported(text, "a router whose shares do not add up to 1 (norm_topk_prob)")
 
 
 def eos_tokens(generation: Fields, outer: Fields, text: Fields) -> tuple[int, ...]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
+from slipstream.load.hf.beside import check_beside
 from slipstream.load.hf.config import quantisation, spec_from_config
+from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.hf.joined_projections import Part, parts_of_joined
-from slipstream.load.hf.packed.family import INSTEAD, Family, Hints, families
+from slipstream.load.hf.packed.family import Family, Hints, families
 from slipstream.load.hf.packed.integers import Stored
 from slipstream.load.hf.packed.stored import stored
 from slipstream.load.hf.safetensors import TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
-from slipstream.load.shapes import check_model
+from slipstream.load.shapes import check_model, model_shapes, stored_experts
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import FP8, Place, RawTensor
 
@@ -89,6 +92,10 @@ class HfCheckpoint:
         part = self._parts.get(name)
         return self._family(name if part is None else part.source).places
 
+    def check_beside(self, needed: Iterable[str]) -> None:
+        """`needed`: what a model reads. Raises UnknownModel for a tensor beside that would change its results."""
+        check_beside(self._families, (part.source if (part := self._parts.get(name)) else name for name in needed))
+
     def files(self) -> list[Path]:
         return self._store.files()
 
@@ -111,7 +118,8 @@ class HfCheckpoint:
         shape = self._described(part.source).shape
         if len(shape) != 2 or shape[0] != part.num_source_rows:
             raise MissingTensor(
-                f"{self.path}: {part.source} is {list(shape)}, but this model needs {part.num_source_rows} rows."
+                f"{self.path}: {part.source} is {list(shape)}, but this model needs {part.num_source_rows} rows: "
+                f"{AGAIN}."
             )
 
 
@@ -130,7 +138,8 @@ def open_hf(folder: Path, name: str = "") -> HfCheckpoint:
         method = quantised.get("quant_method")
         if not isinstance(method, str) or method.startswith(READ_METHODS):
             raise
-        raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {INSTEAD}.") from error
+        raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {OTHER_TYPES}.") from error
+    checkpoint.check_beside(model_shapes(spec, partial(stored_experts, checkpoint)))
     checkpoint.spec = replace(spec, fp8=any(checkpoint.dtype(each) == FP8 for each in checkpoint.names()))
     return checkpoint
 
@@ -170,6 +179,8 @@ def _canonical_names(store: TensorStore) -> dict[str, str]:
         if canonical is None:
             continue
         if canonical in on_disk:
-            raise CorruptFile(f"{store.path} holds both {name!r} and {on_disk[canonical]!r}, the same tensor twice.")
+            raise CorruptFile(
+                f"{store.path} holds both {name!r} and {on_disk[canonical]!r}, the same tensor twice: {AGAIN}."
+            )
         on_disk[canonical] = name
     return on_disk

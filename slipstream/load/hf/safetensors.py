@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
+from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.json_file import parse_json, read_json
 from slipstream.load.mapped_file import map_file, release_pages
 from slipstream.load.tensor import NUMPY_TYPES, Place, RawTensor
@@ -49,7 +50,9 @@ class Entry:
 def check_type(where: Path | str, name: str, entry: Entry) -> None:
     if entry.dtype not in NUMPY_TYPES:
         known = ", ".join(NUMPY_TYPES)
-        raise UnknownModel(f"{where}: tensor {name!r} is stored as {entry.dtype}, only {known} can be read.")
+        raise UnknownModel(
+            f"{where}: tensor {name!r} is stored as {entry.dtype}, only {known} can be read: {OTHER_TYPES}."
+        )
 
 
 class TensorStore(Protocol):
@@ -102,7 +105,9 @@ class SafetensorsFile:
     def array(self, name: str) -> np.ndarray:
         entry = self.entry(name)
         if entry.dtype not in STORED_TYPES:
-            raise UnknownModel(f"{self.path}: tensor {name!r} is stored as {entry.dtype}, which cannot be read.")
+            raise UnknownModel(
+                f"{self.path}: tensor {name!r} is stored as {entry.dtype}, which cannot be read: {OTHER_TYPES}."
+            )
         dtype = STORED_TYPES[entry.dtype]
         # [bytes of the tensor]
         raw = self._bytes[entry.start : entry.stop]
@@ -186,11 +191,13 @@ def open_shards(index: Path) -> list[SafetensorsFile]:
     for shard, file in files.items():
         for name in file:
             if name in held or wanted.get(name, shard) != shard:
-                raise CorruptFile(f"{file.path} holds tensor {name!r}, which belongs to another shard of the index.")
+                raise CorruptFile(
+                    f"{file.path} holds tensor {name!r}, which belongs to another shard of the index: {AGAIN}."
+                )
             held.add(name)
     for name, shard in wanted.items():
         if name not in held:
-            raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it.")
+            raise CorruptFile(f"{index} places tensor {name!r} in {shard}, which does not hold it: {AGAIN}.")
     return list(files.values())
 
 
@@ -204,16 +211,22 @@ def _only_file(folder: Path) -> SafetensorsFile:
     if len(others) == 1:
         return SafetensorsFile(others[0])
     if found:
-        raise LoadError(f"{folder} has {len(found)} safetensors files but no {INDEX_NAME} that says what they hold.")
-    raise LoadError(f"{folder} has no safetensors weights: expected {SINGLE_NAME} or {INDEX_NAME}.")
+        raise LoadError(
+            f"{folder} has {len(found)} safetensors files but no {INDEX_NAME} that says what they hold: fetch it, too."
+        )
+    raise LoadError(
+        f"{folder} has no safetensors weights, {SINGLE_NAME} or {INDEX_NAME}: take a folder that has them, or a GGUF."
+    )
 
 
 def _read_header(path: Path, data: np.ndarray) -> dict[str, Entry]:
     if len(data) < 8:
-        raise CorruptFile(f"{path} is {len(data)} bytes long, too short for a safetensors file.")
+        raise CorruptFile(f"{path} is {len(data)} bytes long, too short for a safetensors file: {AGAIN}.")
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     if length > len(data) - 8:
-        raise CorruptFile(f"{path} claims a header of {length} bytes but has {len(data)} in all: truncated or damaged.")
+        raise CorruptFile(
+            f"{path} claims a header of {length} bytes but has {len(data)} in all, truncated or damaged: {AGAIN}."
+        )
     header = parse_json(data[8 : 8 + length].tobytes(), f"The header of {path}")
     header.pop("__metadata__", None)
     return {name: _read_entry(path, name, value, 8 + length, len(data)) for name, value in header.items()}
@@ -223,12 +236,18 @@ def _read_entry(path: Path, name: str, value: Any, base: int, size: int) -> Entr
     fields = value if isinstance(value, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
-        raise CorruptFile(f"{path}: the header entry of tensor {name!r} lacks a proper dtype, shape or data_offsets.")
+        raise CorruptFile(
+            f"{path}: the header entry of tensor {name!r} lacks a proper dtype, shape or data_offsets: {AGAIN}."
+        )
     entry = Entry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
     if entry.start > entry.stop or entry.stop > size:
-        raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs up to byte {entry.stop}: it is truncated.")
+        raise CorruptFile(
+            f"{path} has {size} bytes, tensor {name!r} needs up to byte {entry.stop}, so it is truncated: {AGAIN}."
+        )
     if dtype in STORED_TYPES and entry.num_bytes != math.prod(shape) * STORED_TYPES[dtype].itemsize:
-        raise CorruptFile(f"{path}: tensor {name!r} of type {dtype} and shape {shape} has the wrong number of bytes.")
+        raise CorruptFile(
+            f"{path}: tensor {name!r} of type {dtype} and shape {shape} has the wrong number of bytes: {AGAIN}."
+        )
     return entry
 
 
@@ -239,15 +258,15 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 def _read_index(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptFile(f"{index} should have a 'weight_map' from tensor names to shards.")
+        raise CorruptFile(f"{index} should have a 'weight_map' from tensor names to shards: {AGAIN}.")
     for shard in weight_map.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CorruptFile(f"{index} names a shard {shard!r}, which is not a file name.")
+            raise CorruptFile(f"{index} names a shard {shard!r}, which is not a file name: {AGAIN}.")
     return weight_map
 
 
 def _open_shard(index: Path, shard: str) -> SafetensorsFile:
     path = index.parent / shard
     if not path.exists():
-        raise LoadError(f"{index} names the shard {shard}, which is missing from the folder.")
+        raise LoadError(f"{index} names the shard {shard}, which is missing from the folder: {AGAIN}.")
     return SafetensorsFile(path)

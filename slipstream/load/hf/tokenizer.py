@@ -8,6 +8,7 @@ from typing import Any
 import tokenizers
 
 from slipstream.errors import CorruptFile, LoadError, UnknownModel
+from slipstream.load.hf.instead import AGAIN
 from slipstream.load.json_file import read_json, read_json_if_there
 from slipstream.load.tokenizer.chat_template import ChatTemplate
 from slipstream.load.tokenizer.token_bytes import VISIBLE_SPACE, Alphabet
@@ -20,7 +21,10 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: tuple[int, ...] = ()) -> 
     """`eos_token_ids`: those of the model's configuration; the tokenizer's own one is added to them."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise LoadError(f"{folder} has no tokenizer.json, the only tokenizer format we read from a folder.")
+        raise LoadError(
+            f"{folder} has no tokenizer.json, the only tokenizer format we read from a folder: fetch it, too, or take "
+            "the model as a GGUF."
+        )
     description = read_json(path)
     decoders = _decoders(description, path)
     backend = tokenizers.Tokenizer.from_file(str(path))
@@ -44,7 +48,7 @@ def _decoders(description: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     decoder = description.get("decoder") or {}
     parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else None
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise CorruptFile(f"{path} has a decoder that is not an object.")
+        raise CorruptFile(f"{path} has a decoder that is not an object: {AGAIN}.")
     return parts
 
 
@@ -54,7 +58,10 @@ def _alphabet(decoders: list[dict[str, Any]], path: Path) -> Alphabet:
         return "byte_level"
     if {"ByteFallback", "Metaspace"} & set(kinds) or any(_is_visible_space(decoder) for decoder in decoders):
         return "sentencepiece"
-    raise UnknownModel(f"{path} decodes with {kinds}, only byte-level and SentencePiece vocabularies can be read.")
+    raise UnknownModel(
+        f"{path} decodes with {kinds}, only byte-level and SentencePiece vocabularies can be read: take a model with "
+        "one of these."
+    )
 
 
 def _is_visible_space(decoder: dict[str, Any]) -> bool:
@@ -87,5 +94,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     except (TypeError, KeyError):
         templates = {"": None}
     if not all(isinstance(source, str) for source in templates.values()):
-        raise CorruptFile(f"{folder}: chat_template should be a string or a list of objects with name and template.")
+        raise CorruptFile(
+            f"{folder}: chat_template should be a string or a list of objects with name and template: {AGAIN}."
+        )
     return templates

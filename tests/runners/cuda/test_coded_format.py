@@ -15,10 +15,10 @@ from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
 from slipstream.errors import UnknownModel
-from slipstream.load.dequantize import E4M3_VALUES
+from slipstream.load.dequantize import E4M3_VALUES, dequantize
 from slipstream.load.quantized.codes import Codes
 from slipstream.load.quantized.types import codes_of, container_of
-from slipstream.load.tensor import RawTensor
+from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
 from slipstream.runners.cuda.kernels.matmul.linear_coded import LIBRARY_TOKENS
 from slipstream.runners.cuda.kernels.quant.device_codes import DeviceCodes, device_codes
 from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, stored_as
@@ -46,6 +46,11 @@ def random_raw(dtype: str, num_rows: int, width: int, seed: int = 0, name: str =
         return RawTensor(name, dtype, (num_rows, width), blocks.reshape(num_rows, -1))
     if dtype == "F32":
         return RawTensor(name, dtype, (num_rows, width), rng.normal(0, 0.05, (num_rows, width)).astype(np.float32))
+    if dtype == FP8:
+        codes = rng.integers(0, 127, (num_rows, width)) + 128 * rng.integers(0, 2, (num_rows, width))
+        scale = rng.uniform(0.0001, 0.0005, (num_rows, -(-width // FP8_GROUP))).astype(np.float32)
+        scale = (scale.view(np.uint32) & 0xFFFF0000).view(np.float32)  # a bfloat16
+        return RawTensor(name, dtype, (num_rows, width), codes.astype(np.uint8), scale)
     container = container_of(dtype)
     assert container is not None
     groups = (num_rows, width // container.group)
@@ -62,8 +67,8 @@ def random_raw(dtype: str, num_rows: int, width: int, seed: int = 0, name: str =
 
 def weights_of(raw: RawTensor) -> Tensor:
     """float64"""
-    if raw.dtype == "F32":
-        return torch.from_numpy(raw.data).double()
+    if raw.dtype in ("F32", FP8):
+        return torch.from_numpy(dequantize(raw)).double()
     if raw.dtype in HALVES:
         return torch.from_numpy(dequantize_blocks(raw.data, GGMLQuantizationType[raw.dtype])).double()
     return torch.from_numpy(codes_of(raw).weights()).double()
@@ -245,8 +250,17 @@ def test_experts(
     assert off < (1e-5 if dtype == torch.float32 else 1.5e-2 if device.type == "cuda" else 3e-2)
 
 
-def test_experts_of_different_types_are_refused(device: torch.device) -> None:
-    gate_up, down = expert_parts(["Q4_0", "Q4_0"], 2, 32, 64), expert_parts(["Q8_0"], 2, 64, 32)
-    gate_up[1][1] = random_raw("Q8_0", 32, 64, name="the odd one")
-    with pytest.raises(UnknownModel, match="the odd one is stored as Q8_0"):
+@pytest.mark.parametrize(
+    ("which", "first", "other"),
+    [
+        *((0, *types) for types in (("Q4_0", "F32"), ("F32", "F8_E4M3"), ("F8_E4M3", "Q4_0"))),
+        *((1, *types) for types in (("Q4_0", "Q8_0"), ("Q4_0", "F8_E4M3"), ("F8_E4M3", "F32"), ("F32", "Q4_0"))),
+    ],
+)
+def test_experts_of_different_types_are_refused(which: int, first: str, other: str, device: torch.device) -> None:
+    """Of a kind: what stays as it is stored does not become floats for the others' sake, since the plan counts it."""
+    gate_up, down = expert_parts([first, first], 2, 32, 128), expert_parts(["Q8_0"], 2, 128, 32)
+    gate_up[which][1] = random_raw(other, 32, 128, name="the odd one")
+    says = rf"the odd one is stored as {other}, but a matrix as {first}, .*: take --dtype bfloat16 or int8, or a model"
+    with pytest.raises(UnknownModel, match=says):
         stored_format(device).experts(gate_up, down)

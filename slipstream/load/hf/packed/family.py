@@ -12,6 +12,7 @@ import numpy as np
 
 from slipstream.errors import CorruptFile, MissingTensor, UnknownModel
 from slipstream.load.dequantize import dequantize
+from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.hf.safetensors import Entry, TensorStore
 from slipstream.load.tensor import Place
 
@@ -20,14 +21,16 @@ SCALES = ("weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_s
 OTHERS = ("weight_zero_point", "weight_shape", "weight_g_idx", "qzeros", "g_idx", "meta", "SCB", "weight_format")
 # Of activations and of the KV cache, which are not quantised here.
 UNUSED = (
-    *("input_scale", "input_global_scale", "input_zero_point", "output_scale"),
+    *("input_scale", "input_global_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
+    *("output_scale", "output_global_scale", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale"),
+    *("k_zero_point", "v_zero_point", "q_zero_point", "k_global_scale", "v_global_scale", "q_global_scale"),
+    *("k_bias", "v_bias"),
 )
 ROLES = frozenset((*MAIN, *SCALES, *OTHERS, *UNUSED))
 BITSANDBYTES = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")  # after "X.weight."
 STACKS = ("gate_up_proj", "down_proj")  # all experts in one tensor, whose name has no ".weight"
 FLOATS = ("BF16", "F32", "F16")
-INSTEAD = "take the model in 4 bits (AWQ, GPTQ, compressed-tensors), FP8, NVFP4 or BF16, or as a GGUF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Family:
 
     def entry(self, role: str) -> Entry:
         if role not in self.on_disk:
-            raise MissingTensor(f"{self.where}: {self.label(role)!r} is missing, which {self.name} needs.")
+            raise MissingTensor(f"{self.where}: {self.label(role)!r} is missing, which {self.name} needs: {AGAIN}.")
         return self.store.entry(self.on_disk[role])
 
     def array(self, role: str) -> np.ndarray:
@@ -93,13 +96,13 @@ class Family:
         if entry.dtype not in dtypes:
             known = ", ".join(dtypes)
             raise UnknownModel(
-                f"{self.where}: {self.label(role)} is stored as {entry.dtype}, only {known} can be read."
+                f"{self.where}: {self.label(role)} is stored as {entry.dtype}, only {known} can be read: {OTHER_TYPES}."
             )
         if entry.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
             raise CorruptFile(
                 f"{self.where}: {self.label(role)} is {list(entry.shape)}, but beside {self.label(self.main)}, "
-                f"{list(self.entry(self.main).shape)}, it should be {wanted}."
+                f"{list(self.entry(self.main).shape)}, it should be {wanted}: {AGAIN}."
             )
         return entry
 
@@ -107,12 +110,12 @@ class Family:
         """The shape of a tensor that is a matrix, or a stack of them, and not empty."""
         shape = self.entry(role).shape
         if len(shape) < 2 or 0 in shape:
-            raise CorruptFile(f"{self.where}: {self.label(role)} is no matrix: its shape is {list(shape)}.")
+            raise CorruptFile(f"{self.where}: {self.label(role)} is no matrix, its shape is {list(shape)}: {AGAIN}.")
         self.check(role, dtypes, shape)
         return shape
 
     def unreadable(self, why: str) -> UnknownModel:
-        return UnknownModel(f"{self.where}: {self.name} {why}, which cannot be read: {INSTEAD}.")
+        return UnknownModel(f"{self.where}: {self.name} {why}, which cannot be read: {OTHER_TYPES}.")
 
 
 def families(names: Mapping[str, str], where: str, store: TensorStore, hints: Hints) -> dict[str, Family]:
@@ -125,7 +128,7 @@ def families(names: Mapping[str, str], where: str, store: TensorStore, hints: Hi
             found[matrix] = Family(matrix, where, store, hints)
         if role in found[matrix].on_disk:
             raise CorruptFile(
-                f"{where} holds both {stored!r} and {found[matrix].on_disk[role]!r}, the same tensor twice."
+                f"{where} holds both {stored!r} and {found[matrix].on_disk[role]!r}, the same tensor twice: {AGAIN}."
             )
         found[matrix].on_disk[role] = stored
     return {name: family for name, family in found.items() if any(role in family for role in MAIN)}

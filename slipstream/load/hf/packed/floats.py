@@ -11,6 +11,7 @@ import numpy as np
 
 from slipstream.errors import CorruptFile, MissingTensor, UnknownModel
 from slipstream.load.dequantize import E4M3_VALUES
+from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.hf.packed.family import FLOATS, Family
 from slipstream.load.hf.packed.groups import groups_of
 from slipstream.load.hf.packed.integers import Stored
@@ -25,10 +26,12 @@ def fp8(family: Family) -> Stored:
     role = "weight_scale_inv" if "weight_scale_inv" in family else "weight_scale"
     if role not in family:
         label = family.label("weight_scale_inv")
-        raise MissingTensor(f"{family.where}: {family.name} is stored in FP8, but its scales, {label!r}, are missing.")
+        raise MissingTensor(
+            f"{family.where}: {family.name} is stored in FP8, but its scales, {label!r}, are missing: {AGAIN}."
+        )
     if len(shape) < 2 or 0 in shape:
         raise CorruptFile(
-            f"{family.where}: {family.name} is stored in FP8, but is no matrix: its shape is {list(shape)}."
+            f"{family.where}: {family.name} is stored in FP8, but is no matrix, its shape is {list(shape)}: {AGAIN}."
         )
     _check_scales(family, role, shape)
 
@@ -43,7 +46,7 @@ def _check_scales(family: Family, role: str, shape: tuple[int, ...]) -> None:
     if found.dtype not in FLOATS:
         known = ", ".join(FLOATS)
         raise UnknownModel(
-            f"{family.where}: {family.label(role)} is stored as {found.dtype}, only {known} can be read."
+            f"{family.where}: {family.label(role)} is stored as {found.dtype}, only {known} can be read: {OTHER_TYPES}."
         )
     if found.shape == blocks:
         return
@@ -52,7 +55,7 @@ def _check_scales(family: Family, role: str, shape: tuple[int, ...]) -> None:
     others = ", or one for each row, or one in all" if role == "weight_scale" else ""
     raise CorruptFile(
         f"{family.where}: {family.label(role)} is {list(found.shape)}, but {family.name}, {list(shape)} in FP8, "
-        f"needs {list(blocks)}: a scale for each block of {FP8_GROUP} x {FP8_GROUP}{others}."
+        f"needs {list(blocks)}: a scale for each block of {FP8_GROUP} x {FP8_GROUP}{others}; {OTHER_TYPES}."
     )
 
 

@@ -17,6 +17,7 @@ from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
 from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
 from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
+from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
 from slipstream.runners.cuda.kernels.quant.pack import put
 from slipstream.runners.cuda.kernels.quant.whole_numbers import WholeNumbers, whole_numbers
 from slipstream.runners.cuda.model.linear import ExpertStack, PackedLinear
@@ -93,14 +94,16 @@ class CodedExperts(ExpertStack[CodedStacks]):
 
 
 def stored_as(part: object) -> tuple[Hashable, ...]:
-    """The layouts of all matrices in codes in a layer, or in a part of one: what differs needs other kernels."""
+    """Where in a layer, or in a part of one, matrices are in which codes: what differs needs other kernels."""
     if isinstance(part, CodedMatrix):
         return (part.layout,)
+    if isinstance(part, Fp8Matrix):
+        return (part.kind,)
     if isinstance(part, tuple):
-        return tuple(found for each in part for found in stored_as(each))
+        return tuple(map(stored_as, part))
     if not is_dataclass(part):
         return ()
-    return tuple(found for field in fields(part) for found in stored_as(getattr(part, field.name)))
+    return tuple(stored_as(getattr(part, field.name)) for field in fields(part))
 
 
 def packed_matrix(

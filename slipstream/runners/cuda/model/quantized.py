@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +40,8 @@ from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.pack import fp8_factors
 from slipstream.runners.cuda.kernels.quant.quantize import SLAB, QuantizedMatrix
 from slipstream.runners.cuda.model.coded import CodedExperts, CodedLinear, CodedStack, CodedStacks, packed_matrix
-from slipstream.runners.cuda.model.linear import CudaFormat, ExpertStack, PackedLinear, library_product
+from slipstream.runners.cuda.model.linear import CudaExperts, CudaFormat, ExpertStack, PackedLinear, library_product
+from slipstream.runners.cuda.model.mixed_experts import ExpertMatrices, MixedExperts
 from slipstream.runners.torch.experts import Experts
 from slipstream.runners.torch.ops import Linear, LinearStack, Ops, RmsNorm
 from slipstream.runners.torch.weights import LinearFormat, Parts, as_tensor
@@ -142,8 +142,7 @@ class CudaStoredFormat(CudaFormat):
     def linear(self, parts: Sequence[RawTensor], bias: Tensor | None) -> Linear:
         made: list[Linear] = []
         start = 0
-        for layout, group in groupby(parts, self._part_layout):
-            same = list(group)
+        for layout, same in self._runs(parts):
             shape = _stacked_shape(same)
             own = None if bias is None else bias[start : start + shape[0]]
             if layout is None:
@@ -159,6 +158,17 @@ class CudaStoredFormat(CudaFormat):
             return made[0]
         return (CodedStack if any(isinstance(part, CodedLinear) for part in made) else LinearStack)(tuple(made))
 
+    def _runs(self, parts: Parts) -> list[tuple[CodeLayout | None, list[RawTensor]]]:
+        """Neighbours that become one matrix: of one layout in codes, or rows in FP8 with others after them."""
+        runs: list[tuple[CodeLayout | None, list[RawTensor]]] = []
+        for part in parts:
+            layout = self._part_layout(part)
+            if runs and runs[-1][0] == layout and (self._kept_type(runs[-1][1][-1]) or not self._kept_type(part)):
+                runs[-1][1].append(part)
+            else:
+                runs.append((layout, [part]))
+        return runs
+
     def _without_codes(self, parts: Parts, bias: Tensor | None) -> Linear:
         matrix = self._quantized_matrix(parts)
         return super().linear(parts, bias) if matrix is None else self._with_room(matrix, bias)
@@ -169,29 +179,53 @@ class CudaStoredFormat(CudaFormat):
         return made
 
     def experts(self, gate_up: Sequence[Parts], down: Sequence[Parts]) -> Experts:
-        layouts = [[self._layout(part.dtype) for part in each[0]] for each in (gate_up, down)]
-        if all(layout is not None for each in layouts for layout in each):
-            return CodedExperts(*(self._coded_stacks(each) for each in (gate_up, down)))
-        stacks = [self._quantized_matrix([part for parts in each for part in parts]) for each in (gate_up, down)]
-        if any(stack is None or stack.kept is not None for stack in stacks):
-            return super().experts(gate_up, down)
-        return self._make_experts(*(stack for stack in stacks if stack is not None))
+        return self._joined(self._expert_matrices(gate_up), self._expert_matrices(down))
+
+    def _expert_matrices(self, matrices: Sequence[Parts]) -> ExpertMatrices:
+        """In the form of the first expert's: in codes, in FP8, or in the activations' own type."""
+        first = matrices[0]
+        if all(self._layout(part.dtype) is not None for part in first):
+            return self._coded_stacks(matrices)
+        made = self._quantized_matrix(
+            [part for parts in matrices for part in self._alike(parts, [first[0]] * len(parts))]
+        )
+        return self._stacked(matrices) if made is None else made
+
+    def _joined(self, gate_up: ExpertMatrices, down: ExpertMatrices) -> Experts:
+        if isinstance(gate_up, CodedStacks) and isinstance(down, CodedStacks):
+            return CodedExperts(gate_up, down)
+        if isinstance(gate_up, Tensor) and isinstance(down, Tensor):
+            return CudaExperts(gate_up, down)
+        if isinstance(gate_up, CodedStacks | Tensor) or isinstance(down, CodedStacks | Tensor):
+            return MixedExperts(gate_up, down)
+        return self._make_experts(gate_up, down)
 
     def _coded_stacks(self, matrices: Sequence[Parts]) -> CodedStacks:
         """Parts of one layout in one stack, as they follow each other in an expert: the first one's decides."""
-        types = [part.dtype for part in matrices[0]]
         layouts = [layout for part in matrices[0] if (layout := self._part_layout(part)) is not None]
         whole = len(set(layouts)) == 1
-        each = [slice(None)] if whole else [slice(at, at + 1) for at in range(len(types))]
-        stacks = (self._coded_stack(layouts[which][0], matrices, which, types) for which in each)
-        return CodedStacks(tuple(stacks))
+        each = [slice(None)] if whole else [slice(at, at + 1) for at in range(len(layouts))]
+        return CodedStacks(tuple(self._coded_stack(layouts[which][0], matrices, which) for which in each))
 
-    def _coded_stack(
-        self, layout: CodeLayout, matrices: Sequence[Parts], which: slice, types: Sequence[str]
-    ) -> CodedMatrix:
-        num_rows, width = _stacked_shape(matrices[0][which])
-        slabs = (slab for parts in matrices for part in _alike(parts, types)[which] for slab in _slabs(part))
+    def _coded_stack(self, layout: CodeLayout, matrices: Sequence[Parts], which: slice) -> CodedMatrix:
+        first = matrices[0]
+        num_rows, width = _stacked_shape(first[which])
+        slabs = (slab for parts in matrices for part in self._alike(parts, first)[which] for slab in _slabs(part))
         return packed_matrix(layout, slabs, (len(matrices) * num_rows, width), self.ops.device)
+
+    def _alike(self, parts: Parts, others: Parts) -> Parts:
+        """An expert's, which must stay in the types that those stay in."""
+        for part, other in zip(parts, others, strict=True):
+            if self._kept_type(part) != self._kept_type(other):
+                raise UnknownModel(
+                    f"{part.name} is stored as {part.dtype}, but {other.name} as {other.dtype}, and experts of one "
+                    "layer must be of one type: take --dtype bfloat16 or int8, or a model whose experts are alike."
+                )
+        return parts
+
+    def _kept_type(self, part: RawTensor) -> str:
+        """That of a matrix which stays as it is stored; "": it does not."""
+        return part.dtype if self._layout(part.dtype) is not None or _stays_coded(part) else ""
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         """All parts, stacked along the output; None: in the activations' own type."""
@@ -250,10 +284,15 @@ class CudaQuantizedFormat(CudaStoredFormat):
         return self._with_room(self._quantize([matrix], matrix.shape), bias)
 
     def dense_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        if not self._fits(gate_up.shape[2]) or not self._fits(down.shape[2]):
-            return super().dense_experts(gate_up, down)
-        stacks = (self._quantize([stack.flatten(0, 1)], _flattened_shape(stack.shape)) for stack in (gate_up, down))
-        return self._make_experts(*stacks)
+        return self._joined(self._rounded(gate_up), self._rounded(down))
+
+    def _rounded(self, stack: Tensor) -> ExpertMatrices:
+        if not self._fits(stack.shape[2]):
+            return stack.to(self.ops.dtype)
+        return self._quantize([stack.flatten(0, 1)], _flattened_shape(stack.shape))
+
+    def _kept_type(self, part: RawTensor) -> str:
+        return ""
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         if not self._fits(parts[0].shape[1]):
@@ -304,17 +343,6 @@ class CudaFp8Format(CudaQuantizedFormat):
 
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0
-
-
-def _alike(parts: Parts, types: Sequence[str]) -> Parts:
-    """An expert's, which must be of the same types as the first expert's."""
-    for part, dtype in zip(parts, types, strict=True):
-        if part.dtype != dtype:
-            raise UnknownModel(
-                f"{part.name} is stored as {part.dtype}, but other experts of its layer as {dtype}: experts of one "
-                "layer must be of one type."
-            )
-    return parts
 
 
 def _stays_coded(part: RawTensor) -> bool:

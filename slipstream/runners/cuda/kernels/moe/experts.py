@@ -224,6 +224,36 @@ def route(scores: Tensor, num_active: int) -> tuple[Tensor, Tensor]:
     return expert, share
 
 
+class Blocks(NamedTuple):
+    """A step's pairs of a token and one of its experts, as kernels take them: a block of one expert's a program."""
+
+    num_blocks: int
+    few: bool  # not grouped: see FEW_TOKENS
+    work: tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]  # arguments of ``block_of``
+
+    @property
+    def num_pairs(self) -> int:
+        return self.work[0].numel()
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Of kernels."""
+        num_active = self.work[0].shape[1]
+        return {"ACTIVE": num_active, "WIDE": triton.next_power_of_2(num_active), "FEW": self.few}
+
+
+def blocks_of(
+    expert: Tensor,  # int32 [tokens, active]
+    positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are in no block
+    num_experts: int,
+    size: int,
+) -> Blocks:
+    if expert.shape[0] <= FEW_TOKENS:
+        return Blocks(expert.numel(), True, (expert, positions, None, None, expert.shape[0]))
+    groups = group(expert, positions, num_experts, size)
+    return Blocks(groups.num_blocks, False, (expert, positions, groups.experts, groups.pairs, expert.shape[0]))
+
+
 def expert_pairs(
     x: Tensor,  # [tokens, hidden]; rows may lie apart
     gate_up: Tensor,  # [experts, 2 * inner, hidden]: the gate's rows, then the up rows
@@ -232,49 +262,42 @@ def expert_pairs(
     positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are not written
 ) -> Tensor:
     """Each active expert's MLP of its token. [tokens, active, hidden]"""
-    (num_tokens, num_active), (num_experts, hidden, inner) = expert.shape, down.shape
-    assert x.stride(1) == 1
+    num_experts, hidden, inner = down.shape
     assert gate_up.shape == (num_experts, 2 * inner, hidden)
-    assert gate_up.is_contiguous()
-    assert down.is_contiguous()
-    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype)
-    few = num_tokens <= FEW_TOKENS
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
-    sizes = {
-        "HIDDEN": hidden,
-        "INNER": inner,
-        "ACTIVE": num_active,
-        "WIDE": triton.next_power_of_2(num_active),
-        "FEW": few,
+    tiles = _tiles(expert, num_experts, x.dtype)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
+    activated = _multiply(x, gate_up, blocks, tiles, gated=True)
+    return _multiply(activated, down, blocks, tiles, gated=False).view(*expert.shape, hidden)
+
+
+def expert_product(source: Tensor, matrix: Tensor, expert: Tensor, positions: Tensor, *, gated: bool) -> Tensor:
+    """One of the two products of ``expert_pairs``. [pairs, inner or hidden]"""
+    tiles = _tiles(expert, matrix.shape[0], source.dtype)
+    return _multiply(source, matrix, blocks_of(expert, positions, matrix.shape[0], tiles.pairs), tiles, gated)
+
+
+def _multiply(source: Tensor, matrix: Tensor, blocks: Blocks, tiles: _Tiles, gated: bool) -> Tensor:
+    """``gated``: silu(gate) * up, of rows of tokens; otherwise of rows of pairs."""
+    _, num_rows, width = matrix.shape
+    assert source.stride(1) == 1
+    assert matrix.is_contiguous()
+    num_out, columns = (num_rows // 2, tiles.up_cols) if gated else (num_rows, tiles.down_cols)
+    out = torch.empty((blocks.num_pairs, num_out), dtype=source.dtype, device=source.device)
+    options = {
+        **blocks.constants,
         "PAIRS": tiles.pairs,
+        "COLS": columns,
+        "DEPTH": _depth(tiles, width, source),
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
+        **pdl_options(source.device),
     }
-    activated = torch.empty((num_tokens * num_active, inner), dtype=x.dtype, device=x.device)
-    _gate_up_kernel[(num_blocks, triton.cdiv(inner, tiles.up_cols))](
-        x,
-        gate_up,
-        activated,
-        *work,
-        x.stride(0),
-        **sizes,
-        COLS=tiles.up_cols,
-        DEPTH=_depth(tiles, hidden, x),
-        **pdl_options(x.device),
-    )
-    out = torch.empty((num_tokens, num_active, hidden), dtype=x.dtype, device=x.device)
-    _down_kernel[(num_blocks, triton.cdiv(hidden, tiles.down_cols))](
-        activated,
-        down,
-        out,
-        *work,
-        **sizes,
-        COLS=tiles.down_cols,
-        DEPTH=_depth(tiles, inner, x),
-        **pdl_options(x.device),
-    )
+    grid = (blocks.num_blocks, triton.cdiv(num_out, columns))
+    if gated:
+        stride = source.stride(0)
+        _gate_up_kernel[grid](source, matrix, out, *blocks.work, stride, HIDDEN=width, INNER=num_out, **options)
+    else:
+        _down_kernel[grid](source, matrix, out, *blocks.work, HIDDEN=num_out, INNER=width, **options)
     return out
 
 
@@ -327,11 +350,12 @@ def _combine(
     return out
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype) -> _Tiles:
+def _tiles(expert: Tensor, num_experts: int, dtype: torch.dtype) -> _Tiles:
     """Few pairs an expert: narrow tiles, so that many programs read weights. Many: tiles for the tensor cores.
 
     Source: not in the log.
     """
+    num_tokens, pairs_per_expert = expert.shape[0], expert.numel() / num_experts
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 4:
         return _Tiles(16, 32, 64, 256, 4, 4)
     if pairs_per_expert <= 24 or dtype == torch.float32:

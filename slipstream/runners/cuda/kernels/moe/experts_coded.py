@@ -13,8 +13,7 @@ from torch import Tensor
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.cuda.kernels.gpus import Gpu, gpu
 from slipstream.runners.cuda.kernels.matmul.linear_coded import add_coded_tile, code_tiles, load_step
-from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
-from slipstream.runners.cuda.kernels.moe.groups import group
+from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, Blocks, block_of, blocks_of
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
@@ -88,43 +87,62 @@ def coded_expert_pairs(
     positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are not written
 ) -> Tensor:
     """Each active expert's MLP of its token. [tokens, active, hidden]"""
-    (num_tokens, num_active), hidden, inner = expert.shape, x.shape[1], down.width
+    hidden = x.shape[1]
     num_experts = down.num_rows // hidden
-    assert x.stride(1) == 1
-    assert sum(matrix.num_rows for matrix in gate_up) == num_experts * 2 * inner
-    has_descriptors = gpu(x.device).multiplies_from_shared
-    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype, gpu(x.device))
-    few = num_tokens <= FEW_TOKENS
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+    assert sum(matrix.num_rows for matrix in gate_up) == num_experts * 2 * down.width
+    tiles = _tiles(expert, num_experts, x.dtype, gpu(x.device))
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
+    activated = _activated(x, gate_up, num_experts, blocks, tiles)
+    out = x.new_empty(blocks.num_pairs, hidden)
+    _multiply(activated, down, out, num_experts, blocks, tiles)
+    return out.view(*expert.shape, hidden)
 
-    def multiply(matrix: CodedMatrix, source: Tensor, out: Tensor, of_tokens: bool, gated: bool = False) -> None:
-        _coded_experts[(num_blocks, triton.cdiv(out.shape[1], tiles.num_rows))](
-            source, *code_tiles(matrix, tiles.num_rows, not has_descriptors), out, *work,
-            matrix.num_rows, source.stride(0), out.stride(0), matrix.scales.stride(0),
-            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
-            WIDE=triton.next_power_of_2(num_active), FEW=few, OF_TOKENS=of_tokens, GATED=gated,
-            M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants, POINTERS=not has_descriptors,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
-        )  # fmt: skip
 
-    num_pairs = num_tokens * num_active
+def coded_expert_product(
+    source: Tensor, matrices: Sequence[CodedMatrix], expert: Tensor, positions: Tensor, num_experts: int, *, gated: bool
+) -> Tensor:
+    """One of the two products of ``coded_expert_pairs``. [pairs, inner or hidden]"""
+    tiles = _tiles(expert, num_experts, source.dtype, gpu(source.device))
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
+    if gated:
+        return _activated(source, matrices, num_experts, blocks, tiles)
+    [matrix] = matrices
+    out = source.new_empty(blocks.num_pairs, matrix.num_rows // num_experts)
+    _multiply(source, matrix, out, num_experts, blocks, tiles)
+    return out
+
+
+def _activated(x: Tensor, gate_up: Sequence[CodedMatrix], num_experts: int, blocks: Blocks, tiles: _Tiles) -> Tensor:
+    """silu(gate) * up of each pair. [pairs, inner]"""
+    num_out = sum(matrix.num_rows for matrix in gate_up) // num_experts
     if len(gate_up) == 1:
-        activated = x.new_empty(num_pairs, inner)
-        multiply(gate_up[0], x, activated, True, gated=True)
-    else:
-        both = x.new_zeros(num_pairs, 2 * inner)  # pairs of padding are not written
-        for matrix, half in zip(gate_up, both.chunk(2, dim=1), strict=True):
-            multiply(matrix, x, half, True)
-        activated = silu_mul(both)
-    out = x.new_empty(num_pairs, hidden)
-    multiply(down, activated, out, False)
-    return out.view(num_tokens, num_active, hidden)
+        activated = x.new_empty(blocks.num_pairs, num_out // 2)
+        _multiply(x, gate_up[0], activated, num_experts, blocks, tiles, of_tokens=True, gated=True)
+        return activated
+    both = x.new_zeros(blocks.num_pairs, num_out)  # pairs of padding are not written
+    for matrix, half in zip(gate_up, both.chunk(2, dim=1), strict=True):
+        _multiply(x, matrix, half, num_experts, blocks, tiles, of_tokens=True)
+    return silu_mul(both)
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype, device: Gpu) -> _Tiles:
+def _multiply(
+    source: Tensor, matrix: CodedMatrix, out: Tensor, num_experts: int, blocks: Blocks, tiles: _Tiles,
+    *, of_tokens: bool = False, gated: bool = False,
+) -> None:  # fmt: skip
+    assert source.stride(1) == 1
+    by_pointers = not gpu(source.device).multiplies_from_shared
+    _coded_experts[(blocks.num_blocks, triton.cdiv(out.shape[1], tiles.num_rows))](
+        source, *code_tiles(matrix, tiles.num_rows, by_pointers), out, *blocks.work,
+        matrix.num_rows, source.stride(0), out.stride(0), matrix.scales.stride(0),
+        ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, **blocks.constants, OF_TOKENS=of_tokens, GATED=gated,
+        M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants, POINTERS=by_pointers,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(source.device),
+    )  # fmt: skip
+
+
+def _tiles(expert: Tensor, num_experts: int, dtype: torch.dtype, device: Gpu) -> _Tiles:
     """Narrow enough for registers: two products are under way at once. Source: compiled, not measured."""
+    num_tokens, pairs_per_expert = expert.shape[0], expert.numel() / num_experts
     if dtype == torch.float32:  # without tensor cores
         return _Tiles(16, 64, 4, 2)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:

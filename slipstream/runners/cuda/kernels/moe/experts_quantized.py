@@ -14,8 +14,7 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import add_tile, row_scales, scaled, tiles_of
-from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
-from slipstream.runners.cuda.kernels.moe.groups import group
+from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, Blocks, block_of, blocks_of
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 
@@ -81,37 +80,47 @@ def quantized_expert_pairs(
     positions: Tensor,  # int32 [tokens]; -1: padding, its pairs are not written
 ) -> Tensor:
     """Each active expert's MLP of its token. [tokens, active, hidden]"""
-    (num_tokens, num_active), hidden, inner = expert.shape, gate_up.width, down.width
+    hidden, inner = gate_up.width, down.width
     num_experts = down.num_rows // hidden
-    assert x.stride(1) == 1
     assert gate_up.num_rows == num_experts * 2 * inner
-    tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, gate_up, x.dtype)
-    few = num_tokens <= FEW_TOKENS
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
-
-    def multiply(matrix: QuantizedMatrix, source: Tensor, num_out: int, num_rows: int, gated: bool) -> Tensor:
-        out = torch.empty((num_tokens * num_active, num_out), dtype=x.dtype, device=x.device)
-        _experts[(num_blocks, triton.cdiv(num_out, num_rows))](
-            source, tiles_of(matrix.words, num_rows, matrix.tile * matrix.bits // 16), matrix.kernel_scales(num_rows),
-            out, *work, source.stride(0),
-            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
-            WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=num_rows, K=matrix.tile,
-            BITS=matrix.bits, FP8=matrix.fp8_layout, GATED=gated,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
-        )  # fmt: skip
-        return out
-
-    activated = multiply(gate_up, x, inner, tiles.up_rows, gated=True)
-    return multiply(down, activated, hidden, tiles.down_rows, gated=False).view(num_tokens, num_active, hidden)
+    tiles = _tiles(expert, num_experts, gate_up, x.dtype)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
+    activated = _multiply(x, gate_up, num_experts, blocks, tiles, gated=True)
+    return _multiply(activated, down, num_experts, blocks, tiles, gated=False).view(*expert.shape, hidden)
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, matrix: QuantizedMatrix, dtype: torch.dtype) -> _Tiles:
+def quantized_expert_product(
+    source: Tensor, matrix: QuantizedMatrix, expert: Tensor, positions: Tensor, num_experts: int, *, gated: bool
+) -> Tensor:
+    """One of the two products of ``quantized_expert_pairs``. [pairs, inner or hidden]"""
+    tiles = _tiles(expert, num_experts, matrix, source.dtype)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
+    return _multiply(source, matrix, num_experts, blocks, tiles, gated)
+
+
+def _multiply(
+    source: Tensor, matrix: QuantizedMatrix, num_experts: int, blocks: Blocks, tiles: _Tiles, gated: bool
+) -> Tensor:
+    """``gated``: silu(gate) * up, of rows of tokens; otherwise of rows of pairs."""
+    assert source.stride(1) == 1
+    rows_of_one = matrix.num_rows // num_experts
+    num_out, num_rows = (rows_of_one // 2, tiles.up_rows) if gated else (rows_of_one, tiles.down_rows)
+    out = torch.empty((blocks.num_pairs, num_out), dtype=source.dtype, device=source.device)
+    _experts[(blocks.num_blocks, triton.cdiv(num_out, num_rows))](
+        source, tiles_of(matrix.words, num_rows, matrix.tile * matrix.bits // 16), matrix.kernel_scales(num_rows),
+        out, *blocks.work, source.stride(0), ROWS=rows_of_one, WIDTH=matrix.width, **blocks.constants,
+        M=tiles.pairs, N=num_rows, K=matrix.tile, BITS=matrix.bits, FP8=matrix.fp8_layout, GATED=gated,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(source.device),
+    )  # fmt: skip
+    return out
+
+
+def _tiles(expert: Tensor, num_experts: int, matrix: QuantizedMatrix, dtype: torch.dtype) -> _Tiles:
     """From a sweep on an H200 up to 8 pairs an expert: narrow tiles for few programs, then for few instructions.
 
     Source: log 124; beyond 8 pairs an expert not in the log.
     """
+    num_tokens, pairs_per_expert = expert.shape[0], expert.numel() / num_experts
     narrow = 64 if matrix.kind == "fp8" else 32  # factors of FP8 come for at least 64 rows
     if dtype == torch.float32:  # without tensor cores
         return _Tiles(16, narrow, narrow, 4, 2)
