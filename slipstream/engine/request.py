@@ -145,6 +145,10 @@ class Sequence:
     def draft_setting(self) -> DraftSetting | None:
         return self.request.params.draft
 
+    def came_before(self, step: float) -> bool:
+        """And has no token yet. ``step``: steps that were planned by then."""
+        return self.arrival_step < step and not self.num_output
+
     @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.request.prompt_tokens)

@@ -180,13 +180,9 @@ class Scheduler:
         """Prompts that came before any decoding row of the step had its first token, as far as there is room for them.
         Not those of preempted streams. ``group``: whose turn it is."""
         first = min((row.sequence.first_token_step for row in step.rows if not row.is_prompt), default=math.inf)
-
-        def is_earlier(sequence: Sequence) -> bool:
-            return sequence.arrival_step < first and not sequence.num_output
-
-        has_room = any(is_earlier(sequence) for sequence in group)
-        waiting = sum(is_earlier(sequence) for sequence in self._waiting.in_line()) if has_room else 0
-        return sum(is_earlier(sequence) for sequence, _ in prompts) + min(waiting, len(self._free_slots))
+        line = self._waiting.in_line() if any(sequence.came_before(first) for sequence in group) else ()
+        waiting = sum(sequence.came_before(first) for sequence in line)
+        return min(waiting, len(self._free_slots)) + sum(sequence.came_before(first) for sequence, _ in prompts)
 
     def _next_group(self, step: StepBuilder) -> list[Sequence]:
         """Whose turn it is, as far as there is room. Those that wait for what another computes step aside, also where
