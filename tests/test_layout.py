@@ -77,7 +77,7 @@ LOAD_SHARED = {
 
 MAX_FILE, MAX_FUNCTION, MAX_PEERS = 400, 60, 16
 # Kernels are one function each, whatever their length; those over the ceiling are named.
-LONG_KERNELS = {"_fp8", "_attend_kernel", "skinny_prefetch", "_conv", "_recur", "_across", "_border_kernel"}
+LONG_KERNELS = {"_attend_kernel", "skinny_prefetch", "_conv", "_recur", "_across", "_border_kernel"}
 
 
 def name_of(path: Path) -> str:
