@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import tiny_gguf
-from fake_hub import FakeHub, fake_hub
+from fake_hub import NO_HUB, FakeHub, environment, fake_hub
 from tiny_gguf import Options
 
 from slipstream.load.hf.hub import hub_file
@@ -31,7 +30,6 @@ try:
 except SlipstreamError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
-NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_ETAG_TIMEOUT": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +75,6 @@ def opened(hub: FakeHub, cache: Path, name: str, **more: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer | {"noise": done.stderr}
-
-
-def environment(hub: FakeHub, cache: Path) -> dict[str, str]:
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | own
 
 
 @pytest.mark.parametrize(

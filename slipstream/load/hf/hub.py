@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from typing import TypeGuard, TypeVar
 
 from slipstream.errors import DownloadError
 from slipstream.load.gguf_names import GgufModel, called, choices, is_head, models_of
+from slipstream.load.hf.fetch_lines import FetchLines
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -132,8 +134,12 @@ def _fetch_files(hub_id: str, names: Sequence[str]) -> Path:
 def _fetch(hub_id: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download  # slow to import: only where the hub is needed
 
+    lines = FetchLines(hub_id)
+    bars = None if sys.stderr.isatty() else lines.bar_class()
     with _hub_faults(hub_id):
-        return Path(_apart(lambda: snapshot_download(hub_id, allow_patterns=patterns)))
+        folder = _apart(lambda: snapshot_download(hub_id, allow_patterns=patterns, tqdm_class=bars))
+    lines.close()
+    return Path(folder)
 
 
 def _apart(call: Callable[[], T]) -> T:
