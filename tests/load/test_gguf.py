@@ -196,10 +196,26 @@ def test_refuses_unknown_architecture_tensor_and_type(build, tmp_path):
         open_gguf(build.gguf(tmp_path / "d.gguf", raw={"blk.0.attn_q_norm.weight": (extra[:16], "F32")}))
     with pytest.raises(UnknownModel, match=r"ffn_up\.bias"):
         open_gguf(build.gguf(tmp_path / "e.gguf", raw={"blk.0.ffn_up.bias": (np.ones(96, np.float32), "F32")}))
-    with pytest.raises(
-        UnknownModel, match=r"'x' is of type I32, which .* take a file in one of its types, such as Q4_K_M"
-    ):
-        open_gguf(build.gguf(tmp_path / "c.gguf", raw={"x": (np.ones(4, np.int32), "I32")}))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(26, "26 (I32)"), (137, "137 (IQ2_K of ik_llama.cpp)"), (152, "152 (IQ5_KS of ik_llama.cpp)"), (200, "200")],
+)
+def test_refuses_a_type_that_llama_cpp_does_not_write(build, tmp_path, number, shown):
+    """By its number, and by its name where a well-known fork has it."""
+    path = build.gguf(tmp_path / "x.gguf", raw={"x": (np.ones(4, np.int32), "I32")})
+    info = struct.pack("<Q", 1) + b"x" + struct.pack("<IQ", 1, 4)
+    before, after = (info + struct.pack("<I", kind) for kind in (26, number))
+    content = path.read_bytes()
+    assert content.count(before) == 1
+    path.write_bytes(content.replace(before, after))
+    with pytest.raises(UnknownModel) as refused:
+        open_gguf(path)
+    assert str(refused.value) == (
+        f"{path}: tensor 'x' is of type {shown}, which llama.cpp's own quantised files do not have: take a file in one "
+        "of its types, such as Q4_K_M, UD-Q4_K_XL, IQ4_XS or Q8_0."
+    )
 
 
 def test_broken_metadata(build, tmp_path):
