@@ -97,10 +97,10 @@ def wide(moe: bool = False, **more: object) -> PreTrainedModel:
     return tiny.randomise(made)
 
 
-def qwen3_next() -> PreTrainedModel:
+def qwen3_next(**more: object) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {**tiny._HYBRID, **WIDE, **WIDE_EXPERTS, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": []}
-    return tiny.randomise(Qwen3NextForCausalLM(Qwen3NextConfig(**sizes)))
+    return tiny.randomise(Qwen3NextForCausalLM(Qwen3NextConfig(**{**sizes, **more})))
 
 
 def head_of(model: PreTrainedModel) -> dict[str, Tensor]:

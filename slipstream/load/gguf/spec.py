@@ -35,7 +35,7 @@ def is_head_alone(header: GgufHeader) -> bool:
     """A file of the MTP head, with embedding and output matrix, but without the other layers."""
     every = Fields(header.metadata, str(header.path))
     has_head = _architecture(every).hybrid and num_head_layers(_architecture_fields(every)) > 0
-    return has_head and "blk.0.attn_norm.weight" not in header.tensors
+    return has_head and not any(name.startswith("blk.0.") for name in header.tensors)
 
 
 def spec_from_gguf(header: GgufHeader) -> ModelSpec:
