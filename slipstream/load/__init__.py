@@ -98,7 +98,7 @@ def _only_gguf(folder: Path) -> Path:
     """The first part of the only model in a folder."""
     models = models_of(path.name for path in folder.glob("*.gguf"))
     if not models:
-        raise LoadError(f"{folder} holds GGUF files, but none of a model.")
+        raise LoadError(f"{folder} holds GGUF files, but none of a model: give the model's own file.")
     firsts = [str(folder / model.files[0]) for model in models]
     if len(firsts) > 1:
         more = f" or {len(firsts) - MAX_NAMED} more" if len(firsts) > MAX_NAMED else ""

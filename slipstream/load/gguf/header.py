@@ -151,7 +151,10 @@ def read_header(path: Path) -> GgufHeader:
     cursor = _Cursor(path, data)
     cursor.skip(4)
     if (version := cursor.u32()) not in VERSIONS:
-        raise UnknownModel(f"{path} is GGUF of version {version} (or of another byte order), only 2 and 3 can be read.")
+        raise UnknownModel(
+            f"{path} is GGUF of version {version} (or of another byte order), and only 2 and 3 can be read: take a "
+            "newer file of the model."
+        )
     num_tensors, num_values = cursor.u64(), cursor.u64()
     metadata = _read_metadata(cursor, num_values)
     infos = [_read_info(cursor) for _ in range(num_tensors)]
@@ -196,7 +199,10 @@ def _locate_tensors(
             raise CorruptFile(f"{path} has the tensor {name!r} twice.")
         tensor = tensors[name] = _locate(path, name, shape, kind, base + offset, data)
         if base + offset < end:
-            raise CorruptFile(f"{path}: tensors {before!r} and {name!r} overlap: damaged, or written by a fork.")
+            raise CorruptFile(
+                f"{path}: tensors {before!r} and {name!r} overlap, it is damaged or written by a fork: take it once "
+                "more, or another file of the model."
+            )
         end, before = base + offset + tensor.num_bytes, name
     return {name: tensors[name] for name, *_ in infos}
 

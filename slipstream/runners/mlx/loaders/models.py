@@ -23,7 +23,7 @@ from mlx_lm.utils import infer_quant_config, load_config, load_model
 
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
-from slipstream.load.spec import HeadSpec, ModelSpec
+from slipstream.load.spec import HeadSpec, ModelSpec, RopeSpec
 from slipstream.runners.mlx.loaders.folder_weights import folder_parameters, is_packed
 from slipstream.runners.mlx.loaders.gguf_weights import parameters
 
@@ -238,7 +238,11 @@ def _hybrid_config(spec: ModelSpec) -> dict[str, Any]:
         "linear_value_head_dim": gdn.v_dim,
         "linear_conv_kernel_dim": gdn.conv_kernel,
         "full_attention_interval": interval,
-        "rope_parameters": {"type": "default", "rope_theta": spec.rope.theta, "partial_rotary_factor": part},
+        "rope_parameters": {
+            "rope_theta": spec.rope.theta,
+            "partial_rotary_factor": part,
+            **(_scaling(spec.rope) or {"type": "default"}),
+        },
         **experts,
     }
 
@@ -257,14 +261,6 @@ def quantise_like(module: nn.Module, weights: Tensors) -> None:
 
 def _config(spec: ModelSpec) -> dict[str, Any]:
     """config.json as mlx-lm would read it."""
-    rope = spec.rope
-    scaling = {
-        "rope_type": "llama3",
-        "factor": rope.llama3_factor,
-        "low_freq_factor": rope.llama3_low_freq,
-        "high_freq_factor": rope.llama3_high_freq,
-        "original_max_position_embeddings": rope.llama3_original_context,
-    }
     return {
         "model_type": spec.architecture,
         "hidden_size": spec.hidden_size,
@@ -276,8 +272,28 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": spec.norm_eps,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.max_context,
-        "rope_theta": rope.theta,
-        "rope_scaling": scaling if rope.llama3_factor is not None else None,
+        "rope_theta": spec.rope.theta,
+        "rope_scaling": _scaling(spec.rope),
         "tie_word_embeddings": spec.tied,
         "attention_bias": spec.o_bias,
+    }
+
+
+def _scaling(rope: RopeSpec) -> dict[str, Any] | None:
+    if rope.yarn is not None:
+        return {
+            "type": "yarn",
+            "factor": rope.yarn.factor,
+            "original_max_position_embeddings": rope.yarn.original_context,
+            "beta_fast": rope.yarn.fast_turns,
+            "beta_slow": rope.yarn.slow_turns,
+        }
+    if rope.llama3_factor is None:
+        return None
+    return {
+        "type": "llama3",
+        "factor": rope.llama3_factor,
+        "low_freq_factor": rope.llama3_low_freq,
+        "high_freq_factor": rope.llama3_high_freq,
+        "original_max_position_embeddings": rope.llama3_original_context,
     }
