@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -84,7 +83,7 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
 def _from_folder(model: OpenedModel) -> Any:
     folder, classes = model.path, partial(_without_head, model.spec.head)
     try:
-        return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=classes)[0]
+        return load_model(folder, lazy=True, model_config=_changes(model), get_model_classes=classes)[0]
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {_sentence(error)}") from error
 
@@ -97,7 +96,7 @@ def _sentence(error: Exception) -> str:
 def _made_for_folder(model: OpenedModel) -> Any:
     """The model of a folder, with weights that are not the folder's yet."""
     config = load_config(model.path)
-    config |= _changes(model.path)
+    config |= _changes(model)
     config.pop("quantization_config", None)
     model_class, args_class = _without_head(model.spec.head, config)
     args: Any = args_class
@@ -116,9 +115,11 @@ def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype) -> Any:
     return loaded
 
 
-def _changes(folder: Path) -> dict[str, Any]:
+def _changes(model: OpenedModel) -> dict[str, Any]:
     """Newer keys of config.json, under the names that every model class of mlx-lm reads."""
-    config = load_config(folder)
+    config = load_config(model.path)
+    if model.spec.architecture != "other" and (unread := _unread_of_yarn(config)):
+        raise UnknownModel(f"{model.path}: mlx-lm does not read {unread} of YaRN; take --runner torch.")
     changes: dict[str, Any] = {}
     kind = config["model_type"]
     if kind.endswith("_text") and find_spec(f"mlx_lm.models.{kind}") is None:
@@ -131,6 +132,15 @@ def _changes(folder: Path) -> dict[str, Any]:
     if "partial_rotary_factor" in rope:
         changes.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
     return changes | _interval(config)
+
+
+def _unread_of_yarn(config: dict[str, Any]) -> str:
+    text = config.get("text_config", config)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if "yarn" not in (rope.get("type"), rope.get("rope_type")):
+        return ""
+    plain = {"attention_factor": None, "truncate": True}
+    return " and ".join(key for key, value in plain.items() if rope.get(key) not in (None, value))
 
 
 def _interval(config: dict[str, Any]) -> dict[str, Any]:
