@@ -98,8 +98,8 @@ def _only_gguf(folder: Path) -> Path:
     """The first part of the only model in a folder."""
     models = models_of(path.name for path in folder.glob("*.gguf"))
     if not models:
-        raise LoadError(f"{folder} holds GGUF files, but none of a model.")
-    firsts = [str(folder / parts[0]) for parts in models.values()]
+        raise LoadError(f"{folder} holds GGUF files, but none of a model: give the model's own file.")
+    firsts = [str(folder / model.files[0]) for model in models]
     if len(firsts) > 1:
         more = f" or {len(firsts) - MAX_NAMED} more" if len(firsts) > MAX_NAMED else ""
         raise LoadError(f"{folder} holds GGUF files: give one of {', '.join(firsts[:MAX_NAMED])}{more}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from slipstream.errors import CorruptFile, LoadError
 
 MAX_SHOWN = 80  # letters of a value in a message
 MAX_LAYERS = 4096  # protects from a damaged file that claims billions
+MAX_CONTEXT = 1 << 40
+MAX_FLOAT = sys.float_info.max  # JSON may hold larger whole numbers
 
 
 def shown(value: object) -> str:
@@ -42,6 +45,13 @@ class Fields:
             raise CorruptFile(f"{self.where}: {key} should be at most {MAX_LAYERS}, it is {value}.")
         return value
 
+    def context(self, key: str, default: int | None = None) -> int:
+        """A number of tokens that a model can be made for."""
+        value = self.size(key, default)
+        if value > MAX_CONTEXT:
+            raise CorruptFile(f"{self.where}: {key} should be at most {MAX_CONTEXT}, it is {shown(value)}.")
+        return value
+
     def count(self, key: str, default: int) -> int:
         """A whole number >= 0."""
         value = self._required(key, default)
@@ -52,7 +62,7 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """A number > 0."""
         value = self._required(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_FLOAT:
             raise CorruptFile(f"{self.where}: {key} should be a number above 0, it is {shown(value)}.")
         return float(value)
 

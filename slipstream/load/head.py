@@ -40,8 +40,8 @@ def find_head(checkpoint: Checkpoint, given: Path | None) -> tuple[Checkpoint | 
         with _as_head_error():
             return open_head(given, checkpoint.spec), ""
     if not any(checkpoint.spec.head.owns(name) for name in checkpoint.names()):
-        beside = _head_beside(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else None
-        return beside, "" if beside is not None else _why_absent(checkpoint)
+        beside, why_not = _head_beside(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else (None, "")
+        return beside, "" if beside is not None else _why_absent(checkpoint, why_not)
     try:
         check_head(checkpoint, checkpoint.spec)
     except LoadError as error:
@@ -78,14 +78,15 @@ def _alike(name: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _head_beside(checkpoint: GgufCheckpoint) -> Checkpoint | None:
-    """None when there is none that fits: a folder may hold several models."""
+def _head_beside(checkpoint: GgufCheckpoint) -> tuple[Checkpoint | None, str]:
+    """Or None, and why the likest file is no head of this model: a folder may hold several models."""
+    why_not = ""
     for path in heads_beside(Path(checkpoint.path)):
         try:
-            return open_head(path, checkpoint.spec)
-        except LoadError:
-            continue
-    return None
+            return open_head(path, checkpoint.spec), ""
+        except LoadError as error:
+            why_not = why_not or f"; beside it, {str(error).rstrip('.')}"
+    return None, why_not
 
 
 def find_any_head(checkpoint: HfCheckpoint, given: Path | None) -> tuple[Checkpoint | None, str]:
@@ -111,14 +112,14 @@ def _holds_head(checkpoint: HfCheckpoint) -> bool:
     return any(checkpoint.spec.head.prefix in name for name in checkpoint.names())
 
 
-def _why_absent(checkpoint: Checkpoint) -> str:
+def _why_absent(checkpoint: Checkpoint, why_not_beside: str = "") -> str:
     """By the names that the tensors have in the files."""
     head, in_gguf = checkpoint.spec.head, isinstance(checkpoint, GgufCheckpoint)
     missing = f"the checkpoint has no {'nextn.' if in_gguf else head.prefix}* tensors"
     if head.num_declared_layers:
         where = "its metadata" if in_gguf else "config.json"
         missing = f"{where} announces {head.num_declared_layers} MTP layer(s), but {missing}"
-    return f"no MTP head: {missing}; give one with --mtp"
+    return f"no MTP head: {missing}{why_not_beside}; give one with --mtp"
 
 
 def check_head(head: Checkpoint, spec: ModelSpec) -> None:

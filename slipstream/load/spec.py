@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from slipstream.load.fields import MAX_CONTEXT
 
 # "other": loaded by the runner itself, its ModelSpec is exact only in part.
 Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "other"]
@@ -17,6 +20,27 @@ def all_full_attention(num_layers: int) -> tuple[LayerKind, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnSpec:
+    """YaRN: a context stretched by a factor, in which fast rotations stay as they are."""
+
+    factor: float
+    original_context: int
+    fast_turns: float = 32.0  # rotations in the original context from which on a frequency stays
+    slow_turns: float = 1.0  # and up to which it is divided by the factor
+    whole_bounds: bool = True  # the dimensions in between are counted from a whole one to a whole one
+    rotary_scale: float = 1.0  # of cosines and sines
+
+    @property
+    def context(self) -> int:
+        return max(1, int(min(self.original_context * self.factor, MAX_CONTEXT)))
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """How much larger cosines and sines are, by the paper; 1 without YaRN."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     theta: float
     rotary_dim: int  # of each head's head_dim, the first rotary_dim are rotated
@@ -24,6 +48,7 @@ class RopeSpec:
     llama3_low_freq: float = 1.0
     llama3_high_freq: float = 4.0
     llama3_original_context: int = 8192
+    yarn: YarnSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ MODELS = {
     "dense": lambda: tiny_gguf.wide(),
     "dense-three-values": lambda: tiny_gguf.wide(linear_num_value_heads=6, linear_key_head_dim=128),
     "dense-equal-heads-tied": lambda: tiny_gguf.wide(linear_num_key_heads=4, tie_word_embeddings=True),
+    "dense-yarn": lambda: tiny_gguf.wide(rope_parameters={**tiny.YARN, "partial_rotary_factor": 0.25}),
     "moe": lambda: tiny_gguf.wide(moe=True),
     "next": lambda: tiny_gguf.qwen3_next(),
 }

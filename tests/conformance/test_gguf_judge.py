@@ -31,6 +31,7 @@ def nvfp4(name: str) -> str:
 # A wrong order of heads, scale or norm puts them 0.5 and more apart.
 CASES = [
     ("dense", "F32", 0.001),
+    ("dense-yarn", "F32", 0.001),
     ("moe", "F32", 0.001),
     ("next", "F32", 0.001),
     ("dense", "mixed", 0.05),

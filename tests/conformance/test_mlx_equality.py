@@ -20,6 +20,7 @@ from traffic import any_traffic, check
 
 from slipstream.config import EngineConfig
 from slipstream.engine.contract import Runner, StepPlan, StepResult
+from slipstream.errors import UnknownModel
 from slipstream.sampling import SamplingParams
 
 pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
@@ -94,7 +95,13 @@ class Recorder:
         return result
 
 
-@pytest.mark.parametrize("kind", tiny.MODELS)
+def test_what_mlx_lm_does_not_read_of_yarn_is_refused(tmp_path: Path) -> None:
+    raw = tiny.save(tiny.build("llama-yarn"), tmp_path)
+    with pytest.raises(UnknownModel, match=r"read attention_factor and truncate of YaRN; take --runner torch\.$"):
+        open_mlx(raw)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in tiny.MODELS if kind != "llama-yarn"])
 def test_tokens_equal_the_torch_runners(tmp_path: Path, kind: str) -> None:
     raw = tiny.save(tiny.build(kind), tmp_path, head=True)
     torch_runner = open_runner(raw, head=True)

@@ -26,12 +26,13 @@ ASKS = [Ask(tuple(TOKENS[:20]), GREEDY), Ask(tuple(TOKENS[20:27]), GREEDY, arriv
     ("kind", "options"),
     [
         ("dense-three-values", Options()),
+        ("dense-yarn", Options()),
         ("dense", Options(mixed)),
         ("moe", Options(mixed)),
         ("moe", Options(lambda name: "Q4_1", fused=True)),
         ("next", Options(mixed)),
     ],
-    ids=["three values", "dense", "experts", "fused experts", "qwen3next"],
+    ids=["three values", "yarn", "dense", "experts", "fused experts", "qwen3next"],
 )
 def test_tokens_equal_pytorchs(tmp_path: Path, kind: str, options: Options) -> None:
     path = tiny_gguf.write(MODELS[kind](), tmp_path / "x.gguf", options).path

@@ -28,7 +28,7 @@ from slipstream.sampling.masks import allows
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
-KINDS = list(tiny.MODELS) if ON_GPU else ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"]
+KINDS = list(tiny.MODELS) if ON_GPU else ["llama-gqa-tied", "qwen3_5", "qwen3_5-yarn", "qwen3_5_moe"]
 # The interpreter is slow: in `make test` requests are few and short. The last one has every kind of layer; plain
 # models are in test_rounded.py too.
 QUICK = [] if ON_GPU else [("qwen3_5_moe", 3, 4)]

@@ -80,6 +80,10 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Some frequencies stay, some are divided, some lie between.
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_YARN_ODD = {**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.3, "truncate": False}
+_MSCALE = {"mscale": 1.5, "mscale_all_dim": 0.5}
 _SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 MODELS = {
@@ -89,6 +93,12 @@ MODELS = {
     "llama3-rope": lambda: llama(4, 2, tied=False, rope_parameters=_LLAMA3_ROPE),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{**_COMMON, **_SMALL})),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**_COMMON, **_SMALL, "head_dim": 32})),
+    "llama-yarn": lambda: llama(4, 2, tied=True, rope_parameters=_YARN_ODD),
+    "qwen2-yarn": lambda: Qwen2ForCausalLM(Qwen2Config(**{**_COMMON, **_SMALL, "rope_parameters": YARN})),
+    "qwen3-yarn": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**{**_COMMON, **_SMALL, "head_dim": 32, "rope_parameters": {**YARN, **_MSCALE}})
+    ),
+    "qwen3_5-yarn": lambda: hybrid(rope_parameters={**YARN, "partial_rotary_factor": 0.5}),
     "qwen3_5": lambda: hybrid(),
     "qwen3_5-tied-equal-heads": lambda: hybrid(tie_word_embeddings=True, linear_num_key_heads=4),
     "qwen3_5-one-key-head": lambda: hybrid(linear_num_key_heads=1, full_attention_interval=2),

@@ -97,10 +97,10 @@ def wide(moe: bool = False, **more: object) -> PreTrainedModel:
     return tiny.randomise(made)
 
 
-def qwen3_next() -> PreTrainedModel:
+def qwen3_next(**more: object) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {**tiny._HYBRID, **WIDE, **WIDE_EXPERTS, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": []}
-    return tiny.randomise(Qwen3NextForCausalLM(Qwen3NextConfig(**sizes)))
+    return tiny.randomise(Qwen3NextForCausalLM(Qwen3NextConfig(**{**sizes, **more})))
 
 
 def head_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -251,6 +251,7 @@ class _Layout:
             "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
             "rope.freq_base": float(config.rope_parameters["rope_theta"]),
             "rope.dimension_count": rotary,
+            **_scaling(config.rope_parameters),
             "rope.dimension_sections": _sections(rotary // 2) if self.arch != "qwen3next" else None,
             "ssm.conv_kernel": config.linear_conv_kernel_dim,
             "ssm.state_size": config.linear_key_head_dim,
@@ -266,6 +267,13 @@ class _Layout:
         }
         changed = {f"{self.arch}.{key}": value for key, value in values.items()} | dict(self.options.metadata)
         return {key: value for key, value in changed.items() if value is not None}
+
+
+def _scaling(rope: dict[str, Any]) -> dict[str, Any]:
+    if rope["rope_type"] != "yarn":
+        return {}
+    named = {"type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings"}
+    return {f"rope.scaling.{key}": rope[theirs] for key, theirs in named.items()}
 
 
 def _sections(num_angles: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0" * 39 + "1"
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_ETAG_TIMEOUT": "1"}  # for an environment: nobody answers there
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -99,3 +101,9 @@ def fake_hub(root: Path) -> Iterator[FakeHub]:
         hub.shutdown()
         thread.join()
         hub.server_close()
+
+
+def environment(hub: FakeHub, cache: Path) -> dict[str, str]:
+    """Of a process that knows this hub alone."""
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | own

@@ -29,7 +29,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"model_type": "qwen3_next", "norm_topk_prob": False},
     {"model_type": "qwen3_next", "decoder_sparse_step": 2},
     {"model_type": "qwen3_5_text", "linear_num_key_heads": 3, "linear_num_value_heads": 4},
-    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
     {"rope_scaling": {"type": "linear", "factor": 4.0}},
     {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
     {"partial_rotary_factor": 3.0},

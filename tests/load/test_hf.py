@@ -161,7 +161,7 @@ def test_full_attention_interval(build):
     ("changes", "says"),
     [
         ({"model_type": "gemma"}, "'gemma' is not one of"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "differs by layer"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import tiny_gguf
-from fake_hub import FakeHub, fake_hub
+from fake_hub import NO_HUB, FakeHub, environment, fake_hub
 from tiny_gguf import Options
 
 from slipstream.load.hf.hub import hub_file
@@ -31,7 +30,6 @@ try:
 except SlipstreamError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
-NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_ETAG_TIMEOUT": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +41,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory, build: Any) -> Iterator[FakeHu
     for name in ("mmproj-Tiny-F16.gguf", "README.md", "imatrix_Tiny.gguf"):
         (files / name).write_bytes(b"not a model")
     _write(build, root / "some-org" / "Dots" / "tiny.Q8_0.gguf")
+    for name in ("tiny_Q8_0.gguf", "tiny-q4_k_m.gguf", "BF16/tiny.gguf", "F32/tiny.gguf"):
+        _write(build, root / "some-org" / "Odd" / name)
+    for name in ("a/x-Q4_0-00001-of-00002.gguf", "b/x-Q4_0-00001-of-00002.gguf", "b/x-Q4_0-00002-of-00002.gguf"):
+        _write(build, root / "some-org" / "Twice" / name)
     build.llama_folder(root / "some-org" / "Folder")
     _write_hybrids(root / "some-org" / "Hybrid-GGUF")
     with fake_hub(root) as hub:
@@ -75,11 +77,6 @@ def opened(hub: FakeHub, cache: Path, name: str, **more: str) -> dict[str, Any]:
     return answer | {"noise": done.stderr}
 
 
-def environment(hub: FakeHub, cache: Path) -> dict[str, str]:
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | own
-
-
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -88,12 +85,16 @@ def environment(hub: FakeHub, cache: Path) -> dict[str, str]:
         ("some-org/Tiny-GGUF:ud-q4_k_m", "Tiny-UD-Q4_K_M.gguf"),
         ("some-org/Tiny-GGUF:Tiny-BF16.gguf", "Tiny-BF16.gguf"),
         ("some-org/Dots:Q8_0", "tiny.Q8_0.gguf"),
+        ("some-org/Odd:Q8_0", "tiny_Q8_0.gguf"),
+        ("some-org/Odd:Q4_K_M", "tiny-q4_k_m.gguf"),
+        ("some-org/Odd:BF16", "BF16/tiny.gguf"),
+        ("some-org/Odd:F32/tiny", "F32/tiny.gguf"),
     ],
 )
 @pytest.mark.each_value
 def test_a_file_of_a_repository(hub: FakeHub, tmp_path: Path, name: str, file: str) -> None:
     answer = opened(hub, tmp_path, name)
-    assert (answer["name"], answer["file"], answer["head"]) == (name, file, None)
+    assert (answer["name"], answer["file"], answer["head"]) == (name, Path(file).name, None)
     assert hub.sent == [file], "and no other file was fetched"
 
 
@@ -174,13 +175,23 @@ def test_ctrl_c_ends_a_download(hub: FakeHub, tmp_path: Path, arguments: list[st
         ("some-org/Tiny-GGUF:F16", "has no GGUF file 'F16'"),  # BF16 is another type, mmproj another file
         ("some-org/Tiny-GGUF", "holds GGUF files: choose one, some-org/Tiny-GGUF:BF16 or another of BF16, Q4_K_M"),
         ("some-org/Hybrid-GGUF", "holds GGUF files: choose one, some-org/Hybrid-GGUF:IQ4_XS"),  # it has a config.json
+        ("some-org/Dots", "holds GGUF files: take some-org/Dots:Q8_0."),
+        ("some-org/Odd:Q9_K", "it has BF16, F32, Q8_0, q4_k_m."),
+        ("some-org/Odd:tiny", "has 2 models 'tiny': choose one, some-org/Odd:BF16 or another of BF16, F32."),
+        (
+            "some-org/Twice:Q4_0",
+            "some-org/Twice has 2 models 'Q4_0': choose one, some-org/Twice:a/x-Q4_0 or another of a/x-Q4_0, b/x-Q4_0.",
+        ),
+        ("some-org/Twice:a/x-Q4_0", "has 1 of the 2 parts of a/x-Q4_0: all are needed"),
+        ("some-org/Tiny-GGUF:mmproj-Tiny-F16.gguf", "is not a model in GGUF: it has BF16, Q4_K_M,"),
+        ("some-org/Hybrid-GGUF:mtp-Hybrid-Q8_0.gguf", "is not a model in GGUF: it has IQ4_XS, UD-Q8_K_XL."),
         ("some-org/Nothing:Q4_K_M", "neither a local path nor a model on the hub"),
     ],
 )
 @pytest.mark.each_value
 def test_what_is_not_there_is_said(hub: FakeHub, tmp_path: Path, name: str, says: str) -> None:
     answer = opened(hub, tmp_path, name)
-    assert answer["error"].startswith("DownloadError: some-org/")
+    assert answer["error"].startswith("DownloadError: ")
     assert says in answer["error"]
     assert not hub.sent
     assert not answer["noise"], "the hub's client says nothing of its own"
@@ -188,5 +199,6 @@ def test_what_is_not_there_is_said(hub: FakeHub, tmp_path: Path, name: str, says
 
 def test_names_with_a_file() -> None:
     assert hub_file("unsloth/Qwen3.8-27B-GGUF:UD-Q4_K_XL") == ("unsloth/Qwen3.8-27B-GGUF", "UD-Q4_K_XL")
-    for other in ("unsloth/Qwen3.8-27B-GGUF", "a:b", "/a/b:c", "a/b/c:d", "a/b:", "C:\\\\a/b"):
+    assert hub_file("some-org/x:Q8_0/a file") == ("some-org/x", "Q8_0/a file")
+    for other in ("unsloth/Qwen3.8-27B-GGUF", "a:b", "/a/b:c", "a/b/c:d", "a/b:", "a/b:/c", "C:\\\\a/b"):
         assert hub_file(other) is None

@@ -148,7 +148,7 @@ def test_hub_id(tmp_path, build, monkeypatch):
     folder = build.llama_folder(tmp_path / "snapshots" / "0123abcd")
     asked = []
 
-    def download(hub_id, allow_patterns):
+    def download(hub_id, allow_patterns, tqdm_class):
         asked.append((hub_id, tuple(allow_patterns)))
         return str(folder)
 
@@ -176,7 +176,7 @@ def test_hub_id(tmp_path, build, monkeypatch):
     ],
 )
 def test_hub_failures(monkeypatch, error, says):
-    def download(hub_id, allow_patterns):
+    def download(hub_id, allow_patterns, tqdm_class):
         raise error
 
     monkeypatch.setattr(hub, "_names", lambda hub_id: [])

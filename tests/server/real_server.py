@@ -21,16 +21,26 @@ WAIT = 300.0
 class RealServer:
     """``loaded=False``: do not wait until the model is loaded. ``command``: another program with the same flags."""
 
-    def __init__(self, *arguments: str, port: int = 0, command: list[str] | None = None, loaded: bool = True) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        port: int = 0,
+        command: list[str] | None = None,
+        loaded: bool = True,
+        env: dict[str, str] | None = None,
+    ) -> None:
         launch = [*(command or [*COMMAND, "serve"]), "--port", str(port), *arguments]
-        self.process = subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(launch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.output: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self._wait_for(r"listening on (\S+)/,")
         self.port = int(self.url.rpartition(":")[2])
         if loaded:
-            self._wait_for(r"^page    (\S+)$")
+            self.wait_until_loaded()
+
+    def wait_until_loaded(self) -> None:
+        self._wait_for(r"^page    (\S+)$")
 
     def _read(self) -> None:
         assert self.process.stdout is not None

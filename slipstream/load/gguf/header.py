@@ -44,6 +44,10 @@ SCALARS: dict[int, np.dtype[Any]] = {
 # By number: name, columns of a block, its bytes.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2)}
 TENSOR_TYPES |= {kind.number: (name, kind.columns, kind.num_bytes) for name, kind in BLOCK_TYPES.items()}
+# Types of ik_llama.cpp alone, for messages. From 200 on it has those whose rows lie interleaved.
+FORK_TYPES = {133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 144: "IQ4_KS", 145: "IQ2_KS", 146: "IQ4_KSS", 152: "IQ5_KS"}
+FORK_TYPES |= {137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K", 141: "IQ6_K", 156: "IQ3_KS", 157: "IQ2_KL"}
+FORK_TYPES |= {153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 158: "IQ1_KT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,10 @@ def read_header(path: Path) -> GgufHeader:
     cursor = _Cursor(path, data)
     cursor.skip(4)
     if (version := cursor.u32()) not in VERSIONS:
-        raise UnknownModel(f"{path} is GGUF of version {version} (or of another byte order), only 2 and 3 can be read.")
+        raise UnknownModel(
+            f"{path} is GGUF of version {version} (or of another byte order), and only 2 and 3 can be read: take a "
+            "newer file of the model."
+        )
     num_tensors, num_values = cursor.u64(), cursor.u64()
     metadata = _read_metadata(cursor, num_values)
     infos = [_read_info(cursor) for _ in range(num_tensors)]
@@ -192,7 +199,10 @@ def _locate_tensors(
             raise CorruptFile(f"{path} has the tensor {name!r} twice.")
         tensor = tensors[name] = _locate(path, name, shape, kind, base + offset, data)
         if base + offset < end:
-            raise CorruptFile(f"{path}: tensors {before!r} and {name!r} overlap: damaged, or written by a fork.")
+            raise CorruptFile(
+                f"{path}: tensors {before!r} and {name!r} overlap, it is damaged or written by a fork: take it once "
+                "more, or another file of the model."
+            )
         end, before = base + offset + tensor.num_bytes, name
     return {name: tensors[name] for name, *_ in infos}
 
@@ -202,7 +212,7 @@ def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
     if kind not in TENSOR_TYPES:
         raise UnknownModel(
             f"{path}: tensor {name!r} is of type {_type_name(kind)}, which llama.cpp's own quantised files do not "
-            "have; take a file in one of its types, such as Q4_K_M, UD-Q4_K_XL, IQ4_XS or Q8_0."
+            "have: take a file in one of its types, such as Q4_K_M, UD-Q4_K_XL, IQ4_XS or Q8_0."
         )
     dtype, block, block_bytes = TENSOR_TYPES[kind]
     if shape[-1] % block or math.prod(shape) == 0:
@@ -215,5 +225,7 @@ def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
 
 
 def _type_name(kind: int) -> str:
+    """Its number, and its name where it has one."""
     names = {int(member): member.name for member in GGMLQuantizationType}
-    return names.get(kind, str(kind))
+    names |= {number: f"{name} of ik_llama.cpp" for number, name in FORK_TYPES.items()}
+    return f"{kind} ({names[kind]})" if kind in names else str(kind)

@@ -35,7 +35,10 @@ def same_in_all_layers(arch: Fields, key: str, default: int | None = None) -> in
         return arch.size(key, default)
     sizes = {item for item in value if item != 0}
     if len(sizes) != 1:
-        raise UnknownModel(f"{arch.where}: {key} differs from layer to layer, which is not supported.")
+        raise UnknownModel(
+            f"{arch.where}: {key} differs from layer to layer, which is not supported: take a model whose layers are "
+            "alike."
+        )
     return Fields({key: sizes.pop()}, arch.where).size(key)
 
 
@@ -82,8 +85,10 @@ def _gdn(arch: Fields, tiled: bool) -> GdnSpec:
 
 
 def _moe(arch: Fields, header: GgufHeader) -> MoeSpec:
-    if arch.count("expert_gating_func", SOFTMAX) not in (0, SOFTMAX):
-        raise UnknownModel(f"{arch.where}: only routers with a softmax are supported.")
+    if (kind := arch.count("expert_gating_func", SOFTMAX)) not in (0, SOFTMAX):
+        raise UnknownModel(
+            f"{arch.where}: routers of kind {kind} are not supported: take a model whose router is a softmax."
+        )
     experts, active = arch.size("expert_count"), arch.size("expert_used_count")
     if active > experts:
         raise CorruptFile(f"{arch.where}: {active} of {experts} experts cannot be used.")

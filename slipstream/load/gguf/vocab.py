@@ -20,6 +20,7 @@ from slipstream.load.tokenizer.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."
+FOLDER_INSTEAD = "take the model's Hugging Face folder, whose tokenizer.json holds its tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: str, eos_token_ids: 
     vocabulary = _read_vocabulary(fields)
     model = fields.text(PREFIX + "model")
     if model not in ("gpt2", "llama"):
-        raise UnknownModel(f"{where}: tokenizer model {model!r} is not supported, only 'gpt2' and 'llama' are.")
+        raise UnknownModel(
+            f"{where}: tokenizer model {model!r} is not supported, only 'gpt2' and 'llama' are: {FOLDER_INSTEAD}."
+        )
     spaced = model == "llama" and fields.flag(PREFIX + "add_space_prefix", True)
     backend = _byte_level(fields, vocabulary) if model == "gpt2" else _sentencepiece(fields, vocabulary, spaced)
     _add_special_tokens(backend, vocabulary)
@@ -113,7 +116,9 @@ def _list(fields: Fields, key: str, kind: type) -> list[Any]:
 def _byte_level(fields: Fields, vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     name = fields.text(PREFIX + "pre", "gpt-2")
     if name not in PRE_TOKENIZERS:
-        raise UnknownModel(f"{fields.where}: pre-tokenizer {name!r} is not one of {', '.join(PRE_TOKENIZERS)}.")
+        raise UnknownModel(
+            f"{fields.where}: pre-tokenizer {name!r} is not one of {', '.join(PRE_TOKENIZERS)}: {FOLDER_INSTEAD}."
+        )
     spec = PRE_TOKENIZERS[name]
     merges = [_merge(merge, vocabulary) for merge in _list(fields, "merges", str)]
     model = models.BPE(vocabulary.ids, merges, ignore_merges=spec.whole_words_first)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slipstream.errors import LoadError
 from slipstream.load.fields import Fields
-from slipstream.load.hf.config import ARCHITECTURES, eos_tokens
+from slipstream.load.hf.config import ARCHITECTURES, context_length, eos_tokens
 from slipstream.load.hf.folder import HfCheckpoint, read_hints
 from slipstream.load.hf.safetensors import open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
@@ -46,7 +46,7 @@ def _rough_spec(folder: Path, name: str) -> ModelSpec:
         head_dim=head_dim,
         intermediate_size=text.size("intermediate_size", hidden),
         vocab_size=text.size("vocab_size"),
-        max_context=text.size("max_position_embeddings", 32768),
+        max_context=context_length(text, 32768),
         norm_eps=text.number("rms_norm_eps", 1e-6),
         rope=RopeSpec(text.number("rope_theta", 10000.0), head_dim),
         tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),

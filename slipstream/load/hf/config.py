@@ -19,7 +19,9 @@ from slipstream.load.spec import (
     ModelSpec,
     MoeSpec,
     RopeSpec,
+    YarnSpec,
     all_full_attention,
+    yarn_scale,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -56,7 +58,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         head_dim=head_dim,
         intermediate_size=0 if architecture == "qwen3_5_moe" else text.size("intermediate_size"),
         vocab_size=text.size("vocab_size"),
-        max_context=text.size("max_position_embeddings", 2048 if architecture == "llama" else 32768),
+        max_context=context_length(text, 2048 if architecture == "llama" else 32768),
         norm_eps=text.number("rms_norm_eps", 1e-6),
         rope=_rope(text, head_dim, 0.25 if hybrid else 1.0),
         tied=outer.flag("tie_word_embeddings") or text.flag("tie_word_embeddings"),
@@ -138,9 +140,21 @@ def _kv_heads(text: Fields, heads: int) -> int:
     return kv_heads
 
 
+def context_length(text: Fields, default: int) -> int:
+    yarn = _yarn(text)
+    return text.size("max_position_embeddings", default) if yarn is None else yarn.context
+
+
+def _rope_fields(text: Fields) -> Fields:
+    return text.level("rope_parameters" if text.raw("rope_parameters") is not None else "rope_scaling")
+
+
+def _rope_type(rope: Fields) -> str:
+    return rope.text("rope_type", rope.text("type", "default"))
+
+
 def _rope(text: Fields, head_dim: int, default_part: float) -> RopeSpec:
-    key = "rope_parameters" if text.raw("rope_parameters") is not None else "rope_scaling"
-    rope = text.level(key)
+    rope = _rope_fields(text)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise _unsupported(rope, "a rotary embedding that differs by layer")
     part = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", default_part))
@@ -148,13 +162,34 @@ def _rope(text: Fields, head_dim: int, default_part: float) -> RopeSpec:
     rotary_dim = int(head_dim * part)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise _inconsistent(rope, f"{part} of a head of {head_dim} is not an even number of rotary dimensions")
-    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = _rope_type(rope)
     if kind == "llama3":
         return _llama3_rope(rope, text, theta, rotary_dim)
-    if kind != "default":
-        own = " (Qwen's models need none up to their own context)" if kind == "yarn" else ""
-        raise _unsupported(rope, f"rotary scaling of type {kind!r}{own}")
-    return RopeSpec(theta, rotary_dim)
+    if kind not in ("default", "yarn"):
+        raise _unsupported(rope, f"rotary scaling of type {kind!r}")
+    return RopeSpec(theta, rotary_dim, yarn=_yarn(text))
+
+
+def _yarn(text: Fields) -> YarnSpec | None:
+    rope = _rope_fields(text)
+    if _rope_type(rope) != "yarn":
+        return None
+    factor = rope.number("factor")
+    original = rope.context("original_max_position_embeddings", text.size("max_position_embeddings", 32768))
+    return YarnSpec(
+        factor=factor,
+        original_context=text.context("original_max_position_embeddings", original),
+        fast_turns=rope.number("beta_fast", 32.0),
+        slow_turns=rope.number("beta_slow", 1.0),
+        whole_bounds=rope.flag("truncate", True),
+        rotary_scale=rope.number("attention_factor", _yarn_scale(rope, factor)),
+    )
+
+
+def _yarn_scale(rope: Fields, factor: float) -> float:
+    if rope.raw("mscale") and rope.raw("mscale_all_dim"):
+        return yarn_scale(factor, rope.number("mscale")) / yarn_scale(factor, rope.number("mscale_all_dim"))
+    return yarn_scale(factor)
 
 
 def _llama3_rope(rope: Fields, text: Fields, theta: float, rotary_dim: int) -> RopeSpec:

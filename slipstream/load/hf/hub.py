@@ -5,21 +5,22 @@ from __future__ import annotations
 import errno
 import glob
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeGuard, TypeVar
 
 from slipstream.errors import DownloadError
-from slipstream.load.gguf_names import models_of
+from slipstream.load.gguf_names import GgufModel, called, choices, is_head, models_of
+from slipstream.load.hf.fetch_lines import FetchLines
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-HUB_FILE = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<choice>[\w.-]+)")
-QUANT = re.compile(r"(UD-)?(I?Q\d\w*|TQ\d\w*|MXFP4\w*|NVFP4|BF16|F16|F32)$", re.IGNORECASE)
+HUB_FILE = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<choice>[^:/\\][^:\\]*)")
 T = TypeVar("T")
 HEAD_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")  # the best first; a head is small
 
@@ -40,10 +41,8 @@ def fetch_folder(hub_id: str) -> Path:
         known = _cached_names(hub_id)
     if not _hold_weights(known):
         names = _names(hub_id)
-        if not _hold_weights(names) and (choices := _choices(names)):
-            raise DownloadError(
-                f"{hub_id} holds GGUF files: choose one, {hub_id}:{choices[0]} or another of {_list(choices)}."
-            )
+        if not _hold_weights(names) and (models := models_of(names)):
+            raise DownloadError(f"{hub_id} holds GGUF files: {_take_one(hub_id, models, models)}.")
     return _fetch(hub_id, PATTERNS)
 
 
@@ -52,20 +51,42 @@ def _hold_weights(names: Iterable[str]) -> bool:
 
 
 def fetch_gguf(hub_id: str, choice: str) -> Path:
-    """A GGUF file of a repository, all its parts if it is split; the first part's path. `choice`: how its name ends, as
-    in Q4_K_M, or its whole name."""
+    """A GGUF file of a repository, all its parts if it is split; the first part's path. `choice`: a type as in Q4_K_M,
+    how the file's name ends, or its whole name."""
     names = _names(hub_id)
-    chosen = _chosen(names, choice)
-    if not chosen:
-        choices = _choices(names)
-        has = f"it has {_list(choices)}" if choices else "it holds no GGUF files"
-        raise DownloadError(f"{hub_id} has no GGUF file {choice!r}: {has}.")
-    return _fetch_files(hub_id, chosen) / chosen[0]
+    models = models_of(names)
+    found = called(choice, models)
+    if not found:
+        raise DownloadError(f"{_why_none(hub_id, choice, names)}: {_what_it_has(models)}.")
+    if len(found) > 1:
+        raise DownloadError(f"{hub_id} has {len(found)} models {choice!r}: {_take_one(hub_id, found, models)}.")
+    [model] = found
+    if len(model.files) < model.num_parts:
+        raise DownloadError(
+            f"{hub_id}, or its local cache where the hub cannot be reached, has {len(model.files)} of the "
+            f"{model.num_parts} parts of {model.name}: all are needed, take another file or try again later."
+        )
+    return _fetch_files(hub_id, model.files) / model.files[0]
+
+
+def _why_none(hub_id: str, choice: str, names: Iterable[str]) -> str:
+    if any(choice in (name, PurePosixPath(name).name) for name in names):
+        return f"{choice} of {hub_id} is not a model in GGUF"
+    return f"{hub_id} has no GGUF file {choice!r}"
+
+
+def _what_it_has(models: list[GgufModel]) -> str:
+    return f"it has {', '.join(choices(models, models))}" if models else "it holds no GGUF model"
+
+
+def _take_one(hub_id: str, found: list[GgufModel], models: list[GgufModel]) -> str:
+    first, *more = words = choices(found, models)
+    return f"choose one, {hub_id}:{first} or another of {', '.join(words)}" if more else f"take {hub_id}:{first}"
 
 
 def fetch_gguf_head(hub_id: str) -> Path | None:
     """The MTP head that a repository has in a file of its own, or None."""
-    heads = [name for name in _names(hub_id) if name.endswith(".gguf") and PurePosixPath(name).name.startswith("mtp-")]
+    heads = [name for name in _names(hub_id) if is_head(name)]
     if not heads:
         return None
     best = min(heads, key=lambda name: (_rank(name), name))
@@ -74,26 +95,6 @@ def fetch_gguf_head(hub_id: str) -> Path | None:
 
 def _rank(name: str) -> int:
     return next((i for i, kind in enumerate(HEAD_TYPES) if kind in name.lower()), len(HEAD_TYPES))
-
-
-def _chosen(names: Iterable[str], choice: str) -> list[str]:
-    """All parts of the file with the shortest name that ends so: Q4_K_M is not UD-Q4_K_M where both are there."""
-    ends_so = re.compile(rf"(^|[-.]){re.escape(choice)}$", re.IGNORECASE)
-    models = models_of(names)
-    fit = [stem for stem, files in models.items() if ends_so.search(stem) or _is_among(choice, files)]
-    return models[min(fit, key=lambda stem: (len(stem), stem))] if fit else []
-
-
-def _is_among(choice: str, files: list[str]) -> bool:
-    return any(PurePosixPath(name).name.lower() == choice.lower() for name in files)
-
-
-def _choices(names: Iterable[str]) -> list[str]:
-    return sorted({match[0] if (match := QUANT.search(stem)) else stem for stem in models_of(names)})
-
-
-def _list(choices: list[str]) -> str:
-    return ", ".join(choices)
 
 
 def _names(hub_id: str) -> list[str]:
@@ -125,7 +126,7 @@ def _cached_names(hub_id: str) -> list[str]:
     return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 
 
-def _fetch_files(hub_id: str, names: list[str]) -> Path:
+def _fetch_files(hub_id: str, names: Sequence[str]) -> Path:
     """The folder that they are in."""
     return _fetch(hub_id, [glob.escape(name) for name in names])
 
@@ -133,8 +134,12 @@ def _fetch_files(hub_id: str, names: list[str]) -> Path:
 def _fetch(hub_id: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download  # slow to import: only where the hub is needed
 
+    lines = FetchLines(hub_id)
+    bars = None if sys.stderr.isatty() else lines.bar_class()
     with _hub_faults(hub_id):
-        return Path(_apart(lambda: snapshot_download(hub_id, allow_patterns=patterns)))
+        folder = _apart(lambda: snapshot_download(hub_id, allow_patterns=patterns, tqdm_class=bars))
+    lines.close()
+    return Path(folder)
 
 
 def _apart(call: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -23,7 +22,7 @@ from mlx_lm.utils import infer_quant_config, load_config, load_model
 
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
-from slipstream.load.spec import HeadSpec, ModelSpec
+from slipstream.load.spec import HeadSpec, ModelSpec, RopeSpec
 from slipstream.runners.mlx.loaders.folder_weights import folder_parameters, is_packed
 from slipstream.runners.mlx.loaders.gguf_weights import parameters
 
@@ -84,7 +83,7 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
 def _from_folder(model: OpenedModel) -> Any:
     folder, classes = model.path, partial(_without_head, model.spec.head)
     try:
-        return load_model(folder, lazy=True, model_config=_changes(folder), get_model_classes=classes)[0]
+        return load_model(folder, lazy=True, model_config=_changes(model), get_model_classes=classes)[0]
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
         raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {_sentence(error)}") from error
 
@@ -97,7 +96,7 @@ def _sentence(error: Exception) -> str:
 def _made_for_folder(model: OpenedModel) -> Any:
     """The model of a folder, with weights that are not the folder's yet."""
     config = load_config(model.path)
-    config |= _changes(model.path)
+    config |= _changes(model)
     config.pop("quantization_config", None)
     model_class, args_class = _without_head(model.spec.head, config)
     args: Any = args_class
@@ -116,9 +115,11 @@ def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype) -> Any:
     return loaded
 
 
-def _changes(folder: Path) -> dict[str, Any]:
+def _changes(model: OpenedModel) -> dict[str, Any]:
     """Newer keys of config.json, under the names that every model class of mlx-lm reads."""
-    config = load_config(folder)
+    config = load_config(model.path)
+    if model.spec.architecture != "other" and (unread := _unread_of_yarn(config)):
+        raise UnknownModel(f"{model.path}: mlx-lm does not read {unread} of YaRN; take --runner torch.")
     changes: dict[str, Any] = {}
     kind = config["model_type"]
     if kind.endswith("_text") and find_spec(f"mlx_lm.models.{kind}") is None:
@@ -131,6 +132,15 @@ def _changes(folder: Path) -> dict[str, Any]:
     if "partial_rotary_factor" in rope:
         changes.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
     return changes | _interval(config)
+
+
+def _unread_of_yarn(config: dict[str, Any]) -> str:
+    text = config.get("text_config", config)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if "yarn" not in (rope.get("type"), rope.get("rope_type")):
+        return ""
+    plain = {"attention_factor": None, "truncate": True}
+    return " and ".join(key for key, value in plain.items() if rope.get(key) not in (None, value))
 
 
 def _interval(config: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +248,11 @@ def _hybrid_config(spec: ModelSpec) -> dict[str, Any]:
         "linear_value_head_dim": gdn.v_dim,
         "linear_conv_kernel_dim": gdn.conv_kernel,
         "full_attention_interval": interval,
-        "rope_parameters": {"type": "default", "rope_theta": spec.rope.theta, "partial_rotary_factor": part},
+        "rope_parameters": {
+            "rope_theta": spec.rope.theta,
+            "partial_rotary_factor": part,
+            **(_scaling(spec.rope) or {"type": "default"}),
+        },
         **experts,
     }
 
@@ -257,14 +271,6 @@ def quantise_like(module: nn.Module, weights: Tensors) -> None:
 
 def _config(spec: ModelSpec) -> dict[str, Any]:
     """config.json as mlx-lm would read it."""
-    rope = spec.rope
-    scaling = {
-        "rope_type": "llama3",
-        "factor": rope.llama3_factor,
-        "low_freq_factor": rope.llama3_low_freq,
-        "high_freq_factor": rope.llama3_high_freq,
-        "original_max_position_embeddings": rope.llama3_original_context,
-    }
     return {
         "model_type": spec.architecture,
         "hidden_size": spec.hidden_size,
@@ -276,8 +282,28 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": spec.norm_eps,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.max_context,
-        "rope_theta": rope.theta,
-        "rope_scaling": scaling if rope.llama3_factor is not None else None,
+        "rope_theta": spec.rope.theta,
+        "rope_scaling": _scaling(spec.rope),
         "tie_word_embeddings": spec.tied,
         "attention_bias": spec.o_bias,
+    }
+
+
+def _scaling(rope: RopeSpec) -> dict[str, Any] | None:
+    if rope.yarn is not None:
+        return {
+            "type": "yarn",
+            "factor": rope.yarn.factor,
+            "original_max_position_embeddings": rope.yarn.original_context,
+            "beta_fast": rope.yarn.fast_turns,
+            "beta_slow": rope.yarn.slow_turns,
+        }
+    if rope.llama3_factor is None:
+        return None
+    return {
+        "type": "llama3",
+        "factor": rope.llama3_factor,
+        "low_freq_factor": rope.llama3_low_freq,
+        "high_freq_factor": rope.llama3_high_freq,
+        "original_max_position_embeddings": rope.llama3_original_context,
     }

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from slipstream.load.spec import ModelSpec, RopeSpec
+from slipstream.load.spec import ModelSpec, RopeSpec, YarnSpec
 from slipstream.runners.torch.batch import Batch
 from slipstream.runners.torch.caches import LayerKv
 from slipstream.runners.torch.ops import HeadShape, Linear, Ops, RmsNorm, Rotary
@@ -131,8 +131,11 @@ def rotary_table(rope: RopeSpec, max_positions: int, device: torch.device) -> Ro
     inv_freq = rope.theta ** -(torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim)
     if rope.llama3_factor is not None:
         inv_freq = _llama3_scaled(inv_freq, rope, rope.llama3_factor)
+    if rope.yarn is not None:
+        inv_freq = _yarn_scaled(inv_freq, rope, rope.yarn)
+    scale = 1.0 if rope.yarn is None else rope.yarn.rotary_scale
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq.float()
-    return Rotary(angles.cos().to(device), angles.sin().to(device))
+    return Rotary((angles.cos() * scale).to(device), (angles.sin() * scale).to(device))
 
 
 def _llama3_scaled(inv_freq: Tensor, rope: RopeSpec, factor: float) -> Tensor:
@@ -141,3 +144,18 @@ def _llama3_scaled(inv_freq: Tensor, rope: RopeSpec, factor: float) -> Tensor:
     low, high = rope.llama3_low_freq, rope.llama3_high_freq
     blend = ((rope.llama3_original_context / wavelength - low) / (high - low)).clamp(0, 1)
     return inv_freq / factor * (1 - blend) + inv_freq * blend
+
+
+def _yarn_scaled(inv_freq: Tensor, rope: RopeSpec, yarn: YarnSpec) -> Tensor:
+    """YaRN: the frequencies of slow rotations divided by ``factor``, fast ones kept, a linear blend between."""
+    turns = torch.tensor([yarn.fast_turns, yarn.slow_turns], dtype=inv_freq.dtype)
+    # The dimensions that rotate so often in the original context.
+    first, last = rope.rotary_dim * (yarn.original_context / (2 * math.pi * turns)).log() / (2 * math.log(rope.theta))
+    if yarn.whole_bounds:
+        first, last = first.floor(), last.ceil()
+    first, last = first.clamp(min=0), last.clamp(max=rope.rotary_dim - 1)
+    width = last - first if last != first else 0.001
+    # [rotary_dim / 2]
+    blend = ((torch.arange(len(inv_freq), dtype=inv_freq.dtype) - first) / width).clamp(0, 1)
+    scaled: Tensor = inv_freq / yarn.factor * blend + inv_freq * (1 - blend)
+    return scaled
