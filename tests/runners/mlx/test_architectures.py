@@ -15,6 +15,7 @@ pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'
 import mlx.core as mx
 import tiny
 import tiny_fp8
+import torch
 from conversations import cold, play
 from harness import Ask, Traffic
 from mlx.utils import tree_flatten
@@ -150,7 +151,19 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_moe"])
 def test_fp8_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
     folder = tiny_fp8.save(tiny_fp8.build(kind), tmp_path)
-    with pytest.raises(UnknownModel, match=r"in FP8, which mlx-lm does not read.*--runner torch\.$"):
+    with pytest.raises(UnknownModel, match=r"is stored in FP8, which is not read on MLX: use --runner torch, or"):
+        open_mlx(folder)
+
+
+def test_fp8_of_other_architectures_is_refused_without_naming_a_runner(tmp_path: Path) -> None:
+    """None of ours knows them."""
+    folder = save("phi3", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight_scale_inv"] = torch.ones(1, 1)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        UnknownModel, match=r"in FP8, which mlx-lm does not read for this architecture: use the model in"
+    ):
         open_mlx(folder)
 
 
