@@ -92,6 +92,7 @@ def test_the_peak_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     assert peak <= taken + plan.workspace
     assert peak < 1.25 * taken + SLAB * parameters.SLAB_BYTES
     assert sum(num_bytes for num_bytes, _ in told) == model.num_bytes
+    assert all(num_bytes > 0 for num_bytes, _ in told)
     at_half, read = 0, 0
     for num_bytes, held in told:
         read += num_bytes

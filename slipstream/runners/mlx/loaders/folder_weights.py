@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import mlx.core as mx
 import numpy as np
 
-from slipstream.errors import UnknownModel
+from slipstream.errors import LoadError, UnknownModel
 from slipstream.load import Checkpoint, RawTensor, dequantize
 from slipstream.load.quantized.types import container_of, is_folder_type
 from slipstream.load.tensor import FP8
@@ -28,18 +28,33 @@ def is_packed(checkpoint: Checkpoint, names: Iterable[str]) -> bool:
 
 
 def check_types(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Refuses what only other runners read, and what none does. From headers alone."""
+    """Refuses what only other runners read. From headers alone."""
     for name in names:
         stored = checkpoint.dtype(name)
-        if stored in OWN_TYPES:
+        if stored in OWN_TYPES or (stored == FP8 and not _is_read(checkpoint, name)):
             continue
-        checkpoint.shape(name)  # our readers' own words, where none of them reads it
         container = container_of(stored)
         if stored == FP8:
             raise _refused(checkpoint.path, name, "is stored in FP8")
         if container is not None and layout_of(stored) is None:
             how = "is stored in NVFP4" if container.table else f"has groups of {container.group} columns"
             raise _refused(checkpoint.path, name, how)
+
+
+def check_readable(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Refuses, in the words of our own readers, what none of them reads: where mlx-lm does not read it either."""
+    for name in names:
+        if checkpoint.dtype(name) not in OWN_TYPES:
+            checkpoint.shape(name)
+
+
+def _is_read(checkpoint: Checkpoint, name: str) -> bool:
+    """By other runners."""
+    try:
+        checkpoint.shape(name)
+    except LoadError:
+        return False
+    return True
 
 
 def folder_rules(checkpoint: Checkpoint, dtype: mx.Dtype) -> Rules:

@@ -24,7 +24,7 @@ from slipstream.load import OpenedModel
 from slipstream.load.hf.joined_projections import parts_of_joined
 from slipstream.load.spec import GdnSpec, HeadSpec, ModelSpec
 from slipstream.runners.backend import Progress, ignore_progress
-from slipstream.runners.mlx.loaders.folder_weights import check_types, folder_rules, is_packed
+from slipstream.runners.mlx.loaders.folder_weights import check_readable, check_types, folder_rules, is_packed
 from slipstream.runners.mlx.loaders.gguf_weights import gguf_rules
 from slipstream.runners.mlx.loaders.parameters import evaluate, parameters, slab_bytes, source_bytes
 
@@ -101,6 +101,8 @@ def _from_folder(model: OpenedModel) -> Any:
     try:
         return load_model(folder, lazy=True, model_config=_changes(model), get_model_classes=classes)[0]
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
+        if model.spec.architecture != "other":
+            check_readable(model.checkpoint, target_names(model))
         raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {_sentence(error)}") from error
 
 

@@ -40,6 +40,11 @@ class Piece:
         *stack, rows, columns = whole
         return (*stack, rows // 2, columns)
 
+    def num_bytes(self, checkpoint: Checkpoint) -> int:
+        """In the file."""
+        whole = checkpoint.num_bytes(self.name)
+        return whole if self.half is None else (whole + self.half) // 2
+
     def slabs(self, raw: RawTensor) -> Iterator[RawTensor]:
         """The rows of all matrices, one after the other."""
         num_rows, total, step = raw.shape[-2], math.prod(raw.shape[:-1]), max(1, SLAB // raw.shape[-1])
@@ -70,7 +75,7 @@ def parameters(
             yield from _named(module, _like(checkpoint, module, pieces, rules))
             continue
         yield from _named(module, _read(checkpoint, pieces, rules))
-        progress(sum(checkpoint.num_bytes(piece.name) for piece in pieces if not piece.half))
+        progress(sum(piece.num_bytes(checkpoint) for piece in pieces))
         checkpoint.release()  # converted: the file's own pages are not needed any more
 
 
@@ -173,10 +178,12 @@ def _evaluated(arrays: Arrays) -> Arrays:
 
 
 def evaluate(module: nn.Module, num_bytes: int, progress: Progress) -> None:
-    """Its arrays, one by one. ``num_bytes``: of all of them in the files, where progress is counted."""
+    """Its arrays, one by one. ``num_bytes``: of all of them in the files, where progress is counted; 0: it was told."""
     arrays = [array for _, array in tree_flatten(module.parameters())]
-    total, done = sum(array.nbytes for array in arrays), 0
+    total, done, told = sum(array.nbytes for array in arrays), 0, 0
     for array in arrays:
         mx.eval(array)
-        before, done = done, done + array.nbytes
-        progress(num_bytes * done // total - num_bytes * before // total)
+        done += array.nbytes
+        if (read := num_bytes * done // total) > told:
+            progress(read - told)
+            told = read
