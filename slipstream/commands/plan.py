@@ -46,7 +46,7 @@ def _contents_dict(contents: Contents) -> dict[str, object]:
     return {
         "format": contents.format,
         "bytes": contents.num_bytes,
-        "bits_per_weight": round(contents.bits_per_weight, 3),
+        "bits_per_weight": round(contents.bits_per_weight, 3) if contents.num_weights else None,
         "types": {dtype: round(share, 4) for dtype, share in contents.types},
     }
 
@@ -63,6 +63,8 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
     for line in _describe(model):
         show(line)
     show(note)
+    if memory.weights_note:
+        show(memory.weights_note)
     print()
     if chat_fault:
         show(f"chat: a plain question fails: {chat_fault}")
@@ -83,6 +85,8 @@ def _describe(model: OpenedModel) -> list[str]:
 
 
 def _in_words(contents: Contents) -> str:
+    if not contents.num_weights:
+        return f"{contents.format}, {size(contents.num_bytes)}"
     types = ", ".join(f"{dtype} {100 * share:.1f} %" for dtype, share in contents.types if share >= SMALL_SHARE)
     sizes = f"{size(contents.num_bytes)}, {contents.bits_per_weight:.2f} bits a weight"
     return f"{contents.format}, {sizes}: {types}"

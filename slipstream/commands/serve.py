@@ -54,6 +54,7 @@ class Loading:
     bar: LoadingBar = field(default_factory=LoadingBar)
     model_line: str = ""
     chat_fault: str = ""  # why its chat template cannot be used
+    weights_note: str = ""  # what of the weights is stored otherwise than in the files
     memory_line: str = ""
     announced: bool = False
 
@@ -80,6 +81,7 @@ class Loading:
             state_dtype=memory.state_dtype,
         )
         self.model_line = f"{model.name} ({facts.architecture}; {facts.format}), {_head(model)}"
+        self.weights_note = memory.weights_note
         kv = memory.kv_pool + memory.row_buffers
         self.memory_line = (
             f"{size(memory.weights)} weights, {size(memory.head)} head, "
@@ -99,6 +101,8 @@ class Loading:
         if self.chat_fault:
             self.say(f"chat    a plain question fails: {self.chat_fault}")
         self.say(f"device  {engine.info.note}")
+        if self.weights_note:
+            self.say(f"weights {self.weights_note}")
         streams = f"{engine.config.max_streams} streams of up to {engine.info.max_model_len} tokens"
         self.say(f"memory  {self.memory_line}; {streams}")
         self.say(f"drafts  {_policy(loaded)}")

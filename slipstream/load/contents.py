@@ -18,7 +18,7 @@ Part = Literal["embedding and output", "attention", "recurrent layers", "MLP", "
 @dataclass(frozen=True, slots=True)
 class Contents:
     format: str
-    num_weights: int
+    num_weights: int  # 0: only the runner can count them, as in MLX's own folders
     num_bytes: int
     types: tuple[tuple[str, float], ...]  # the share of the weights in each, the largest first
 
@@ -33,13 +33,12 @@ def target_contents(model: OpenedModel) -> Contents:
 
 def main_type(model: OpenedModel) -> str:
     """The type of most weights of the target model; of most bytes where only its runner can count weights."""
-    try:
-        return target_contents(model).types[0][0]
-    except LoadError:
-        stored: Counter[str] = Counter()
-        for name in _target_names(model):
-            stored[model.checkpoint.dtype(name)] += model.checkpoint.num_bytes(name)
-        return stored.most_common(1)[0][0]
+    if types := target_contents(model).types:
+        return types[0][0]
+    stored: Counter[str] = Counter()
+    for name in _target_names(model):
+        stored[model.checkpoint.dtype(name)] += model.checkpoint.num_bytes(name)
+    return stored.most_common(1)[0][0]
 
 
 def head_contents(model: OpenedModel) -> Contents | None:
@@ -83,10 +82,13 @@ def _target_names(model: OpenedModel) -> list[str]:
 
 
 def _contents(checkpoint: Checkpoint, names: list[str]) -> Contents:
+    num_bytes = sum(checkpoint.num_bytes(name) for name in names)
     weights: Counter[str] = Counter()
-    for name in names:
-        weights[checkpoint.dtype(name)] += math.prod(checkpoint.shape(name))
+    try:
+        for name in names:
+            weights[checkpoint.dtype(name)] += math.prod(checkpoint.shape(name))
+    except LoadError:
+        return Contents(file_format(checkpoint), 0, num_bytes, ())
     total = sum(weights.values())
     types = tuple((dtype, count / total) for dtype, count in weights.most_common())
-    num_bytes = sum(checkpoint.num_bytes(name) for name in names)
     return Contents(file_format(checkpoint), total, num_bytes, types)

@@ -40,6 +40,7 @@ class MemoryPlan:
     num_host_blocks: int = 0  # the prefix cache's second tier, in host memory
     num_host_states: int = 0
     shared_pool: bool = True  # False: each slot has room of its own for max_context
+    weights_note: str = ""  # what of them is stored otherwise than in the files, one line for people
     weight_parts: tuple[tuple[str, int], ...] = ()  # of the weights: load/contents.py's parts, where they are known
     kv_dtype: str = ""  # of keys and values, in words
     state_dtype: str = ""  # of recurrent states; "": there are none, or the runner does not tell

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import tiny_gguf
+from tiny_chat_model import write_tiny_chat_model
 from tiny_gguf import Options
 
 from slipstream.cli import main
@@ -93,3 +95,45 @@ def test_four_streams_of_16k_beside_a_27b_mix_fit_24_gib(capsys: pytest.CaptureF
     assert found["total"] < 24 << 30
     assert found["num_blocks"] * found["block_size"] >= 4 * 16384
     assert found["num_states"] == 4
+
+
+def test_on_mlx(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What becomes floats there, and the memory of each part."""
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
+    options = (str(folder / "Whole-Q4_K_M.gguf"), "--runner", "mlx", "--dtype", "bfloat16", *SMALL)
+    assert main(["plan", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [note] = [line for line in lines if " become " in line]
+    share = next(float(word) for word in lines[1].split("Q6_K ")[1].split())
+    assert note == f"{share:.0f} % of the weights become bfloat16 on MLX (Q6_K)"
+    for part in ("experts", "recurrent layers", "attention", "embedding and output"):
+        assert any(line.startswith(f"    {part} ") for line in lines)
+    assert main(["plan", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["weights_note"] == note
+    assert sum(found["weight_parts"].values()) == found["weights"]
+    assert found["workspace"] > 0
+
+
+def test_of_a_folder_in_mlxs_own_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many weights there are is not in its tensors: only bytes are listed."""
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_config, load_model, quantize_model
+
+    raw, converted = write_tiny_chat_model(tmp_path), tmp_path / "converted"
+    converted.mkdir()
+    model, config = quantize_model(load_model(raw)[0], load_config(raw), 32, 4)
+    mx.save_safetensors(str(converted / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    (converted / "config.json").write_text(json.dumps(config))
+    shutil.copy(raw / "tokenizer.json", converted)
+    capsys.readouterr()  # mlx-lm's own words
+    assert main(["plan", str(converted), "--runner", "mlx", *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"files: safetensors, [\d.]+ MB", lines[1])
+    assert not [line for line in lines if " become " in line]
+    assert main(["plan", "--json", str(converted), "--runner", "mlx", *SMALL]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["files"]["bits_per_weight"], found["files"]["types"]) == (None, {})
+    assert found["files"]["bytes"] == pytest.approx(found["weights"], rel=0.01)

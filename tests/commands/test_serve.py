@@ -31,10 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(path: Path) -> dict[str, str]:
+def said(path: Path, runner: str = "torch") -> dict[str, str]:
     """The lines by their first word."""
     lines: list[str] = []
-    loading = Loading(ModelOptions(str(path), device="cpu", max_streams=1, max_context=64), lines.append)
+    options = ModelOptions(str(path), runner=runner, device="cpu", max_streams=1, max_context=64)
+    loading = Loading(options, lines.append)
     loaded = loading(lambda error: None)
     loaded.engine.start()
     loading.ready(loaded, "http://127.0.0.1/")
@@ -56,3 +57,15 @@ def test_why_there_is_no_head_is_said_once(folder: Path) -> None:
     lines = said(folder / "alone" / "alone.gguf")
     assert lines["model"] == "alone (qwen3_5; GGUF, Q4_K), no MTP head"
     assert lines["drafts"] == "off: no MTP head: the checkpoint has no nextn.* tensors; give one with --mtp"
+
+
+def test_what_becomes_floats_on_mlx(tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
+    model = tiny_gguf.wide(num_hidden_layers=2, full_attention_interval=2)
+    kinds = {"ffn_down": "Q2_K", "ffn_up": "Q6_K", "ffn_gate": "Q6_K"}
+    options = Options(lambda name: next((kind for part, kind in kinds.items() if part in name), "Q4_K"))
+    path = tiny_gguf.write(model, tmp_path / "x.gguf", options).path
+    mlp = {name: weight.numel() for name, weight in model.state_dict().items() if ".mlp." in name}
+    share = sum(mlp.values()) / sum(weight.numel() for weight in model.state_dict().values())
+    assert said(path, "mlx")["weights"] == f"{100 * share:.0f} % of the weights become float32 on MLX (Q6_K, Q2_K)"
+    assert "weights" not in said(path)

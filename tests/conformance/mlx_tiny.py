@@ -14,7 +14,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load import open_model
 from slipstream.runners.mlx.backend import MlxBackend
 from slipstream.runners.mlx.loaders.heads import load_head
-from slipstream.runners.mlx.loaders.models import load_lazily
+from slipstream.runners.mlx.loaders.models import load_target
 from slipstream.runners.mlx.loading import MlxRunner
 from slipstream.runners.mlx.target import OpenTarget
 
@@ -32,7 +32,7 @@ def open_mlx(
 def packed(folder: Path, target: Path, bits: int) -> Path:
     """As a converter to MLX would write it: matrices packed, norms with their 1 folded in, the head beside them."""
     opened = open_model(str(folder), any_architecture=True)
-    model = load_lazily(opened, "auto")
+    model = load_target(opened, "auto")
     head = load_head(opened.head, opened.spec.architecture, OpenTarget(model).args, mx.float32)
     model, config = quantize_model(model, load_config(folder), GROUP, bits)
     nn.quantize(head, GROUP, bits, class_predicate=_fits)

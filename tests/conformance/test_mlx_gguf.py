@@ -22,6 +22,26 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, seed=1, draft=3)
 ASKS = [Ask(tuple(TOKENS[:20]), GREEDY), Ask(tuple(TOKENS[20:27]), GREEDY, arrival=3)]
 
 
+FEWER_BITS = {
+    "attn_qkv": "Q5_0",
+    "attn_gate": "Q5_1",
+    "ssm_out": "MXFP4",
+    "attn_output": "IQ4_XS",
+    "attn_q": "IQ4_NL",
+    "ffn_gate": "IQ3_S",
+    "ffn_up": "Q5_K",
+    "ffn_down": "MXFP4",
+    "eh_proj": "IQ3_XXS",
+    "token_embd": "Q5_0",
+    "output": "Q3_K",
+}
+
+
+def fewer_bits(name: str) -> str:
+    """Types that MLX packs into other numbers of bits than 4 and 8, or by a table."""
+    return next((kind for part, kind in FEWER_BITS.items() if part in name), "Q8_0")
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -31,8 +51,13 @@ ASKS = [Ask(tuple(TOKENS[:20]), GREEDY), Ask(tuple(TOKENS[20:27]), GREEDY, arriv
         ("moe", Options(mixed)),
         ("moe", Options(lambda name: "Q4_1", fused=True)),
         ("next", Options(mixed)),
+        ("dense", Options(fewer_bits)),
+        ("moe", Options(fewer_bits, fused=True)),
     ],
-    ids=["three values", "yarn", "dense", "experts", "fused experts", "qwen3next"],
+    ids=[
+        *("three values", "yarn", "dense", "experts", "fused experts", "qwen3next", "fewer bits"),
+        "experts in fewer bits",
+    ],
 )
 def test_tokens_equal_pytorchs(tmp_path: Path, kind: str, options: Options) -> None:
     path = tiny_gguf.write(MODELS[kind](), tmp_path / "x.gguf", options).path
@@ -55,12 +80,13 @@ def test_types_that_mlx_can_pack_stay_packed(tmp_path: Path) -> None:
     from mlx.utils import tree_flatten
 
     from slipstream.load import open_model
-    from slipstream.runners.mlx.loaders.models import load_lazily
+    from slipstream.runners.mlx.loaders.models import load_target
 
     path = tiny_gguf.write(MODELS["moe"](), tmp_path / "x.gguf", Options(mixed)).path
-    model = dict(tree_flatten(load_lazily(open_model(str(path)), "float32").parameters()))
+    model = dict(tree_flatten(load_target(open_model(str(path)), "float32").parameters()))
     packed = {name.removesuffix(".scales") for name in model if name.endswith(".scales")}
     layer = "language_model.model.layers.0"
     assert {f"{layer}.mlp.switch_mlp.gate_proj", f"{layer}.linear_attn.out_proj"} <= packed  # Q4_K
     assert f"{layer}.mlp.switch_mlp.down_proj" not in packed  # Q6_K
     assert model[f"{layer}.mlp.switch_mlp.gate_proj.weight"].nbytes == 8 * 256 * 256 // 2
+    assert model[f"{layer}.linear_attn.in_proj_qkv.weight"].nbytes == 512 * 256 * 5 // 8  # Q5_K

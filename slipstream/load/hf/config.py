@@ -68,7 +68,7 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], w
         qk_norm=hybrid or architecture == "qwen3",
         gated_attention=hybrid,
         norm_plus_one=hybrid,
-        gdn=_gdn(text) if hybrid else None,
+        gdn=gdn_of(text) if hybrid else None,
         moe=_moe(text, outer.raw("model_type") == "qwen3_next") if architecture == "qwen3_5_moe" else None,
         head=HeadSpec(num_declared_layers=text.count("mtp_num_hidden_layers", 0)),
         eos_token_ids=eos_tokens(Fields(generation, where), outer, text),
@@ -237,7 +237,7 @@ def _layer_kind(
     return "linear_attention" if kind == "linear_attention" else "full_attention"
 
 
-def _gdn(text: Fields) -> GdnSpec:
+def gdn_of(text: Fields) -> GdnSpec:
     gdn = GdnSpec(
         num_k_heads=text.size("linear_num_key_heads", 16),
         num_v_heads=text.size("linear_num_value_heads", 32),
@@ -263,10 +263,15 @@ def _moe(text: Fields, next_model: bool) -> MoeSpec:
 
 def _refuse_mixed_layers(text: Fields) -> None:
     """Qwen3-Next's options that no published model uses."""
-    if text.raw("mlp_only_layers") or text.size("decoder_sparse_step", 1) != 1:
+    if has_mixed_layers(text):
         raise _unsupported(text, "a mixture of layers with experts and layers without")
     if not text.flag("norm_topk_prob", True):
         raise _unsupported(text, "a router whose shares do not add up to 1 (norm_topk_prob)")
+
+
+def has_mixed_layers(text: Fields) -> bool:
+    """Qwen3-Next: layers without experts among those with them."""
+    return bool(text.raw("mlp_only_layers")) or text.size("decoder_sparse_step", 1) != 1
 
 
 def eos_tokens(generation: Fields, outer: Fields, text: Fields) -> tuple[int, ...]:

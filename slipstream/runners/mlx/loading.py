@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +14,7 @@ from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import RowJoin, RunnerInfo
 from slipstream.errors import HeadError
 from slipstream.load import OpenedModel
+from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.runners.backend import MemoryPlan, Progress
 from slipstream.runners.host.drafter import HostDrafter, MtpDrafter, NoDrafter
 from slipstream.runners.host.runner import HostRunner
@@ -18,10 +22,9 @@ from slipstream.runners.mlx.block_store import BlockStore
 from slipstream.runners.mlx.caches import FIRST_LENGTH, FeedHolder, KvCache
 from slipstream.runners.mlx.grid import Grids
 from slipstream.runners.mlx.host_model import MlxHead, MlxModel
-from slipstream.runners.mlx.loaders.folder_weights import folder_bytes
-from slipstream.runners.mlx.loaders.gguf_weights import parameter_bytes
-from slipstream.runners.mlx.loaders.heads import load_head
-from slipstream.runners.mlx.loaders.models import load_lazily, load_shapes, repacks, target_names, unpacked_dtype
+from slipstream.runners.mlx.loaders.gguf_weights import unpacked_weights
+from slipstream.runners.mlx.loaders.heads import head_loading_bytes, load_head
+from slipstream.runners.mlx.loaders.models import load_shapes, load_target, loading_bytes, target_names
 from slipstream.runners.mlx.memory import ModelShape, StreamCost, keep_grid, slot_positions, stream_cost
 from slipstream.runners.mlx.mtp import MtpHead
 from slipstream.runners.mlx.states import RecurrentCache
@@ -36,27 +39,52 @@ DRAFT_VOCAB = 32768  # a draft pass over all of a large vocabulary reads mostly 
 
 def model_shape(model: OpenedModel, engine: EngineConfig, config: RunnerConfig) -> ModelShape:
     """From headers alone: what `load_runner` will hold and compute with."""
-    lazy = LazyModel(model, engine, config, load_shapes(model, config.dtype))
-    if repacks(model):
-        weights = folder_bytes(model.checkpoint, target_names(model), unpacked_dtype(model, config.dtype))
-    elif model.path.is_dir():
-        weights = _sizes(lazy.model)
-    else:
-        weights = parameter_bytes(model.checkpoint, unpacked_dtype(model, config.dtype), target_names(model))
-    head = {} if lazy.head is None else _sizes(lazy.head)
+    lazy = LazyModel(model, engine, config, load_shapes(model, config.dtype), None)
+    loading, head = loading_bytes(model, config.dtype), {}
+    if lazy.head is not None and model.head is not None:
+        loading = max(loading, head_loading_bytes(model.head, _activation_dtype(lazy.model)))
+        head = _sizes(lazy.head)
     return ModelShape(
-        lazy.dtype, weights, head, lazy.stream_cost(), lazy.max_depth, lazy.draft_vocab, lazy.expert_share
+        dtype=lazy.dtype,
+        weights=_sizes(lazy.model),
+        weights_note=_weights_note(model, lazy.dtype),
+        head=head,
+        loading=loading,
+        cost=lazy.stream_cost(),
+        max_depth=lazy.max_depth,
+        draft_vocab=lazy.draft_vocab,
+        expert_share=lazy.expert_share,
     )
 
 
+def _weights_note(model: OpenedModel, dtype: str) -> str:
+    """Of the target model, as the head's matrices are few."""
+    if not isinstance(model.checkpoint, GgufCheckpoint):
+        return ""
+    names = target_names(model)
+    unpacked = unpacked_weights(model.checkpoint, names)
+    share = sum(unpacked.values()) / sum(math.prod(model.checkpoint.shape(name)) for name in names)
+    percent = f"{100 * share:.0f}" if share >= 0.005 else "less than 1"
+    types = ", ".join(stored for stored, _ in unpacked.most_common())
+    return f"{percent} % of the weights become {dtype} on MLX ({types})" if unpacked else ""
+
+
+@contextmanager
+def _no_spare_buffers() -> Iterator[None]:
+    """What loading is done with goes back to the system at once: MLX would keep it for later arrays."""
+    limit = mx.set_cache_limit(0)
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(limit)
+
+
+@_no_spare_buffers()
 def load_runner(
     model: OpenedModel, engine: EngineConfig, config: RunnerConfig, plan: MemoryPlan, note: str, progress: Progress
 ) -> MlxRunner:
     """``note``: what computes where."""
-    lazy = LazyModel(model, engine, config, load_lazily(model, config.dtype))
-    for array in lazy.arrays():
-        mx.eval(array)
-        progress(array.nbytes)
+    lazy = LazyModel(model, engine, config, load_target(model, config.dtype, progress), progress)
     host_model = lazy.host_model(plan.num_slots, slot_positions(plan.max_context, lazy.max_depth))
     if keep_grid(plan):
         kv = [cache for cache in host_model.all_caches if isinstance(cache, KvCache)]
@@ -69,13 +97,16 @@ def load_runner(
 
 
 class LazyModel:
-    """Target model and head, none of whose arrays has to be evaluated yet."""
+    """Target model and head, none of whose arrays has to be evaluated."""
 
-    def __init__(self, opened: OpenedModel, engine: EngineConfig, config: RunnerConfig, model: Any) -> None:
+    def __init__(
+        self, opened: OpenedModel, engine: EngineConfig, config: RunnerConfig, model: Any, progress: Progress | None
+    ) -> None:
+        """``progress`` None: the head is not read."""
         self._spec, self._config = opened.spec, config
         self.model = model
         self.target: TargetModel = OpaqueTarget(model) if opened.spec.architecture == "other" else OpenTarget(model)
-        self.head, self.why_no_draft = self._find_head(opened, engine)
+        self.head, self.why_no_draft = self._find_head(opened, engine, progress)
         self.max_depth = engine.max_depth if self.head is not None else 0
         tape_recurrences(model, tiled=opened.spec.gdn is not None and opened.spec.gdn.tiled)
 
@@ -95,10 +126,6 @@ class LazyModel:
         """Of the experts, those that one token chooses; all of them where the architecture is not known."""
         args = vars(self.target.args) if isinstance(self.target, OpenTarget) else {}
         return args["num_experts_per_tok"] / args["num_experts"] if args.get("num_experts") else 1.0
-
-    def arrays(self) -> list[mx.array]:
-        modules = [self.model] if self.head is None else [self.model, self.head]
-        return [array for module in modules for _, array in tree_flatten(module.parameters())]
 
     def host_model(self, max_rows: int, max_length: int) -> MlxModel:
         holder = FeedHolder()
@@ -124,7 +151,9 @@ class LazyModel:
             self.host_head(host_model).forward(hidden, [0], batch)
         return stream_cost(host_model.all_caches)
 
-    def _find_head(self, opened: OpenedModel, engine: EngineConfig) -> tuple[MtpHead | None, str]:
+    def _find_head(
+        self, opened: OpenedModel, engine: EngineConfig, progress: Progress | None
+    ) -> tuple[MtpHead | None, str]:
         """The head, or why there is none: one that does not fit never stops the model."""
         if opened.head is None:
             return None, opened.head_reason
@@ -132,7 +161,8 @@ class LazyModel:
             return None, "max_depth is 0"
         try:
             args = self.target.args if isinstance(self.target, OpenTarget) else None
-            return load_head(opened.head, self._spec.architecture, args, _activation_dtype(self.model)), ""
+            dtype = _activation_dtype(self.model)
+            return load_head(opened.head, self._spec.architecture, args, dtype, progress), ""
         except HeadError as error:
             return None, f"no MTP head: {error}"
 

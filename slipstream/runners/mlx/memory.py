@@ -7,6 +7,7 @@ of them, so with it there are blocks beside the slots' own room, and states besi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ import mlx.core as mx
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.errors import ConfigError
 from slipstream.host import available_bytes, resident_bytes
+from slipstream.load.contents import part_of
 from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.mlx.caches import KvCache
 from slipstream.runners.mlx.target import Cache
@@ -40,7 +42,9 @@ class ModelShape:
 
     dtype: str  # of activations
     weights: Mapping[str, int]  # by name
+    weights_note: str  # as in MemoryPlan
     head: Mapping[str, int]
+    loading: int  # beside both, while they are read
     cost: StreamCost
     max_depth: int
     draft_vocab: int  # the head drafts among the first so many tokens
@@ -68,7 +72,14 @@ def plan_memory(
     free, process = free_bytes() if free is None else free, resident_bytes()
     if config.memory is not None:
         free = min(free, config.memory - process)
-    budget = config.kv_memory if config.kv_memory is not None else int((free - weights - head) * SHARE_OF_FREE)
+    left = free - weights - head - shape.loading
+    if left <= 0:
+        more = "give more memory, or " if config.memory is not None else ""
+        raise ConfigError(
+            f"loading the weights takes {(free - left) / 1e9:.2f} GB, but {max(free, 0) / 1e9:.2f} GB are free: {more}"
+            "take a model with fewer weights or with fewer bits a weight"
+        )
+    budget = config.kv_memory if config.kv_memory is not None else int(left * SHARE_OF_FREE)
     wanted = min(config.max_context or max_context, max_context)
     plans = [
         _sized(shape, wanted, engine, budget, cached) for cached in ([True] if engine.prefix_cache else []) + [False]
@@ -80,7 +91,30 @@ def plan_memory(
             f"{cost.state / 1e6:.1f} MB and {cost.kv_per_token / 1e3:.1f} kB a token: "
             "give more kv_memory or allow fewer max_streams"
         )
-    return replace(fitting[0], weights=weights, head=head, process=process, kv_dtype=shape.dtype)
+    return replace(
+        fitting[0],
+        weights=weights,
+        weights_note=shape.weights_note,
+        weight_parts=_parts(shape.weights),
+        head=head,
+        workspace=shape.loading,
+        process=process,
+        kv_dtype=shape.dtype,
+    )
+
+
+def _parts(weights: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """By part of the model, the largest first."""
+    found: Counter[str] = Counter()
+    for name, size in weights.items():
+        found[part_of(_canonical(name))] += size
+    return tuple(found.most_common())
+
+
+def _canonical(name: str) -> str:
+    """The name that a checkpoint has for a parameter of mlx-lm's, or for what it is packed with."""
+    stem, _, kind = name.removeprefix("language_model.").replace(".switch_mlp.", ".experts.").rpartition(".")
+    return f"{stem}.weight" if kind in ("scales", "biases") else f"{stem}.{kind}"
 
 
 def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: int, cached: bool) -> MemoryPlan | None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from slipstream.load import OpenedModel
-from slipstream.runners.mlx.loaders.models import load_lazily
+from slipstream.runners.mlx.loaders.models import load_target
 
 
 class MlxLmPeer:
     def __init__(self, model: OpenedModel, dtype: str) -> None:
         """``dtype``: as in RunnerConfig."""
-        self._model = load_lazily(model, dtype)
-        mx.eval(self._model.parameters())
+        self._model = load_target(model, dtype)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[list[list[int]], float]:
         """Greedy tokens of each prompt, all running together, and the seconds it took, prompts included."""

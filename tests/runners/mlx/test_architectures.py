@@ -15,10 +15,12 @@ pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'
 import mlx.core as mx
 import tiny
 import tiny_fp8
+import torch
 from conversations import cold, play
 from harness import Ask, Traffic
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
+from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.utils import _get_classes as get_classes
 from mlx_lm.utils import load_model
 from mlx_tiny import open_mlx, packed
@@ -26,6 +28,8 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.config import EngineConfig
 from slipstream.errors import UnknownModel
+from slipstream.load import open_model
+from slipstream.runners.mlx.loaders.models import load_target
 from slipstream.sampling import SamplingParams
 
 VOCAB = 97
@@ -150,8 +154,33 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_moe"])
 def test_fp8_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
     folder = tiny_fp8.save(tiny_fp8.build(kind), tmp_path)
-    with pytest.raises(UnknownModel, match=r"in FP8, which mlx-lm does not read.*--runner torch\.$"):
+    with pytest.raises(UnknownModel, match=r"is stored in FP8, which is not read on MLX: use --runner torch, or"):
         open_mlx(folder)
+
+
+def test_fp8_of_other_architectures_is_refused_without_naming_a_runner(tmp_path: Path) -> None:
+    """None of ours knows them."""
+    folder = save("phi3", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight_scale_inv"] = torch.ones(1, 1)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        UnknownModel, match=r"in FP8, which mlx-lm does not read for this architecture: use the model in"
+    ):
+        open_mlx(folder)
+
+
+def test_what_only_mlx_lm_reads_is_left_to_it(tmp_path: Path) -> None:
+    """BitNet's layout, of a Llama: no reader of ours knows it."""
+    folder = tiny.save(tiny.build("llama-mha-untied"), tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "bitnet"}}
+    model = bitnet_quantize(load_model(folder)[0], config["quantization_config"])
+    weights = dict(tree_flatten(model.parameters()))
+    assert weights["model.layers.0.mlp.up_proj.weight"].dtype == mx.uint8
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load_target(open_model(str(folder), any_architecture=True), "auto")
+    assert dict(tree_flatten(loaded.parameters())).keys() == weights.keys()
 
 
 def apart(folder: Path, target: Path) -> Path:

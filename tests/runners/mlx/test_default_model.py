@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from slipstream.llm import LLM
 from slipstream.load import OpenedModel, dequantize, open_model
-from slipstream.runners.mlx.loaders.models import load_lazily
+from slipstream.runners.mlx.loaders.models import load_target
 from slipstream.sampling import SamplingParams
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "data" / "reference.json").read_text())[0]
@@ -27,7 +27,7 @@ def opened() -> OpenedModel:
 
 def test_packed_weights_are_the_ggufs(opened: OpenedModel) -> None:
     """Q8_0 (the embedding) and Q4_1 (the rest): MLX unpacks the numbers that the gguf package unpacks."""
-    model = load_lazily(opened, "float32")
+    model = load_target(opened, "float32")
     layer = model.model.layers[3]
     packed = {
         "model.embed_tokens.weight": (model.model.embed_tokens, 8),

@@ -183,7 +183,7 @@ def test_weights_take_what_was_planned(tmp_path: Path, kind: str) -> None:
     plan = backend.plan_memory(model, engine)
     read: list[int] = []
     runner = backend.load(model, engine, plan, read.append)
-    assert sum(read) == plan.weights + plan.head
+    assert sum(read) == model.num_bytes
     assert runner.info.num_blocks == plan.num_blocks
     assert plan.caches <= 50_000_000 + 2 * plan.block_size * plan.kv_per_token
     weights = backend.step_traffic(model)

@@ -6,19 +6,20 @@ types are refused.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import mlx.core as mx
 import numpy as np
 
-from slipstream.errors import UnknownModel
-from slipstream.load import Checkpoint, dequantize
+from slipstream.errors import LoadError, UnknownModel
+from slipstream.load import Checkpoint, RawTensor, dequantize
 from slipstream.load.quantized.types import container_of, is_folder_type
-from slipstream.load.tensor import FP8, RawTensor
+from slipstream.load.tensor import FP8
+from slipstream.runners.mlx.loaders.layouts import Arrays, Layout, are_powers_of_two, exponents, layout_of
+from slipstream.runners.mlx.loaders.parameters import Rules
 
-FOLDER_GROUPS = (32, 64, 128)
 ONLY_TORCH = "which is not read on MLX: use --runner torch, or the model in BF16 or converted to MLX"
+OWN_TYPES = ("F32", "F16", "BF16", "U32")  # that mlx-lm reads: floats, and its own words of codes
 
 
 def is_packed(checkpoint: Checkpoint, names: Iterable[str]) -> bool:
@@ -26,61 +27,67 @@ def is_packed(checkpoint: Checkpoint, names: Iterable[str]) -> bool:
     return any(is_folder_type(checkpoint.dtype(name)) for name in names)
 
 
-def folder_parameters(checkpoint: Checkpoint, names: Iterable[str], dtype: mx.Dtype) -> Iterator[tuple[str, mx.array]]:
-    """Under the names of the folder; stacks of experts under those of mlx-lm's layers."""
+def check_types(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Refuses what only other runners read. From headers alone."""
     for name in names:
-        raw = checkpoint.get(name)
-        if raw.order is not None or raw.dtype == FP8:
-            how = "in FP8" if raw.dtype == FP8 else "in act-order"
-            raise UnknownModel(f"{checkpoint.path}: {name} is stored {how}, {ONLY_TORCH}.")
-        if not is_folder_type(raw.dtype):
-            yield name, mx.array(dequantize(raw)).astype(dtype)
+        stored = checkpoint.dtype(name)
+        if stored in OWN_TYPES or (stored == FP8 and not _is_read(checkpoint, name)):
             continue
-        arrays = _folder_arrays(checkpoint.path, raw, dtype)
-        stem = name.removesuffix(".weight")
-        for suffix, array in arrays.items():
-            if len(raw.shape) == 2:
-                yield f"{stem}.{suffix}", array
-            else:
-                yield from _of_stack(stem, suffix, array)
+        container = container_of(stored)
+        if stored == FP8:
+            raise _refused(checkpoint.path, name, "is stored in FP8")
+        if container is not None and layout_of(stored) is None:
+            how = "is stored in NVFP4" if container.table else f"has groups of {container.group} columns"
+            raise _refused(checkpoint.path, name, how)
 
 
-def folder_bytes(checkpoint: Checkpoint, names: Iterable[str], dtype: mx.Dtype) -> dict[str, int]:
-    """What each of these tensors becomes. Reads none of them."""
-    return {name: _folder_size(checkpoint.dtype(name), checkpoint.shape(name), dtype) for name in names}
+def check_readable(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Refuses, in the words of our own readers, what none of them reads: where mlx-lm does not read it either."""
+    for name in names:
+        if checkpoint.dtype(name) not in OWN_TYPES:
+            checkpoint.shape(name)
 
 
-def _folder_size(stored: str, shape: tuple[int, ...], dtype: mx.Dtype) -> int:
-    container, size = container_of(stored), math.prod(shape)
-    if container is None:
-        return size * dtype.size
-    if container.kind == "table4":
-        return size // 2 + size // container.group
-    return size // (1 if container.kind == "int8" else 2) + 2 * dtype.size * (size // container.group)
+def _is_read(checkpoint: Checkpoint, name: str) -> bool:
+    """By other runners."""
+    try:
+        checkpoint.shape(name)
+    except LoadError:
+        return False
+    return True
 
 
-def _folder_arrays(where: str, raw: RawTensor, dtype: mx.Dtype) -> dict[str, mx.array]:
+def folder_rules(checkpoint: Checkpoint, dtype: mx.Dtype) -> Rules:
+    """``dtype``: of what is not packed, scales included."""
+
+    def become(raw: RawTensor) -> Arrays:
+        if raw.order is not None:
+            raise _refused(checkpoint.path, raw.name, "is stored in act-order")
+        layout = layout_of(raw.dtype)
+        if layout is None:
+            return {"weight": mx.array(dequantize(raw)).astype(dtype)}
+        return _packed(checkpoint.path, raw, layout, dtype)
+
+    def like(name: str, stored: str, shape: tuple[int, ...]) -> Arrays:
+        layout = layout_of(stored)
+        return {"weight": mx.zeros(shape, dtype)} if layout is None else layout.like(shape, dtype)
+
+    return Rules(become, like)
+
+
+def _packed(where: str, raw: RawTensor, layout: Layout, dtype: mx.Dtype) -> Arrays:
     """Codes of a row lie in the order in which MLX's words have them."""
-    container, scale = container_of(raw.dtype), raw.scale
-    assert container is not None
+    scale = raw.scale
     assert scale is not None
     data = np.ascontiguousarray(raw.data).view(np.uint8)
-    words = mx.array((data ^ 128 if container.kind == "int8" else data).view(np.uint32))
-    if container.kind == "table4":
-        mantissa, exponent = np.frexp(scale)
-        if container.group != 32 or not (mantissa == 0.5).all():
-            raise UnknownModel(f"{where}: {raw.name} is stored in NVFP4, {ONLY_TORCH}.")
-        return {"weight": words, "scales": mx.array((exponent + 126).astype(np.uint8))}
-    if container.group not in FOLDER_GROUPS:
-        raise UnknownModel(f"{where}: {raw.name} has groups of {container.group} columns, {ONLY_TORCH}.")
-    zero = raw.zero if raw.zero is not None else 128 if container.kind == "int8" else 8
-    biases = -(scale * zero)
+    words = mx.array((data ^ layout.shift if layout.shift else data).view(np.uint32))
+    if layout.is_mxfp4:
+        if not are_powers_of_two(scale):
+            raise _refused(where, raw.name, "is stored in FP4 with scales that are no powers of two")
+        return {"weight": words, "scales": mx.array(exponents(scale))}
+    biases = layout.least * scale if raw.zero is None else -(scale * raw.zero)
     return {"weight": words, "scales": mx.array(scale).astype(dtype), "biases": mx.array(biases).astype(dtype)}
 
 
-def _of_stack(stem: str, suffix: str, array: mx.array) -> Iterator[tuple[str, mx.array]]:
-    mlp, _, part = stem.partition(".experts.")
-    parts = mx.split(array, 2, axis=1) if part == "gate_up_proj" else [array]
-    names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
-    for name, each in zip(names, parts, strict=True):
-        yield f"{mlp}.switch_mlp.{name}.{suffix}", each
+def _refused(where: str, name: str, how: str) -> UnknownModel:
+    return UnknownModel(f"{where}: {name} {how}, {ONLY_TORCH}.")

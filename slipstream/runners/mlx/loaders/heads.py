@@ -16,49 +16,78 @@ from slipstream.errors import HeadError, LoadError
 from slipstream.load import Checkpoint
 from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.spec import Architecture, HeadSpec
-from slipstream.runners.mlx.loaders.folder_weights import folder_parameters, is_packed
-from slipstream.runners.mlx.loaders.gguf_weights import parameters
-from slipstream.runners.mlx.loaders.models import Tensors, has_fp8_scales, name_in_head, quantise_like, stack_experts
+from slipstream.runners.backend import Progress, ignore_progress
+from slipstream.runners.mlx.loaders.folder_weights import check_types, folder_rules, is_packed
+from slipstream.runners.mlx.loaders.gguf_weights import gguf_rules
+from slipstream.runners.mlx.loaders.models import Tensors, name_in_head, quantise_like, stack_experts
+from slipstream.runners.mlx.loaders.parameters import evaluate, parameters, slab_bytes, source_bytes
 from slipstream.runners.mlx.mtp import MtpHead
 
 PLUS_ONE: tuple[Architecture, ...] = ("qwen3_5", "qwen3_5_moe")
 
 
-def load_head(checkpoint: Checkpoint, architecture: Architecture, args: Any, dtype: mx.Dtype) -> MtpHead:
-    """``args``: mlx-lm's, of the target model. Raises HeadError when it is not a head of this model."""
+def load_head(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    args: Any,
+    dtype: mx.Dtype,
+    progress: Progress | None = ignore_progress,
+) -> MtpHead:
+    """``args``: mlx-lm's, of the target model. ``progress`` None: no matrix is read, nothing evaluated. Raises
+    HeadError when it is not a head of this model."""
     if architecture == "other":
         raise HeadError(f"{checkpoint.path} has an MTP head, but heads of this architecture are not supported.")
     assert not checkpoint.spec.head.own_output
-    stored = _stored(checkpoint, dtype)
-    weights = _joined_experts(stored)
+    names = _names(checkpoint)
+    head = _with_weights(architecture, args, checkpoint, _stored(checkpoint, names, dtype, progress))
+    head.set_dtype(dtype)
+    head.eval()
+    if progress is not None:
+        told = _is_ours(checkpoint, names)
+        evaluate(head, 0 if told else sum(map(checkpoint.num_bytes, names)), progress)
+    return head
+
+
+def _with_weights(architecture: Architecture, args: Any, checkpoint: Checkpoint, stored: Tensors) -> MtpHead:
+    head, weights = MtpHead(architecture, args), _joined_experts(stored)
     if architecture in PLUS_ONE and not _folded(weights):
         weights = {name: weight + 1.0 if _is_norm(name) else weight for name, weight in weights.items()}
-    head = MtpHead(architecture, args)
     quantise_like(head, weights)
     try:
         head.load_weights(list(weights.items()))
     except ValueError as error:
         raise HeadError(f"{checkpoint.path} is not an MTP head of this model: {error}") from error
-    head.set_dtype(dtype)
-    head.eval()
     return head
 
 
-def _stored(checkpoint: Checkpoint, dtype: mx.Dtype) -> Tensors:
+def head_loading_bytes(checkpoint: Checkpoint, dtype: mx.Dtype) -> int:
+    """What loading it takes beside the head, at most."""
+    names = _names(checkpoint)
+    return slab_bytes(checkpoint, names) if _is_ours(checkpoint, names) else source_bytes(checkpoint, names, dtype)
+
+
+def _names(checkpoint: Checkpoint) -> list[str]:
+    return [name for name in checkpoint.names() if checkpoint.spec.head.owns(name)]
+
+
+def _stored(checkpoint: Checkpoint, names: list[str], dtype: mx.Dtype, progress: Progress | None) -> Tensors:
     """Under the names that they have within the head."""
     head = checkpoint.spec.head
-    names = [name for name in checkpoint.names() if head.owns(name)]
-    if isinstance(checkpoint, GgufCheckpoint):
-        return {name.removeprefix(head.prefix): array for name, array in parameters(checkpoint, dtype, names)}
-    if is_packed(checkpoint, names):
-        try:
-            return {name.removeprefix(head.prefix): each for name, each in folder_parameters(checkpoint, names, dtype)}
-        except LoadError as error:
-            raise HeadError(str(error)) from error
-    stored = _read(Path(checkpoint.path), head)
-    if has_fp8_scales(stored):
-        raise HeadError(f"{checkpoint.path} has its MTP head in FP8, which only the torch runner reads.")
-    return stored
+    try:
+        if not isinstance(checkpoint, GgufCheckpoint):
+            check_types(checkpoint, names)
+        if not _is_ours(checkpoint, names):
+            return _read(Path(checkpoint.path), head)
+        rules = gguf_rules if isinstance(checkpoint, GgufCheckpoint) else folder_rules
+        made = parameters(checkpoint, names, rules(checkpoint, dtype), progress)
+        return {name.removeprefix(head.prefix): array for name, array in made}
+    except LoadError as error:
+        raise HeadError(str(error)) from error
+
+
+def _is_ours(checkpoint: Checkpoint, names: list[str]) -> bool:
+    """Whether we read its tensors, and not MLX."""
+    return isinstance(checkpoint, GgufCheckpoint) or is_packed(checkpoint, names)
 
 
 def _read(path: Path, head: HeadSpec) -> Tensors:

@@ -1,4 +1,4 @@
-"""From an opened checkpoint to an mlx-lm model with its weights, lazily: nothing is read before it is evaluated.
+"""From an opened checkpoint to an mlx-lm model with its weights.
 
 A folder is loaded by mlx-lm itself, whatever its architecture and quantisation, without the MTP head, which mlx-lm does
 not know. A GGUF becomes the model class of its architecture with the weights as they are packed; so does a folder that
@@ -8,7 +8,6 @@ another tool quantised, if we know its architecture.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from textwrap import shorten
@@ -22,40 +21,57 @@ from mlx_lm.utils import infer_quant_config, load_config, load_model
 
 from slipstream.errors import ConfigError, UnknownModel
 from slipstream.load import OpenedModel
-from slipstream.load.spec import HeadSpec, ModelSpec, RopeSpec
-from slipstream.runners.mlx.loaders.folder_weights import folder_parameters, is_packed
-from slipstream.runners.mlx.loaders.gguf_weights import parameters
+from slipstream.load.hf.joined_projections import parts_of_joined
+from slipstream.load.spec import GdnSpec, HeadSpec, ModelSpec, RopeSpec
+from slipstream.runners.backend import Progress, ignore_progress
+from slipstream.runners.mlx.loaders.folder_weights import check_readable, check_types, folder_rules, is_packed
+from slipstream.runners.mlx.loaders.gguf_weights import gguf_rules
+from slipstream.runners.mlx.loaders.parameters import evaluate, parameters, slab_bytes, source_bytes
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 FIRST_EXPERT = re.compile(
     r"(?P<mlp>.+\.mlp)\.experts\.0\.(?P<part>(gate_proj|up_proj|down_proj)\.(weight|scales|biases))"
 )
+NEXT_ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}  # where Qwen3-Next's config.json has none
 
 Tensors = dict[str, mx.array]
 
 
-def load_lazily(model: OpenedModel, dtype_name: str) -> Any:
-    """``dtype_name``: of everything that is not packed, as in RunnerConfig."""
-    dtype = _dtype(model, dtype_name)
-    if repacks(model):
-        loaded = _from_packed_folder(model, unpacked_dtype(model, dtype_name))
-    else:
-        loaded = _from_folder(model) if model.path.is_dir() else _from_gguf(model, dtype)
-    if dtype is not None:
-        loaded.set_dtype(dtype)
+def load_target(model: OpenedModel, dtype_name: str, progress: Progress = ignore_progress) -> Any:
+    """``dtype_name``: of everything that is not packed, as in RunnerConfig. Its arrays are evaluated."""
+    loaded = _load(model, dtype_name, progress)
+    told = not _is_mlx_lms(model)  # what is left to evaluate is what sanitize changed
+    evaluate(loaded, 0 if told else sum(map(model.checkpoint.num_bytes, target_names(model))), progress)
     return loaded
 
 
 def load_shapes(model: OpenedModel, dtype_name: str) -> Any:
-    """The same shapes and types, but no GGUF is read: its weights are made up, unpacked, and never evaluated."""
-    if repacks(model):
-        made = _made_for_folder(model)
+    """The same names, shapes and types from headers alone. Its arrays are never to be evaluated."""
+    return _load(model, dtype_name, None)
+
+
+def loading_bytes(model: OpenedModel, dtype_name: str) -> int:
+    """What loading the target model takes beside it, at most."""
+    checkpoint, names = model.checkpoint, target_names(model)
+    if _is_mlx_lms(model):
+        return source_bytes(checkpoint, names, _dtype(model, dtype_name))
+    return slab_bytes(checkpoint, names)
+
+
+def _load(model: OpenedModel, dtype_name: str, progress: Progress | None) -> Any:
+    """``progress`` None: no weight is read."""
+    dtype = _dtype(model, dtype_name)
+    if model.path.is_dir() and model.spec.architecture != "other":
+        check_types(model.checkpoint, target_names(model))
+    if _is_mlx_lms(model):
+        loaded = _from_folder(model)
     elif model.path.is_dir():
-        return load_lazily(model, dtype_name)
+        loaded = _from_packed_folder(model, unpacked_dtype(model, dtype_name), progress)
     else:
-        made = _gguf_model(model.spec)
-    made.set_dtype(unpacked_dtype(model, dtype_name))
-    return made
+        loaded = _from_gguf(model, unpacked_dtype(model, dtype_name), progress)
+    if dtype is not None:
+        loaded.set_dtype(dtype)
+    return loaded
 
 
 def unpacked_dtype(model: OpenedModel, dtype_name: str) -> mx.Dtype:
@@ -63,10 +79,10 @@ def unpacked_dtype(model: OpenedModel, dtype_name: str) -> mx.Dtype:
     return _dtype(model, dtype_name) or (mx.bfloat16 if model.path.is_dir() else mx.float16)
 
 
-def repacks(model: OpenedModel) -> bool:
-    """Whether the target model is a folder that mlx-lm does not read, and we do."""
-    known = model.path.is_dir() and model.spec.architecture != "other"
-    return known and is_packed(model.checkpoint, target_names(model))
+def _is_mlx_lms(model: OpenedModel) -> bool:
+    """Whether mlx-lm reads the target model's tensors, and not we."""
+    known = model.spec.architecture != "other"
+    return model.path.is_dir() and not (known and is_packed(model.checkpoint, target_names(model)))
 
 
 def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
@@ -81,10 +97,12 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
 
 
 def _from_folder(model: OpenedModel) -> Any:
-    folder, classes = model.path, partial(_without_head, model.spec.head)
+    folder, classes = model.path, partial(_classes, model.spec)
     try:
         return load_model(folder, lazy=True, model_config=_changes(model), get_model_classes=classes)[0]
     except (ValueError, FileNotFoundError, KeyError, TypeError) as error:
+        if model.spec.architecture != "other":
+            check_readable(model.checkpoint, target_names(model))
         raise UnknownModel(f"{folder}: mlx-lm cannot load this model: {_sentence(error)}") from error
 
 
@@ -98,14 +116,14 @@ def _made_for_folder(model: OpenedModel) -> Any:
     config = load_config(model.path)
     config |= _changes(model)
     config.pop("quantization_config", None)
-    model_class, args_class = _without_head(model.spec.head, config)
+    model_class, args_class = _classes(model.spec, config)
     args: Any = args_class
     return model_class(args.from_dict(config))
 
 
-def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype) -> Any:
-    loaded = _made_for_folder(model)
-    weights = loaded.sanitize(dict(folder_parameters(model.checkpoint, target_names(model), dtype)))
+def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype, progress: Progress | None) -> Any:
+    loaded, rules = _made_for_folder(model), folder_rules(model.checkpoint, dtype)
+    weights = loaded.sanitize(dict(parameters(model.checkpoint, target_names(model), rules, progress)))
     quantise_like(loaded, weights)
     try:
         loaded.load_weights(list(weights.items()))
@@ -122,6 +140,8 @@ def _changes(model: OpenedModel) -> dict[str, Any]:
         raise UnknownModel(f"{model.path}: mlx-lm does not read {unread} of YaRN; take --runner torch.")
     changes: dict[str, Any] = {}
     kind = config["model_type"]
+    if kind == "qwen3_next" and model.spec.architecture != "other":
+        return _as_qwen3_5(config) | _interval(config)
     if kind.endswith("_text") and find_spec(f"mlx_lm.models.{kind}") is None:
         changes["model_type"] = kind.removesuffix("_text")
     rope = config.get("rope_parameters") or {}
@@ -143,6 +163,13 @@ def _unread_of_yarn(config: dict[str, Any]) -> str:
     return " and ".join(key for key, value in plain.items() if rope.get(key) not in (None, value))
 
 
+def _as_qwen3_5(config: dict[str, Any]) -> dict[str, Any]:
+    """Qwen3-Next's keys under Qwen3.5's names: the layers are the same once their joined projections are apart."""
+    rope = {key: config.get(key, default) for key, default in NEXT_ROPE.items()}
+    rope |= config.get("rope_parameters") or config.get("rope_scaling") or {"type": "default"}
+    return {"model_type": "qwen3_5_moe", "rope_parameters": rope}
+
+
 def _interval(config: dict[str, Any]) -> dict[str, Any]:
     """Hybrid models: mlx-lm asks how often a layer is full attention, newer files name the kind of each layer."""
     text = config.get("text_config", config)
@@ -153,27 +180,35 @@ def _interval(config: dict[str, Any]) -> dict[str, Any]:
     return {"text_config": text | named} if "text_config" in config else named
 
 
-def _without_head(head: HeadSpec, config: dict[str, Any]) -> tuple[type, type]:
-    """The model's classes, changed to stack experts and to leave the head's tensors alone: heads.py loads them."""
+def _classes(spec: ModelSpec, config: dict[str, Any]) -> tuple[type, type]:
+    """The model's classes, changed to stack experts, to take joined projections apart, and to leave the head's tensors
+    alone: heads.py loads them."""
     model_class, args_class = get_classes(config)
 
     class Target(model_class):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: Tensors) -> Tensors:
-            kept = {name: weight for name, weight in weights.items() if name_in_head(name, head) is None}
+            kept = {name: weight for name, weight in weights.items() if name_in_head(name, spec.head) is None}
             made: Tensors = super().sanitize(kept) if hasattr(model_class, "sanitize") else kept
-            if has_fp8_scales(made):
+            if any(name.endswith("_scale_inv") for name in made):  # bytes would become weights
                 raise ValueError(
-                    "its matrices are in FP8, which mlx-lm does not read for this architecture; use the model in BF16 "
-                    "or converted to MLX, or take --runner torch."
+                    "its matrices are in FP8, which mlx-lm does not read for this architecture: use the model in BF16 "
+                    "or converted to MLX."
                 )
-            return stack_experts(made)
+            return stack_experts(made if spec.gdn is None else _with_parts(made, spec.gdn))
 
     return Target, args_class
 
 
-def has_fp8_scales(names: Iterable[str]) -> bool:
-    """FP8 scales that mlx-lm has not multiplied in, as it does for some architectures: bytes would become weights."""
-    return any(name.endswith("_scale_inv") for name in names)
+def _with_parts(weights: Tensors, gdn: GdnSpec) -> Tensors:
+    """Rows of joined projections as matrices of their own, packed or not."""
+    apart = dict(weights)
+    for name, part in parts_of_joined(weights, gdn).items():
+        rows = mx.array(part.rows())
+        for kind in ("weight", "scales", "biases"):
+            if (source := part.source.removesuffix("weight") + kind) in weights:
+                apart[name.removesuffix("weight") + kind] = weights[source][rows]
+                apart.pop(source, None)
+    return apart
 
 
 def name_in_head(name: str, head: HeadSpec) -> str | None:
@@ -199,10 +234,10 @@ def stack_experts(weights: Tensors) -> Tensors:
     return stacked
 
 
-def _from_gguf(model: OpenedModel, dtype: mx.Dtype | None) -> Any:
-    loaded = _gguf_model(model.spec)
-    made = parameters(model.checkpoint, dtype or mx.float16, target_names(model))
+def _from_gguf(model: OpenedModel, dtype: mx.Dtype, progress: Progress | None) -> Any:
+    loaded, rules = _gguf_model(model.spec), gguf_rules(model.checkpoint, dtype)
     outer = "language_model." if model.spec.gdn is not None else ""
+    made = parameters(model.checkpoint, target_names(model), rules, progress)
     weights = {outer + name: array for name, array in made}
     quantise_like(loaded, weights)
     loaded.load_weights(list(weights.items()))
