@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.errors import LoadError
+from slipstream.errors import DownloadError, LoadError
 from slipstream.load.default_model import SMOLLM2_SAMPLING, default_head_path, default_model_path
 from slipstream.load.dequantize import dequantize
 from slipstream.load.gguf.file import open_gguf
@@ -58,8 +58,8 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
         return OpenedModel(name, path, folder, *find_any_head(folder, given))
     checkpoint = open_hf(path, name) if path.is_dir() else open_gguf(path)
     head, reason = find_head(checkpoint, given)
-    if head is None and mtp is None and (on_hub := _head_on_hub(model)) is not None:
-        head, reason = try_head(on_hub, checkpoint.spec)
+    if head is None and mtp is None:
+        head, reason = _head_on_hub(model, checkpoint.spec) or (None, reason)
     return OpenedModel(name, path, checkpoint, head, reason, SMOLLM2_SAMPLING if model is None else None)
 
 
@@ -76,10 +76,12 @@ def _resolve(model: str | None) -> tuple[str, Path]:
         path = _only_gguf(path)
     if path.is_file():
         if path.suffix == ".safetensors" and not is_gguf(path):
-            raise LoadError(f"{model} holds weights alone: give its folder, {path.parent}.")
+            raise LoadError(f"{model} holds weights alone: give its folder, {path.resolve().parent}")
         return whole_stem(path), path
-    if path.exists():
-        raise LoadError(f"{model} is neither a file nor a folder.")
+    if path.exists() or path.is_symlink():
+        raise LoadError(
+            f"{path} is neither a file nor a folder{': its link leads nowhere' if path.is_symlink() else ''}."
+        )
     if (on_hub := hub_file(model)) is not None:
         return model, fetch_gguf(*on_hub)
     if _looks_like_path(model):
@@ -96,7 +98,7 @@ def _holds_gguf(folder: Path) -> bool:
 
 def _only_gguf(folder: Path) -> Path:
     """The first part of the only model in a folder."""
-    models = models_of(path.name for path in folder.glob("*.gguf"))
+    models = models_of(path.name for path in folder.glob("*.gguf") if not path.is_dir())
     if not models:
         raise LoadError(f"{folder} holds GGUF files, but none of a model: give the model's own file.")
     firsts = [str(folder / model.files[0]) for model in models]
@@ -106,10 +108,16 @@ def _only_gguf(folder: Path) -> Path:
     return Path(firsts[0])
 
 
-def _head_on_hub(model: str | None) -> Path | None:
-    """That of the repository which a GGUF file came from."""
+def _head_on_hub(model: str | None, spec: ModelSpec) -> tuple[Checkpoint | None, str] | None:
+    """That of the repository which a GGUF file came from, or why it is not used. None: there is none."""
     on_hub = None if model is None or Path(model).expanduser().exists() else hub_file(model)
-    return fetch_gguf_head(on_hub[0]) if on_hub is not None else None
+    if on_hub is None:
+        return None
+    try:
+        path = fetch_gguf_head(on_hub[0])
+    except DownloadError as error:
+        return None, f"no MTP head: {error}"
+    return None if path is None else try_head(path, spec)
 
 
 def _looks_like_path(model: str) -> bool:

@@ -25,6 +25,7 @@ class FakeHub(ThreadingHTTPServer):
         self.sent: list[str] = []  # the files whose bytes were asked for
         self.open = threading.Event()  # cleared: no file's bytes are sent
         self.open.set()
+        self.broken = ""  # files whose names begin so are not to be had
 
     @property
     def url(self) -> str:
@@ -65,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, repository: str, name: str, with_body: bool) -> None:
         path = self.server.files(repository).get(name)
+        if self.server.broken and Path(name).name.startswith(self.server.broken):
+            self._send(403, b"", {}, with_body)
+            return
         if path is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)
             return

@@ -19,6 +19,8 @@ from tiny_gguf import Options
 
 from slipstream.load.hf.hub import hub_file
 
+NUM_MANY = 40  # files; the hub's client fetches eight at once
+
 SCRIPT = """
 import json, sys
 from slipstream.errors import SlipstreamError
@@ -46,6 +48,11 @@ def hub(tmp_path_factory: pytest.TempPathFactory, build: Any) -> Iterator[FakeHu
     for name in ("a/x-Q4_0-00001-of-00002.gguf", "b/x-Q4_0-00001-of-00002.gguf", "b/x-Q4_0-00002-of-00002.gguf"):
         _write(build, root / "some-org" / "Twice" / name)
     build.llama_folder(root / "some-org" / "Folder")
+    build.llama_folder(root / "some-org" / "Many")
+    for i in range(NUM_MANY):
+        (root / "some-org" / "Many" / f"part-{i:02}.safetensors").write_bytes(bytes(1000))
+    _write(build, root / "some-org" / "Head-beside" / "tiny-Q8_0.gguf")
+    (root / "some-org" / "Head-beside" / "mtp.safetensors").write_bytes(bytes(1000))
     _write_hybrids(root / "some-org" / "Hybrid-GGUF")
     with fake_hub(root) as hub:
         yield hub
@@ -133,8 +140,57 @@ def test_a_folder_that_was_fetched_opens_without_the_hub(hub: FakeHub, tmp_path:
 @pytest.mark.each_value
 def test_a_mistyped_path_without_the_hub(hub: FakeHub, tmp_path: Path, name: str, how: str) -> None:
     answer = opened(hub, tmp_path, name, **({"HF_HUB_OFFLINE": "1"} if how == "offline" else NO_HUB))
-    where = "is no file or folder, not in the hub's local cache, and the hub cannot be reached."
-    assert answer["error"] == f"DownloadError: {name.partition(':')[0]} {where}"
+    where = "is no file or folder, not in the hub's local cache, and the hub cannot be reached: "
+    error, found, why = answer["error"].partition(where)
+    assert (error, bool(found)) == (f"DownloadError: {name.partition(':')[0]} ", True)
+    assert ("HF_HUB_OFFLINE" if how == "offline" else "refused") in why
+
+
+def test_why_the_hub_cannot_be_reached_is_said(hub: FakeHub, tmp_path: Path) -> None:
+    error = opened(hub, tmp_path, "some-org/Folder", HF_ENDPOINT="htp://127.0.0.1")["error"]
+    assert "the hub cannot be reached: " in error
+    assert "htp://" in error
+
+
+def test_weights_beside_gguf_files_are_no_folder(hub: FakeHub, tmp_path: Path) -> None:
+    error = opened(hub, tmp_path, "some-org/Head-beside")["error"]
+    assert error == "DownloadError: some-org/Head-beside holds GGUF files: take some-org/Head-beside:Q8_0."
+
+
+def test_a_head_that_cannot_be_fetched_does_not_stop_the_model(hub: FakeHub, tmp_path: Path) -> None:
+    hub.broken = "mtp-"
+    try:
+        answer = opened(hub, tmp_path, "some-org/Hybrid-GGUF:UD-Q8_K_XL")
+    finally:
+        hub.broken = ""
+    assert answer["file"].startswith("Hybrid-UD-Q8_K_XL")
+    assert answer["head"] is None
+    assert answer["reason"].startswith("no MTP head: some-org/Hybrid-GGUF ")
+    assert "403" in answer["reason"]
+
+
+def test_a_download_that_was_interrupted_goes_no_further(hub: FakeHub, tmp_path: Path) -> None:
+    """From Python, where the process goes on until all its threads have ended."""
+    hub.sent.clear()
+    hub.open.clear()
+    reset = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "some-org/Many"], env=environment(hub, tmp_path), stderr=subprocess.PIPE,
+        preexec_fn=reset,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while not hub.sent and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.0)  # if it has not been heard of by then, more files are sent, and the test fails
+        hub.open.set()
+        _, said = process.communicate(timeout=60)
+        assert b"KeyboardInterrupt" in said
+        assert 0 < len(hub.sent) <= NUM_MANY // 2
+    finally:
+        process.kill()
+        hub.open.set()
 
 
 @pytest.mark.parametrize("name", ["some-org/Tiny-GGUF:Q4_K_M", "some-org/Folder"])

@@ -103,10 +103,32 @@ def test_a_split_model_has_its_name_without_the_part(tmp_path, given):
     assert (opened.name, opened.path) == ("my-model", parts[given or 0])
 
 
-def test_weights_without_their_folder(tmp_path, build):
+@pytest.mark.parametrize("inside", [False, True])
+def test_weights_without_their_folder(tmp_path, build, monkeypatch, inside):
     folder = build.llama_folder(tmp_path / "my-folder")
-    with pytest.raises(LoadError, match=f"model.safetensors holds weights alone: give its folder, {folder}"):
-        open_model(str(folder / "model.safetensors"))
+    monkeypatch.chdir(folder)
+    name = "model.safetensors" if inside else str(folder / "model.safetensors")
+    with pytest.raises(LoadError, match=f"model.safetensors holds weights alone: give its folder, {folder}$"):
+        open_model(name)
+
+
+@pytest.mark.parametrize("given", ["folder", "relative", "file"])
+def test_a_link_that_leads_nowhere_is_no_name_on_the_hub(tmp_path, monkeypatch, given):
+    """As in a copy of a hub's snapshot without the files that it links to."""
+    monkeypatch.setattr(slipstream.load, "fetch_folder", lambda name: pytest.fail(f"asked the hub for {name}"))
+    folder = tmp_path / "org" / "model-GGUF"
+    folder.mkdir(parents=True)
+    (folder / "x.gguf").symlink_to(tmp_path / "blobs" / "gone")
+    monkeypatch.chdir(tmp_path)
+    name = {"folder": str(folder), "relative": "org/model-GGUF", "file": str(folder / "x.gguf")}[given]
+    with pytest.raises(LoadError, match=r"x\.gguf is neither a file nor a folder: its link leads nowhere\.$"):
+        open_model(name)
+
+
+def test_a_folder_that_is_called_like_a_model(tmp_path):
+    (tmp_path / "dir.gguf").mkdir()
+    with pytest.raises(LoadError, match="holds GGUF files, but none of a model"):
+        open_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["x.gguf", "my-folder/model.safetensors", "my-folder/config.json"])

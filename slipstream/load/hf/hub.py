@@ -15,7 +15,7 @@ from typing import TypeGuard, TypeVar
 
 from slipstream.errors import DownloadError
 from slipstream.load.gguf_names import GgufModel, called, choices, is_head, models_of
-from slipstream.load.hf.fetch_lines import FetchLines
+from slipstream.load.hf.fetch_bars import FetchBars
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -39,15 +39,16 @@ def fetch_folder(hub_id: str) -> Path:
     """Downloads the files that the hub's local cache lacks; raises DownloadError."""
     with _hub_faults(hub_id):
         known = _cached_names(hub_id)
-    if not _hold_weights(known):
+    if not _are_a_folder(known):
         names = _names(hub_id)
-        if not _hold_weights(names) and (models := models_of(names)):
+        if not _are_a_folder(names) and (models := models_of(names)):
             raise DownloadError(f"{hub_id} holds GGUF files: {_take_one(hub_id, models, models)}.")
     return _fetch(hub_id, PATTERNS)
 
 
-def _hold_weights(names: Iterable[str]) -> bool:
-    return any(name.endswith(".safetensors") for name in names)
+def _are_a_folder(names: list[str]) -> bool:
+    """A model's: weights alone may be a head beside GGUF files."""
+    return "config.json" in names and any(name.endswith(".safetensors") for name in names)
 
 
 def fetch_gguf(hub_id: str, choice: str) -> Path:
@@ -112,7 +113,7 @@ def _names(hub_id: str) -> list[str]:
                 return names
             if isinstance(error, errors.HfHubHTTPError) or _is_the_disks(error):  # the hub can be reached
                 raise
-            raise _unreachable(hub_id) from error
+            raise _unreachable(hub_id, error) from error
 
 
 def _cached_names(hub_id: str) -> list[str]:
@@ -134,15 +135,15 @@ def _fetch_files(hub_id: str, names: Sequence[str]) -> Path:
 def _fetch(hub_id: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download  # slow to import: only where the hub is needed
 
-    lines = FetchLines(hub_id)
-    bars = None if sys.stderr.isatty() else lines.bar_class()
+    bars = FetchBars(hub_id, as_lines=not sys.stderr.isatty())
+    bar_class = bars.bar_class()
     with _hub_faults(hub_id):
-        folder = _apart(lambda: snapshot_download(hub_id, allow_patterns=patterns, tqdm_class=bars))
-    lines.close()
+        folder = _apart(lambda: snapshot_download(hub_id, allow_patterns=patterns, tqdm_class=bar_class), bars.cancel)
+    bars.close()
     return Path(folder)
 
 
-def _apart(call: Callable[[], T]) -> T:
+def _apart(call: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
     """In a thread, so that Ctrl-C ends the wait: the hub's client waits for threads of its own, whatever comes."""
     answer: Future[T] = Future()
 
@@ -153,15 +154,26 @@ def _apart(call: Callable[[], T]) -> T:
             answer.set_exception(error)
 
     threading.Thread(target=run, name="slipstream-fetch", daemon=True).start()
-    return answer.result()
+    try:
+        return answer.result()
+    except BaseException:
+        cancel()
+        raise
 
 
 def _is_the_disks(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and (error.errno in NO_ROOM or error.filename is not None)
 
 
-def _unreachable(hub_id: str) -> DownloadError:
-    return DownloadError(f"{hub_id} is no file or folder, not in the hub's local cache, and the hub cannot be reached.")
+def _unreachable(hub_id: str, error: BaseException | None = None) -> DownloadError:
+    why = f": {_first_line(error)}" if error is not None else "."
+    return DownloadError(
+        f"{hub_id} is no file or folder, not in the hub's local cache, and the hub cannot be reached{why}"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
@@ -180,10 +192,9 @@ def _hub_faults(hub_id: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(f"{hub_id} is neither a local path nor a model on the hub that you can see.") from error
     except errors.LocalEntryNotFoundError as error:
-        raise _unreachable(hub_id) from error
+        raise _unreachable(hub_id, error.__cause__) from error
     except (errors.EntryNotFoundError, transport_error, OSError, ValueError) as error:
         if _is_the_disks(error):
             place = f" ({error.filename})" if error.filename is not None else ""
             raise DownloadError(f"{hub_id} cannot be stored in the hub's cache{place}: {error.strerror}.") from error
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DownloadError(f"{hub_id} could not be fetched from the hub: {first_line}") from error
+        raise DownloadError(f"{hub_id} could not be fetched from the hub: {_first_line(error)}") from error
