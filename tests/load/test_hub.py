@@ -50,7 +50,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, build: Any) -> Iterator[FakeHu
     build.llama_folder(root / "some-org" / "Folder")
     build.llama_folder(root / "some-org" / "Many")
     for i in range(NUM_MANY):
-        (root / "some-org" / "Many" / f"part-{i:02}.safetensors").write_bytes(bytes(1000))
+        (root / "some-org" / "Many" / f"part-{i:02}.safetensors").write_bytes(bytes([i]) * 1000)
     _write(build, root / "some-org" / "Head-beside" / "tiny-Q8_0.gguf")
     (root / "some-org" / "Head-beside" / "mtp.safetensors").write_bytes(bytes(1000))
     _write_hybrids(root / "some-org" / "Hybrid-GGUF")
