@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from slipstream.load.tensor import Place
 AHEAD = 256 << 20  # bytes that were read and that nobody has asked for
 LEAST = 1 << 30  # smaller files are read soon enough, and are often in the system's cache
 REQUEST = 8 << 20  # bytes
+SLACK = 64 << 20  # bytes of memory that are left unused, rather than to take new memory
 PAGE = 4096  # what memory, offsets and sizes are multiples of where nothing is in between
 SAMPLES = 64  # of a file: is it in the system's cache?
 
@@ -42,6 +44,7 @@ class DirectReads:
         self._num_done = 0  # places
         self._wanted = -1  # the furthest place that was asked for
         self._unclaimed = 0  # bytes
+        self._memory = _Memory()
         self._thread = threading.Thread(target=self._run, name="direct-reads", daemon=True)
 
     def __enter__(self) -> DirectReads:
@@ -59,6 +62,8 @@ class DirectReads:
             self._is_open = False
             self._moves.notify_all()
         self._thread.join()
+        self._found.clear()
+        self._memory.close()
 
     def take(self, path: Path, start: int, stop: int) -> np.ndarray | None:
         at = self._index.get(Place(path, start, stop))
@@ -88,7 +93,7 @@ class DirectReads:
                     return
                 found: np.ndarray | None = None
                 with suppress(OSError):  # whoever needs it reads the mapping, and says what is wrong
-                    found = _read(descriptors.of(place.path), place.start, place.stop)
+                    found = self._memory.read(descriptors.of(place.path), place.start, place.stop)
                 with self._moves:
                     self._found[at] = found
                     self._num_done = at + 1
@@ -127,22 +132,51 @@ class _Descriptors:
             os.close(descriptor)
 
 
-def _read(descriptor: int, start: int, stop: int) -> np.ndarray:
-    """uint8 [stop - start], read-only, in pages of its own"""
-    first = start // PAGE * PAGE
-    size = -(-(stop - first) // PAGE) * PAGE
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError, AttributeError):  # a system without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    done, view = 0, memoryview(memory)
-    while done < stop - first:
-        num_read = os.preadv(descriptor, [view[done : done + REQUEST]], first + done)
-        if num_read == 0:
-            raise OSError("the file has become shorter")
-        done += num_read
-    found = np.frombuffer(memory, np.uint8, stop - start, start - first)
-    found.flags.writeable = False
-    return found
+class _Memory:
+    """For what is read, used again once no array of it is left: pages that are new to the process cost more time than
+    the file's bytes (log 256)."""
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+        self._is_open = True
+
+    def close(self) -> None:
+        self._is_open = False
+        self._free.clear()
+
+    def read(self, descriptor: int, start: int, stop: int) -> np.ndarray:
+        """uint8 [stop - start], read-only"""
+        first = start // PAGE * PAGE
+        size = -(-(stop - first) // PAGE) * PAGE
+        memory = self._of(size)
+        done, view = 0, memoryview(memory)
+        while done < stop - first:
+            num_read = os.preadv(descriptor, [view[done : min(done + REQUEST, size)]], first + done)
+            if num_read == 0:
+                raise OSError("the file has become shorter")
+            done += num_read
+        found = np.frombuffer(memory, np.uint8, stop - start, start - first)
+        found.flags.writeable = False
+        weakref.finalize(found, self._take_back, memory).atexit = False
+        return found
+
+    def _of(self, size: int) -> mmap.mmap:
+        """The smallest that fits, if it is not far too large."""
+        fitting = sorted((memory for memory in list(self._free) if size <= len(memory) <= size + SLACK), key=len)
+        if fitting:
+            self._free.remove(fitting[0])
+            return fitting[0]
+        if sum(map(len, list(self._free))) > AHEAD:
+            self._free.clear()
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError, AttributeError):  # a system without large pages
+            made.madvise(mmap.MADV_HUGEPAGE)
+        return made
+
+    def _take_back(self, memory: mmap.mmap) -> None:
+        """In whichever thread the last array ends."""
+        if self._is_open:
+            self._free.append(memory)
 
 
 @contextmanager
