@@ -13,6 +13,7 @@ from slipstream.load.gguf.file import GgufCheckpoint
 from slipstream.load.gguf.header import read_header
 from slipstream.load.gguf.vocab import tokenizer_from_gguf
 from slipstream.load.hf.tokenizer import tokenizer_from_folder
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.sampling import sampling_from_folder, sampling_from_gguf
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
@@ -44,6 +45,11 @@ class OpenedModel:
         if head is None:
             return target_bytes
         return target_bytes + sum(head.num_bytes(name) for name in head.names() if in_head(name))
+
+    def mapped_files(self) -> list[MappedFile]:
+        """Of target model and head, each once."""
+        files = [*self.checkpoint.mapped_files(), *(self.head.mapped_files() if self.head is not None else ())]
+        return list(dict.fromkeys(files))
 
     @property
     def num_kv_layers(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.spec import ModelSpec
 
 FP8 = "F8_E4M3"
@@ -84,6 +85,10 @@ class Checkpoint(Protocol):
 
     def files(self) -> list[Path]:
         """That the tensors are in."""
+        ...
+
+    def mapped_files(self) -> list[MappedFile]:
+        """The same as they are open."""
         ...
 
     def release(self) -> None:

@@ -174,7 +174,7 @@ def test_heads_in_files_that_the_index_does_not_name(sharded, build, name):
     store = open_folder(sharded.parent)
     assert sorted(store) == ["mtp.fc.weight", "w1", "w2"]
     assert [store.get(each).data[0] for each in ("mtp.fc.weight", "w1")] == [3, 1]
-    assert {path.name for path in store.files()} == {"one.safetensors", "two.safetensors", name}
+    assert {file.path.name for file in store.mapped_files()} == {"one.safetensors", "two.safetensors", name}
 
 
 def test_a_head_beside_a_single_file(tmp_path, build):

@@ -17,7 +17,7 @@ from slipstream.errors import CorruptFile, HeadError, LoadError, MissingTensor, 
 from slipstream.load.gguf.header import GgufHeader, GgufTensor
 from slipstream.load.gguf.parts import read_parts
 from slipstream.load.gguf.spec import file_tensors, is_head_alone, spec_from_gguf
-from slipstream.load.mapped_file import release_pages
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.shapes import check_model
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import NUMPY_TYPES, Place, RawTensor
@@ -60,11 +60,14 @@ class GgufCheckpoint:
         return [self._find(name).place]
 
     def files(self) -> list[Path]:
-        return [path for path, _ in self._header.files]
+        return [file.path for file in self._header.files]
+
+    def mapped_files(self) -> list[MappedFile]:
+        return list(self._header.files)
 
     def release(self) -> None:
-        for _, data in self._header.files:
-            release_pages(data)
+        for file in self._header.files:
+            file.release()
 
     def _find(self, name: str) -> GgufTensor:
         if name not in self._in_file:

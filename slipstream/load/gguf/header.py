@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 
 from slipstream.errors import CorruptFile, UnknownModel
 from slipstream.load.fields import shown
-from slipstream.load.mapped_file import map_file
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
 from slipstream.load.tensor import Place
 
@@ -56,11 +56,16 @@ class GgufTensor:
     dtype: str
     shape: tuple[int, ...]  # rows first; the file has them reversed
     place: Place
-    data: np.ndarray = field(repr=False, compare=False)  # [bytes], mapped and not read
+    file: MappedFile = field(repr=False, compare=False)
 
     @property
     def num_bytes(self) -> int:
-        return len(self.data)
+        return self.place.stop - self.place.start
+
+    @property
+    def data(self) -> np.ndarray:
+        """uint8 [bytes]"""
+        return self.file.part(self.place.start, self.place.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class GgufHeader:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    files: tuple[tuple[Path, np.ndarray], ...]  # each mapped whole, [bytes]
+    files: tuple[MappedFile, ...]
 
 
 class _Cursor:
@@ -145,7 +150,8 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> GgufHeader:
-    data = map_file(path)
+    file = MappedFile(path)
+    data = file.data
     if data[:4].tobytes() != MAGIC:
         raise CorruptFile(f"{path} is not a GGUF file: it does not start with the bytes 'GGUF'.")
     cursor = _Cursor(path, data)
@@ -160,7 +166,7 @@ def read_header(path: Path) -> GgufHeader:
     infos = [_read_info(cursor) for _ in range(num_tensors)]
     alignment = _alignment(path, metadata)
     base = -(-cursor.at // alignment) * alignment
-    return GgufHeader(path, metadata, _locate_tensors(path, infos, base, data), ((path, data),))
+    return GgufHeader(path, metadata, _locate_tensors(infos, base, file), (file,))
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
@@ -190,14 +196,14 @@ def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _locate_tensors(
-    path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, data: np.ndarray
+    infos: list[tuple[str, tuple[int, ...], int, int]], base: int, file: MappedFile
 ) -> dict[str, GgufTensor]:
-    tensors: dict[str, GgufTensor] = {}
+    path, tensors = file.path, {}  # type: Path, dict[str, GgufTensor]
     end, before = base, ""
     for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
         if name in tensors:
             raise CorruptFile(f"{path} has the tensor {name!r} twice.")
-        tensor = tensors[name] = _locate(path, name, shape, kind, base + offset, data)
+        tensor = tensors[name] = _locate(file, name, shape, kind, base + offset)
         if base + offset < end:
             raise CorruptFile(
                 f"{path}: tensors {before!r} and {name!r} overlap, it is damaged or written by a fork: take it once "
@@ -207,8 +213,8 @@ def _locate_tensors(
     return {name: tensors[name] for name, *_ in infos}
 
 
-def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, data: np.ndarray) -> GgufTensor:
-    size = len(data)
+def _locate(file: MappedFile, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
+    path, size = file.path, len(file.data)
     if kind not in TENSOR_TYPES:
         raise UnknownModel(
             f"{path}: tensor {name!r} is of type {_type_name(kind)}, which llama.cpp's own quantised files do not "
@@ -220,8 +226,7 @@ def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
     num_bytes = math.prod(shape) // block * block_bytes
     if start % 8 or start + num_bytes > size:
         raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs {start} to {start + num_bytes}: truncated.")
-    place = Place(path, start, start + num_bytes)
-    return GgufTensor(name, dtype, shape, place, data[place.start : place.stop])
+    return GgufTensor(name, dtype, shape, Place(path, start, start + num_bytes), file)
 
 
 def _type_name(kind: int) -> str:

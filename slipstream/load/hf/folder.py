@@ -22,6 +22,7 @@ from slipstream.load.hf.packed.integers import Stored
 from slipstream.load.hf.packed.stored import stored
 from slipstream.load.hf.safetensors import TensorStore, open_folder
 from slipstream.load.json_file import read_json, read_json_if_there
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.shapes import check_model, model_shapes, stored_experts
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import FP8, Place, RawTensor
@@ -97,7 +98,10 @@ class HfCheckpoint:
         check_beside(self._families, (part.source if (part := self._parts.get(name)) else name for name in needed))
 
     def files(self) -> list[Path]:
-        return self._store.files()
+        return [file.path for file in self._store.mapped_files()]
+
+    def mapped_files(self) -> list[MappedFile]:
+        return self._store.mapped_files()
 
     def release(self) -> None:
         self._store.release()

@@ -18,7 +18,7 @@ import numpy as np
 from slipstream.errors import CorruptFile, LoadError, MissingTensor, UnknownModel
 from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.json_file import parse_json, read_json
-from slipstream.load.mapped_file import map_file, release_pages
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.tensor import NUMPY_TYPES, Place, RawTensor
 
 # Parts of quantised matrices. "F8_E8M0": a power of two, as a byte.
@@ -74,7 +74,7 @@ class TensorStore(Protocol):
 
     def place(self, name: str) -> Place: ...
 
-    def files(self) -> list[Path]: ...
+    def mapped_files(self) -> list[MappedFile]: ...
 
     def release(self) -> None: ...
 
@@ -82,9 +82,8 @@ class TensorStore(Protocol):
 class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
-        # [file size]
-        self._bytes = map_file(path)
-        self._entries = _read_header(path, self._bytes)
+        self._file = MappedFile(path)
+        self._entries = _read_header(path, self._file.data)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -110,7 +109,7 @@ class SafetensorsFile:
             )
         dtype = STORED_TYPES[entry.dtype]
         # [bytes of the tensor]
-        raw = self._bytes[entry.start : entry.stop]
+        raw = self._file.part(entry.start, entry.stop)
         if entry.start % dtype.itemsize:
             raw = raw.copy()
         return raw.view(dtype).reshape(entry.shape)
@@ -119,11 +118,11 @@ class SafetensorsFile:
         entry = self.entry(name)
         return Place(self.path, entry.start, entry.stop)
 
-    def files(self) -> list[Path]:
-        return [self.path]
+    def mapped_files(self) -> list[MappedFile]:
+        return [self._file]
 
     def release(self) -> None:
-        release_pages(self._bytes)
+        self._file.release()
 
 
 class SafetensorsShards:
@@ -162,8 +161,9 @@ class SafetensorsShards:
     def place(self, name: str) -> Place:
         return self._file(name).place(name)
 
-    def files(self) -> list[Path]:
-        return sorted({file.path for file in self._file_of.values()})
+    def mapped_files(self) -> list[MappedFile]:
+        files = {file.path: file for file in self._file_of.values()}
+        return [mapped for path in sorted(files) for mapped in files[path].mapped_files()]
 
     def release(self) -> None:
         for file in set(self._file_of.values()):

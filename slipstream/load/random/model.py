@@ -18,6 +18,7 @@ from tokenizers import models, pre_tokenizers
 
 from slipstream.errors import LoadError, MissingTensor
 from slipstream.load.head import head_shapes
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.opened import OpenedModel
 from slipstream.load.random.stored import StoredRandomCheckpoint
 from slipstream.load.shapes import Shapes, model_shapes
@@ -163,6 +164,9 @@ class RandomCheckpoint:
         return []
 
     def files(self) -> list[Path]:
+        return []
+
+    def mapped_files(self) -> list[MappedFile]:
         return []
 
     def release(self) -> None:

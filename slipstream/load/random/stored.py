@@ -17,6 +17,7 @@ import numpy as np
 
 from slipstream.errors import MissingTensor
 from slipstream.load.head import head_shapes
+from slipstream.load.mapped_file import MappedFile
 from slipstream.load.quantized.codes import Codes
 from slipstream.load.quantized.gguf_blocks import BLOCK_TYPES
 from slipstream.load.quantized.types import codes_of, container_of
@@ -79,6 +80,9 @@ class StoredRandomCheckpoint:
         return []
 
     def files(self) -> list[Path]:
+        return []
+
+    def mapped_files(self) -> list[MappedFile]:
         return []
 
     def release(self) -> None:

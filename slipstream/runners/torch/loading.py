@@ -10,6 +10,7 @@ from torch import Tensor
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.engine.contract import Runner, RunnerInfo
 from slipstream.load import OpenedModel
+from slipstream.load.direct_reads import reading_directly
 from slipstream.load.read_ahead import ReadAhead, places_in_order
 from slipstream.load.spec import Architecture, ModelSpec
 from slipstream.runners.backend import MemoryPlan, Progress, ignore_progress
@@ -52,9 +53,11 @@ def load_runner(
 ) -> Runner:
     """``plan``: None: made here."""
     memory = plan or plan_memory(model, platform, engine, config)
-    # One thread copies to a GPU, and would wait for the disk; on a CPU all processors pack, and asking costs (log 251).
-    places = places_in_order(model) if platform.ops.device.type == "cuda" else []
-    with ReadAhead(places) as ahead:
+    # One thread copies to a GPU, and would wait for the disk. On a CPU all processors pack, and the system's own work
+    # for what is read through its cache is in their way (log 251, 256).
+    places, on_cpu = places_in_order(model), platform.ops.device.type == "cpu"
+    files = model.mapped_files() if on_cpu else []
+    with ReadAhead([] if on_cpu else places) as ahead, reading_directly(files, places):
 
         def advance(num_bytes: int) -> None:
             ahead.advance(num_bytes)

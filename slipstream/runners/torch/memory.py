@@ -19,6 +19,7 @@ from slipstream.errors import ConfigError
 from slipstream.host import available_bytes, resident_bytes
 from slipstream.load import OpenedModel
 from slipstream.load.contents import part_of
+from slipstream.load.direct_reads import read_ahead_bytes
 from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
@@ -145,7 +146,7 @@ def _loading_bytes(checkpoint: Checkpoint, platform: Platform, spec: ModelSpec) 
     """What stands between the file and the largest matrix that is made of it."""
     largest = max(_between_bytes(checkpoint, name, platform) for name in checkpoint.names())
     if platform.device.type == "cpu":
-        return largest
+        return largest + read_ahead_bytes(checkpoint.mapped_files())
     joined = max(map(math.prod, _matrices(spec)))  # whose parts are joined, or reordered
     return largest + joined * platform.ops.dtype.itemsize
 
