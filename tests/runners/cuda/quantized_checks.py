@@ -17,9 +17,7 @@ def check_rows(matrix: QuantizedMatrix, wanted: Tensor, dtype: torch.dtype, devi
     """``matrix``: of 37 rows. ``wanted``: float32, on the CPU"""
     ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
     whole, some = matrix.weights(dtype).cpu(), matrix.weights(dtype, ids).cpu()
-    # The interpreter truncates where a GPU rounds to bfloat16.
-    tolerance = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
-    assert torch.allclose(whole, wanted.to(dtype), rtol=tolerance, atol=0.0)
+    assert torch.equal(whole, wanted.to(dtype))
     assert torch.equal(some, whole[ids.tolist()])
 
 

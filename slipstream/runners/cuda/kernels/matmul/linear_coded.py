@@ -24,7 +24,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     padded,
 )
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_part, sum_of_parts
+from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.code_values import (
@@ -80,7 +80,7 @@ def add_coded_tile(
     # With more tokens, and without wgmma, a product of its own for minimums costs more than to add them to each weight.
     WHOLE: tl.constexpr = (MINIMUM and POINTERS) and total.shape[1] > FEW
     # The codes as they are: it saves the instruction that makes one a value.
-    RAW: tl.constexpr = ((dtype == tl.bfloat16 and not INTERPRETED) and (FACTORS and not TABLE)) and (
+    RAW: tl.constexpr = ((dtype == tl.bfloat16) and (FACTORS and not TABLE)) and (
         (OFFSET == 0 and BITS < 6) and (GROUPS >= 4 and not WHOLE)
     )
     values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE, RAW)

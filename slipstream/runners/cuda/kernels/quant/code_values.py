@@ -1,7 +1,7 @@
 """Weights from codes and scales inside kernels: exact values in bfloat16, multiplied with their scales, rounded once.
 
 A thread has two neighbouring columns in a register, and makes both of them with one instruction. Other types than
-bfloat16, and Triton's interpreter, compute one by one in float32.
+bfloat16 compute one by one in float32.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT, halves
 from slipstream.runners.cuda.kernels.quant.quantize import concatenated
 
@@ -130,7 +129,7 @@ def values_of_codes(
     if BITS == 8:
         low_half, high_half = halves(words, dtype)
         made = beside(low_half, high_half)
-    elif dtype == tl.bfloat16 and not INTERPRETED:
+    elif dtype == tl.bfloat16:
         made = _in_pairs(words, high, BITS, OFFSET, TABLE, RAW)
     else:
         made = _one_by_one(words, high, BITS, OFFSET, TABLE).to(dtype)
@@ -246,7 +245,7 @@ def factors_of(scales, dtype: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.c
 @triton.jit
 def _fp8_halves(words, dtype: tl.constexpr):
     """The positive FP8 (e4m3) in the low and in the high bytes: their bits, moved up, are bfloat16 times 2^-120."""
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             _FP8_HALVES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
@@ -269,7 +268,7 @@ def spread(scales, K: tl.constexpr):
 def times_factors(values, factors, dtype: tl.constexpr):
     """Rounded once. [N, K], [N, groups]"""
     wide = spread(factors, values.shape[1])
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         made = tl.inline_asm_elementwise(_TIMES, "=r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         made = (values.to(tl.float32) * wide.to(tl.float32)).to(dtype)
@@ -280,7 +279,7 @@ def times_factors(values, factors, dtype: tl.constexpr):
 def times_pairs(values, pairs, dtype: tl.constexpr):
     """Rounded once. pairs: int32 [N, groups]"""
     wide = spread(pairs, values.shape[1])
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         made = tl.inline_asm_elementwise(
             _TIMES_PAIR, "=r,r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2
         )
