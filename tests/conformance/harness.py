@@ -54,11 +54,17 @@ def open_runner(
 
 
 def open_gguf_runner(
-    path: Path, *, mtp: Path | None = None, dtype: str = "float32", kernels: bool = False, streams: int = 4
+    path: Path,
+    *,
+    mtp: Path | None = None,
+    dtype: str = "float32",
+    kernels: bool = False,
+    streams: int = 4,
+    kv_dtype: str = "auto",
 ) -> TorchRunner:
     """With the head that the file has, or that is beside it."""
     engine = EngineConfig(max_streams=streams, block_size=8, max_depth=4)
-    config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=4_000_000)
+    config = RunnerConfig("cpu", dtype, 4_000_000, draft_vocab=0, kernels=kernels, kv_dtype=kv_dtype)
     runner = TorchBackend(config).load(open_model(str(path), str(mtp) if mtp else None), engine)
     assert isinstance(runner, HostRunner)
     return runner

@@ -97,9 +97,10 @@ def wide(moe: bool = False, **more: object) -> PreTrainedModel:
     return tiny.randomise(made)
 
 
-def qwen3_next() -> PreTrainedModel:
+def qwen3_next(**more: object) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {**tiny._HYBRID, **WIDE, **WIDE_EXPERTS, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": []}
+    sizes |= more
     return tiny.randomise(Qwen3NextForCausalLM(Qwen3NextConfig(**sizes)))
 
 
