@@ -80,6 +80,7 @@ def open_resident(
     rounded: str | None = None,
     kv_dtype: str = "auto",
     state_dtype: str = "float32",
+    draft_vocab: int = 0,
 ) -> CudaRunner:
     """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
 
@@ -94,7 +95,8 @@ def open_resident(
         checkpoint = open_hf(folder)
         model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
-    config = RunnerConfig(device.type, dtype, 4_000_000, max_context=256, draft_vocab=0, state_dtype=state_dtype)
+    more = {"max_context": 256, "draft_vocab": draft_vocab}
+    config = RunnerConfig(device.type, dtype, 4_000_000, **more, state_dtype=state_dtype)
     platform = cuda_platform(device, config, checkpoint.spec)
     if kv_dtype == "fp8":
         platform = platform.with_coded_kv()
