@@ -26,7 +26,8 @@ from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
 from slipstream.runners.cuda.kernels.matmul.linear_fp8 import fp8_linear, fp8_tile_config, launch_fp8, tokens_of_a_block
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import SCRATCH_FLOATS, SPLIT_K_COUNTERS
-from slipstream.runners.cuda.kernels.moe.experts_fp8 import ExpertTiles, expert_tiles, fp8_expert_pairs
+from slipstream.runners.cuda.kernels.moe.experts import ExpertTiles
+from slipstream.runners.cuda.kernels.moe.experts_fp8 import expert_tiles, fp8_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.kernels.quant.activations import quantized_activations
 from slipstream.runners.cuda.kernels.quant.fp8 import BYTES, MOVED, TILE, Fp8Matrix, empty

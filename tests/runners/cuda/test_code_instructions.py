@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.runners.cuda.kernels.quant import code_values
+from slipstream.runners.cuda.kernels.quant import code_values, int4
 from slipstream.runners.cuda.kernels.quant.code_layout import BIAS
 from slipstream.runners.cuda.kernels.recurrent import gdn_chunks
 
@@ -52,7 +52,7 @@ def test_four_bits() -> None:
         found = run(code_values._FOUR_BITS.value, {4: word, 5: bits(-offset / 64, -offset / 64)}, 4)
         assert [halves(each) for each in found] == [[(code - offset) / 64 for code in pair] for pair in codes(word)]
     word = random_register()
-    raw = [halves(each) for each in run(code_values._FOUR_RAW_BITS.value, {4: word}, 4)]
+    raw = [halves(each) for each in run(int4.FOUR_RAW_BITS.value, {4: word}, 4)]
     units = (2.0**-133, 2.0**-129, 2.0**-133, 2.0**-129)
     assert raw == [[code * unit for code in pair] for pair, unit in zip(codes(word), units, strict=True)]
 

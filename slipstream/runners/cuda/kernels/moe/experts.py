@@ -6,7 +6,7 @@ columns. No float is added atomically: each pair's result is stored and summed i
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,6 +18,33 @@ from slipstream.runners.cuda.kernels.moe.groups import first_and_rows, group
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 
 FEW_TOKENS = 16  # up to here a block holds all tokens and no grouping is needed
+
+
+class Blocks(NamedTuple):
+    """All pairs in blocks of one expert each, by ``block_of``."""
+
+    number: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, int | bool]
+
+
+def blocks_of(expert: Tensor, positions: Tensor, num_experts: int, num_pairs: int) -> Blocks:
+    """``num_pairs``: of a block; up to FEW_TOKENS there are as many blocks as pairs, and most have nothing to do."""
+    num_tokens, num_active = expert.shape
+    few = num_tokens <= FEW_TOKENS
+    groups = None if few else group(expert, positions, num_experts, num_pairs)
+    arguments = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+    constants = {"ACTIVE": num_active, "WIDE": triton.next_power_of_2(num_active), "FEW": few}
+    return Blocks(groups.num_blocks if groups else expert.numel(), arguments, constants)
+
+
+class ExpertTiles(NamedTuple):
+    """Of products that have a tile for both matrices."""
+
+    pairs: int  # a block
+    num_rows: int
+    num_warps: int
+    num_stages: int
 
 
 class _Tiles(NamedTuple):
@@ -238,26 +265,21 @@ def expert_pairs(
     assert gate_up.is_contiguous()
     assert down.is_contiguous()
     tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype)
-    few = num_tokens <= FEW_TOKENS
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
     sizes = {
         "HIDDEN": hidden,
         "INNER": inner,
-        "ACTIVE": num_active,
-        "WIDE": triton.next_power_of_2(num_active),
-        "FEW": few,
+        **blocks.constants,
         "PAIRS": tiles.pairs,
         "num_warps": tiles.num_warps,
         "num_stages": tiles.num_stages,
     }
     activated = torch.empty((num_tokens * num_active, inner), dtype=x.dtype, device=x.device)
-    _gate_up_kernel[(num_blocks, triton.cdiv(inner, tiles.up_cols))](
+    _gate_up_kernel[(blocks.number, triton.cdiv(inner, tiles.up_cols))](
         x,
         gate_up,
         activated,
-        *work,
+        *blocks.arguments,
         x.stride(0),
         **sizes,
         COLS=tiles.up_cols,
@@ -265,11 +287,11 @@ def expert_pairs(
         **pdl_options(x.device),
     )
     out = torch.empty((num_tokens, num_active, hidden), dtype=x.dtype, device=x.device)
-    _down_kernel[(num_blocks, triton.cdiv(hidden, tiles.down_cols))](
+    _down_kernel[(blocks.number, triton.cdiv(hidden, tiles.down_cols))](
         activated,
         down,
         out,
-        *work,
+        *blocks.arguments,
         **sizes,
         COLS=tiles.down_cols,
         DEPTH=_depth(tiles, inner, x),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -13,18 +12,10 @@ from torch import Tensor
 from slipstream.runners.cuda.kernels.elementwise import silu_mul
 from slipstream.runners.cuda.kernels.gpus import Gpu, gpu
 from slipstream.runners.cuda.kernels.matmul.linear_coded import add_coded_tile, code_tiles, load_step
-from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
-from slipstream.runners.cuda.kernels.moe.groups import group
+from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, ExpertTiles, block_of, blocks_of
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
-
-
-class _Tiles(NamedTuple):
-    pairs: int  # a block
-    num_rows: int
-    num_warps: int
-    num_stages: int
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -94,17 +85,14 @@ def coded_expert_pairs(
     assert sum(matrix.num_rows for matrix in gate_up) == num_experts * 2 * inner
     has_descriptors = gpu(x.device).multiplies_from_shared
     tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, x.dtype, gpu(x.device))
-    few = num_tokens <= FEW_TOKENS
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
 
     def multiply(matrix: CodedMatrix, source: Tensor, out: Tensor, of_tokens: bool, gated: bool = False) -> None:
-        _coded_experts[(num_blocks, triton.cdiv(out.shape[1], tiles.num_rows))](
-            source, *code_tiles(matrix, tiles.num_rows, not has_descriptors), out, *work,
+        _coded_experts[(blocks.number, triton.cdiv(out.shape[1], tiles.num_rows))](
+            source, *code_tiles(matrix, tiles.num_rows, not has_descriptors), out, *blocks.arguments,
             matrix.num_rows, source.stride(0), out.stride(0), matrix.scales.stride(0),
-            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
-            WIDE=triton.next_power_of_2(num_active), FEW=few, OF_TOKENS=of_tokens, GATED=gated,
+            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, **blocks.constants,
+            OF_TOKENS=of_tokens, GATED=gated,
             M=tiles.pairs, N=tiles.num_rows, K=TILE, **matrix.constants, POINTERS=not has_descriptors,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
@@ -123,11 +111,11 @@ def coded_expert_pairs(
     return out.view(num_tokens, num_active, hidden)
 
 
-def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype, device: Gpu) -> _Tiles:
+def _tiles(num_tokens: int, pairs_per_expert: float, dtype: torch.dtype, device: Gpu) -> ExpertTiles:
     """Narrow enough for registers: two products are under way at once. Source: compiled, not measured."""
     if dtype == torch.float32:  # without tensor cores
-        return _Tiles(16, 64, 4, 2)
+        return ExpertTiles(16, 64, 4, 2)
     if num_tokens <= FEW_TOKENS or pairs_per_expert <= 12:
-        return _Tiles(16, 64, 4, 3)
+        return ExpertTiles(16, 64, 4, 3)
     few_pairs = pairs_per_expert <= 24 or not device.multiplies_from_shared
-    return _Tiles(32, 64, 4, 3) if few_pairs else _Tiles(64, 64, 8, 2)
+    return ExpertTiles(32, 64, 4, 3) if few_pairs else ExpertTiles(64, 64, 8, 2)

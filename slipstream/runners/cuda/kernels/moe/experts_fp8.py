@@ -5,8 +5,6 @@ A token's activations are rounded once for all its experts; those between an exp
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -16,18 +14,10 @@ from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear_fp8 import factors_of, matrix_tile, promoted
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import tiles_of
 from slipstream.runners.cuda.kernels.matmul.product import product
-from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
-from slipstream.runners.cuda.kernels.moe.groups import group
+from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, ExpertTiles, block_of, blocks_of
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.activations import Fp8Activations, quantized_activations
 from slipstream.runners.cuda.kernels.quant.fp8 import TILE, Fp8Matrix
-
-
-class ExpertTiles(NamedTuple):
-    pairs: int  # a block
-    num_rows: int
-    num_warps: int
-    num_stages: int
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -90,21 +80,19 @@ def fp8_expert_pairs(
     (num_tokens, num_active), hidden, inner = expert.shape, gate_up.width, down.width
     num_experts = down.num_rows // hidden
     assert gate_up.num_rows == num_experts * 2 * inner
-    few, pointers = num_tokens <= FEW_TOKENS, not gpu(x.device).multiplies_from_shared
+    pointers = not gpu(x.device).multiplies_from_shared
     tiles = tiles or expert_tiles(num_tokens, num_tokens * num_active / num_experts)
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
 
     def multiply(matrix: Fp8Matrix, source: Fp8Activations, num_out: int, gated: bool) -> Tensor:
         out = torch.empty((num_tokens * num_active, num_out), dtype=x.dtype, device=x.device)
         codes = matrix.codes
-        _fp8_experts[(num_blocks, triton.cdiv(num_out, tiles.num_rows))](
+        _fp8_experts[(blocks.number, triton.cdiv(num_out, tiles.num_rows))](
             source.codes, source.scales, codes if pointers else tiles_of(codes, tiles.num_rows, TILE), matrix.factors,
-            out, *work, source.scales.stride(0), matrix.factors.stride(0), matrix.num_rows,
-            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
-            WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=tiles.num_rows, K=TILE, GATED=gated,
-            POINTERS=pointers, num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
+            out, *blocks.arguments, source.scales.stride(0), matrix.factors.stride(0), matrix.num_rows,
+            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, **blocks.constants,
+            M=tiles.pairs, N=tiles.num_rows, K=TILE, GATED=gated, POINTERS=pointers,
+            num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
         return out
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import add_tile, row_scales, scaled, tiles_of
-from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of
-from slipstream.runners.cuda.kernels.moe.groups import group
+from slipstream.runners.cuda.kernels.moe.experts import FEW_TOKENS, block_of, blocks_of
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 
@@ -86,19 +85,15 @@ def quantized_expert_pairs(
     assert x.stride(1) == 1
     assert gate_up.num_rows == num_experts * 2 * inner
     tiles = _tiles(num_tokens, num_tokens * num_active / num_experts, gate_up, x.dtype)
-    few = num_tokens <= FEW_TOKENS
-    groups = None if few else group(expert, positions, num_experts, tiles.pairs)
-    num_blocks = groups.num_blocks if groups else num_tokens * num_active
-    work = (expert, positions, groups and groups.experts, groups and groups.pairs, num_tokens)
+    blocks = blocks_of(expert, positions, num_experts, tiles.pairs)
 
     def multiply(matrix: QuantizedMatrix, source: Tensor, num_out: int, num_rows: int, gated: bool) -> Tensor:
         out = torch.empty((num_tokens * num_active, num_out), dtype=x.dtype, device=x.device)
-        _experts[(num_blocks, triton.cdiv(num_out, num_rows))](
+        _experts[(blocks.number, triton.cdiv(num_out, num_rows))](
             source, tiles_of(matrix.words, num_rows, matrix.tile * matrix.bits // 16), matrix.kernel_scales(num_rows),
-            out, *work, source.stride(0),
-            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, ACTIVE=num_active,
-            WIDE=triton.next_power_of_2(num_active), FEW=few, M=tiles.pairs, N=num_rows, K=matrix.tile,
-            BITS=matrix.bits, FP8=matrix.fp8_layout, GATED=gated,
+            out, *blocks.arguments, source.stride(0),
+            ROWS=matrix.num_rows // num_experts, WIDTH=matrix.width, **blocks.constants,
+            M=tiles.pairs, N=num_rows, K=matrix.tile, BITS=matrix.bits, FP8=matrix.fp8_layout, GATED=gated,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages, **pdl_options(x.device),
         )  # fmt: skip
         return out

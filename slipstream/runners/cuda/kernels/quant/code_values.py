@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slipstream.runners.cuda.kernels.quant.int4 import FOUR_RAW_BITS
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT, halves
 from slipstream.runners.cuda.kernels.quant.quantize import concatenated
 
@@ -27,17 +28,6 @@ _FOUR_BITS = tl.constexpr("""{
     fma.rn.bf16x2 $1, b, high_unit, $5;
     fma.rn.bf16x2 $2, c, low_unit, $5;
     fma.rn.bf16x2 $3, d, high_unit, $5;
-}""")
-
-
-# The same as they are, times 2^-133 and times 2^-129: where nothing is taken from a code, factors make up for it.
-_FOUR_RAW_BITS = tl.constexpr("""{
-    .reg .b32 high;
-    shr.u32 high, $4, 8;
-    and.b32 $0, $4, 0x000f000f;
-    and.b32 $1, $4, 0x00f000f0;
-    and.b32 $2, high, 0x000f000f;
-    and.b32 $3, high, 0x00f000f0;
 }""")
 
 
@@ -173,7 +163,7 @@ def _in_pairs(
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif BITS == 4:
-        text: tl.constexpr = _FOUR_RAW_BITS if RAW else _FOUR_BITS
+        text: tl.constexpr = FOUR_RAW_BITS if RAW else _FOUR_BITS
         a, b, c, d = tl.inline_asm_elementwise(
             text, "=r,=r,=r,=r,r,r", [words, bias],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
