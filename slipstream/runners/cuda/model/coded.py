@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -90,17 +90,6 @@ class CodedExperts(ExpertStack[CodedStacks]):
     def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
         [down] = self.down.matrices
         return coded_expert_pairs(x, self.gate_up.matrices, down, expert, positions)
-
-
-def stored_as(part: object) -> tuple[Hashable, ...]:
-    """The layouts of all matrices in codes in a layer, or in a part of one: what differs needs other kernels."""
-    if isinstance(part, CodedMatrix):
-        return (part.layout,)
-    if isinstance(part, tuple):
-        return tuple(found for each in part for found in stored_as(each))
-    if not is_dataclass(part):
-        return ()
-    return tuple(found for field in fields(part) for found in stored_as(getattr(part, field.name)))
 
 
 def packed_matrix(
