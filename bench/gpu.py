@@ -67,9 +67,10 @@ PARTS: dict[str, list[Entry]] = {
     # First: what was only compiled and interpreted so far must be right on a GPU.
     "right": [
         Entry(
-            "tests", 100,
+            "tests", 120,
             f"{TESTS} -m 'not exhaustive' tests/runners/cuda tests/conformance/test_resident.py "
-            "tests/conformance/test_resident_keeps.py tests/conformance/test_cuda.py",
+            "tests/conformance/test_resident_keeps.py tests/conformance/test_resident_quantized.py "
+            "tests/conformance/test_cuda.py",
         ),
     ],
     "streams": [

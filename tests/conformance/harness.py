@@ -54,11 +54,17 @@ def open_runner(
 
 
 def open_gguf_runner(
-    path: Path, *, mtp: Path | None = None, dtype: str = "float32", kernels: bool = False, streams: int = 4
+    path: Path,
+    *,
+    mtp: Path | None = None,
+    dtype: str = "float32",
+    kernels: bool = False,
+    streams: int = 4,
+    kv_dtype: str = "auto",
 ) -> TorchRunner:
     """With the head that the file has, or that is beside it."""
     engine = EngineConfig(max_streams=streams, block_size=8, max_depth=4)
-    config = RunnerConfig(device="cpu", dtype=dtype, kernels=kernels, draft_vocab=0, kv_memory=4_000_000)
+    config = RunnerConfig("cpu", dtype, 4_000_000, draft_vocab=0, kernels=kernels, kv_dtype=kv_dtype)
     runner = TorchBackend(config).load(open_model(str(path), str(mtp) if mtp else None), engine)
     assert isinstance(runner, HostRunner)
     return runner
@@ -74,6 +80,7 @@ def open_resident(
     rounded: str | None = None,
     kv_dtype: str = "auto",
     state_dtype: str = "float32",
+    draft_vocab: int = 0,
 ) -> CudaRunner:
     """The runner whose rows live on the device: on a GPU, or on the CPU in Triton's interpreter.
 
@@ -88,7 +95,8 @@ def open_resident(
         checkpoint = open_hf(folder)
         model = OpenedModel("tiny", folder, checkpoint, checkpoint, "")
     engine = EngineConfig(max_streams=streams, block_size=block_size, max_depth=max_depth)
-    config = RunnerConfig(device.type, dtype, 4_000_000, max_context=256, draft_vocab=0, state_dtype=state_dtype)
+    more = {"max_context": 256, "draft_vocab": draft_vocab}
+    config = RunnerConfig(device.type, dtype, 4_000_000, **more, state_dtype=state_dtype)
     platform = cuda_platform(device, config, checkpoint.spec)
     if kv_dtype == "fp8":
         platform = platform.with_coded_kv()

@@ -25,11 +25,13 @@ ALL = r"_proj(_\w+)?(\.weight)?$|lm_head"
 SMALL = r"in_proj_(a|b|ba)\.|mlp\.gate\.|shared_expert_gate|embed_tokens|mtp\.fc"
 # Wide enough for groups and blocks; the shared expert of tiny.py has 48 columns.
 WIDE = {"shared_expert_intermediate_size": 64}
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "dense": lambda: tiny.hybrid(),
-    "moe": lambda: tiny.moe(**WIDE),
-    "next": lambda: tiny.next_moe(**WIDE),
-    "blocks": lambda: tiny.moe(hidden_size=128, moe_intermediate_size=128, shared_expert_intermediate_size=128),
+MODELS: dict[str, Callable[..., PreTrainedModel]] = {
+    "dense": tiny.hybrid,
+    "moe": lambda **more: tiny.moe(**WIDE, **more),
+    "next": lambda **more: tiny.next_moe(**WIDE, **more),
+    "blocks": lambda **more: tiny.moe(
+        **{"hidden_size": 128, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, **more}
+    ),
     "qwen2": lambda: tiny.MODELS["qwen2"](),
 }
 
@@ -190,14 +192,17 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def build(kind: str) -> PreTrainedModel:
+def build(kind: str, **more: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    return tiny.randomise(MODELS[kind]())
+    return tiny.randomise(MODELS[kind](**more))
 
 
-def save(layout: Layout, folder: Path) -> PreTrainedModel:
-    """The folder, target model and head; returns the model with the weights that the folder stands for."""
-    model = build(layout.model)
+def save(layout: Layout, folder: Path, **more: object) -> PreTrainedModel:
+    """The folder, target model and head; returns the model with the weights that the folder stands for.
+
+    ``more``: sizes of the model
+    """
+    model = build(layout.model, **more)
     target, twin = _stored(model.state_dict(), layout, layout.stacked)
     head, _ = _stored(tiny.head_tensors(model), layout, layout.head_stacked) if layout.has_head else ({}, {})
     target |= layout.more

@@ -11,19 +11,21 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 
 from slipstream.host import available_threads
 from slipstream.runners.cuda.graphs import Graphs
 from slipstream.runners.cuda.kernels.matmul.linear import padded
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import compiled_for
+from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
+from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
 from slipstream.runners.cuda.layout import Layout
-from slipstream.runners.cuda.model.coded import stored_as
 from slipstream.runners.cuda.program import CudaProgram
 from slipstream.runners.torch.models.layers import Layers, Sequential
 
@@ -145,3 +147,18 @@ def one_of_each(layers: Layers) -> Layers:
         return layers
     kinds = list({(type(layer.mixer), type(layer.mlp), stored_as(layer)): layer for layer in layers.layers}.values())
     return replace(layers, layers=[*kinds, kinds[0]])
+
+
+def stored_as(part: object) -> tuple[Hashable, ...]:
+    """The types of tensors in a layer, or in a part of one, and how matrices lie: what differs needs other kernels."""
+    if isinstance(part, CodedMatrix):
+        return (part.layout,)
+    if isinstance(part, Fp8Matrix):
+        return (part.kind,)
+    if isinstance(part, Tensor):
+        return (part.dtype,)
+    if isinstance(part, tuple):
+        return tuple(map(stored_as, part))
+    if not is_dataclass(part):
+        return ()
+    return tuple(stored_as(getattr(part, field.name)) for field in fields(part))

@@ -18,6 +18,7 @@ from itertools import product
 from typing import IO, Any
 
 import torch
+from quick_interpreter import quicken
 from torch import Tensor
 
 from slipstream.runners.cuda.graphs import replay_seconds
@@ -224,6 +225,8 @@ def main() -> None:
     )
     if device.type == "cuda":
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    else:
+        quicken()
     for name, shape in (TINY_SHAPES if options.tiny else SHAPES).items():
         report_linear(bench, name, shape, tokens)
     for name, experts in (TINY_EXPERTS if options.tiny else EXPERTS).items():

@@ -6,20 +6,27 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from some_gpus import HOPPER
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig
-from slipstream.runners.cuda.kernels.matmul.linear_quantized import SCRATCH_FLOATS, SPLIT_K_COUNTERS, quantized_linear
+from slipstream.runners.cuda.kernels.matmul.linear import Scratch, TileConfig, fitted
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
+    LIBRARY_TOKENS,
+    SCRATCH_FLOATS,
+    SPLIT_K_COUNTERS,
+    quantized_linear,
+    tile_config,
+    tokens_of_a_block,
+)
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
+from slipstream.runners.cuda.model.quantized import WEIGHT_BYTES, CudaQuantizedLinear
 
 
 def check_rows(matrix: QuantizedMatrix, wanted: Tensor, dtype: torch.dtype, device: torch.device) -> None:
     """``matrix``: of 37 rows. ``wanted``: float32, on the CPU"""
     ids = torch.tensor([36, 0, 5, 5], dtype=torch.int32, device=device)
     whole, some = matrix.weights(dtype).cpu(), matrix.weights(dtype, ids).cpu()
-    # The interpreter truncates where a GPU rounds to bfloat16.
-    tolerance = 2**-7 if dtype == torch.bfloat16 and device.type == "cpu" else 0.0
-    assert torch.allclose(whole, wanted.to(dtype), rtol=tolerance, atol=0.0)
+    assert torch.equal(whole, wanted.to(dtype))
     assert torch.equal(some, whole[ids.tolist()])
 
 
@@ -52,6 +59,31 @@ def check_sums(
         total = wanted + torch.as_tensor(more).cpu().double()
         assert off(multiply(x, scratch, *extra), total) < tolerance
     assert not scratch.arrived.any()
+
+
+def check_split(matrix: QuantizedMatrix, num_tokens: int, num_counters: int) -> None:
+    """A product of that many tokens finds room for the parts of its sums, and each part has 512 columns or more."""
+    config, block = tile_config(matrix, num_tokens), tokens_of_a_block(matrix.bits, num_tokens)
+    if config is None:
+        assert num_tokens > LIBRARY_TOKENS[matrix.bits]
+        return
+    assert fitted(config, block, 2, HOPPER, weight_bytes=WEIGHT_BYTES[matrix.bits]) == config
+    if config.split > 1:
+        programs = -(-matrix.num_rows // config.rows) * -(-num_tokens // block)
+        assert programs <= num_counters
+        assert programs * config.split * config.rows * block <= SCRATCH_FLOATS
+        assert matrix.num_tiles // config.split * matrix.tile >= 512
+
+
+def check_first_rows(whole: CudaQuantizedLinear) -> None:
+    """Of 70: those that drafts read, where they are."""
+    x = torch.randn(3, whole.matrix.width, device=whole.matrix.words.device)
+    first = whole.for_drafts(40)
+    assert first.matrix.words.data_ptr() == whole.matrix.words.data_ptr()
+    assert first.num_out == 40
+    assert torch.allclose(first(x), whole(x)[:, :40], rtol=1e-5, atol=1e-5)
+    ids = torch.tensor([39, 1], device=x.device)
+    assert torch.equal(first.rows(ids), whole.rows(ids))
 
 
 def check_columns(matrix: QuantizedMatrix, wanted: Tensor, config: TileConfig, dtype: torch.dtype) -> None:

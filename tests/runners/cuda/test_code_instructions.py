@@ -1,14 +1,15 @@
-"""Instructions that Triton's interpreter does not run, done here one by one: codes to values, rounded states."""
+"""The PTX in our kernels, run by ptx.py as all tests in Triton's interpreter do: codes to values, rounded states."""
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
+import ptx
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from slipstream.runners.cuda.kernels.quant import code_values
+from slipstream.runners.cuda.kernels.quant import code_values, int4
 from slipstream.runners.cuda.kernels.quant.code_layout import BIAS
 from slipstream.runners.cuda.kernels.recurrent import gdn_chunks
 
@@ -18,45 +19,8 @@ MASK = 0xFFFFFFFF
 
 def run(text: str, inputs: dict[int, int], num_outputs: int) -> list[int]:
     """``inputs``: 32 bits by the number of an operand. The outputs, which come first."""
-    registers = {f"${at}": value for at, value in inputs.items()}
-
-    def value(name: str) -> int:
-        return registers[name] if name in registers else int(name, 0)
-
-    for line in filter(None, (line.strip() for line in text.strip("{} \n").split(";"))):
-        if line.startswith(".reg"):
-            continue
-        operation, rest = line.split(None, 1)
-        target, *sources = re.split(r",\s*", rest)
-        a, *others = (value(source) for source in sources)
-        if operation == "mov.b32":
-            made = a
-        elif operation == "and.b32":
-            made = a & others[0]
-        elif operation == "shl.b32":
-            made = a << others[0] & MASK
-        elif operation == "shr.u32":
-            made = a >> others[0]
-        elif operation == "lop3.b32":
-            assert others[2] == 0xEA
-            made = a & others[0] | others[1]
-        elif operation == "prmt.b32":
-            made = permuted(a, others[0], others[1])
-        elif operation == "cvt.rn.bf16x2.f32":  # the first source becomes the upper half
-            upper, lower = (torch.tensor(x).to(torch.int32).view(torch.float32).to(BF16) for x in (a, others[0]))
-            made = bits(float(lower), float(upper))
-        else:
-            assert operation == "fma.rn.bf16x2"
-            made = bits(*(x * y + z for x, y, z in zip(halves(a), halves(others[0]), halves(others[1]), strict=True)))
-        registers[target] = made
-    return [registers[f"${at}"] for at in range(num_outputs)]
-
-
-def permuted(a: int, b: int, selectors: int) -> int:
-    found = (a | b << 32).to_bytes(8, "little")
-    chosen = [selectors >> 4 * at & 15 for at in range(4)]
-    assert all(each < 8 for each in chosen), "that would spread a sign"
-    return int.from_bytes(bytes(found[each] for each in chosen), "little")
+    registers = {at: np.array([value], np.uint32) for at, value in inputs.items()}
+    return [int(each[0]) for each in ptx.run(text, registers, num_outputs)]
 
 
 def halves(register: int) -> list[float]:
@@ -65,9 +29,7 @@ def halves(register: int) -> list[float]:
 
 
 def bits(low: float, high: float) -> int:
-    pair = torch.tensor([low, high], dtype=torch.float64).to(BF16)
-    assert pair.tolist() == [low, high], "rounded"
-    a, b = (int(each) & 0xFFFF for each in pair.view(torch.int16))
+    a, b = (int(each) & 0xFFFF for each in torch.tensor([low, high]).to(BF16).view(torch.int16))
     return a | b << 16
 
 
@@ -90,7 +52,7 @@ def test_four_bits() -> None:
         found = run(code_values._FOUR_BITS.value, {4: word, 5: bits(-offset / 64, -offset / 64)}, 4)
         assert [halves(each) for each in found] == [[(code - offset) / 64 for code in pair] for pair in codes(word)]
     word = random_register()
-    raw = [halves(each) for each in run(code_values._FOUR_RAW_BITS.value, {4: word}, 4)]
+    raw = [halves(each) for each in run(int4.FOUR_RAW_BITS.value, {4: word}, 4)]
     units = (2.0**-133, 2.0**-129, 2.0**-133, 2.0**-129)
     assert raw == [[code * unit for code in pair] for pair, unit in zip(codes(word), units, strict=True)]
 
@@ -151,3 +113,34 @@ def test_states_rounded_to_bfloat16() -> None:
         found = run(gdn_chunks._TO_BFLOAT16.value, {2: registers[at], 3: registers[at + 1]}, 2)
         as_floats = torch.tensor(found).to(torch.int32).view(torch.float32)
         assert torch.equal(as_floats, numbers[at : at + 2].to(BF16).float())
+
+
+@triton.jit
+def _converted(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty))
+
+
+def test_conversions_are_pytorchs(device: torch.device) -> None:
+    """Ties, numbers that are almost the next one, the smallest, infinite ones and those that are none."""
+    few = [1 + 2.0**-8, 1 + 3 * 2.0**-8, 2 - 2.0**-9, 1e-40, -1e-40, 3.4e38, float("inf"), float("nan")]
+    x = torch.cat([torch.randn(120) * 10, torch.tensor(few)]).to(device)
+    narrow, wide = torch.empty_like(x, dtype=BF16), torch.empty_like(x)
+    _converted[(1,)](x, narrow, N=128)
+    _converted[(1,)](narrow, wide, N=128)
+    assert torch.equal(narrow.nan_to_num(), x.to(BF16).nan_to_num())
+    assert torch.equal(wide.nan_to_num(), x.to(BF16).float().nan_to_num())
+    assert bool(narrow[-1].isnan())
+
+
+def test_multiplied_and_added_in_one_step() -> None:
+    """Halves of bfloat16 and of float16, rounded once."""
+    pairs = torch.randn(3, 64, 2, dtype=torch.float64)
+    for name, dtype in (("bf16x2", BF16), ("f16x2", torch.float16)):
+        x, y, z = pairs.to(dtype).double()
+        operands = {
+            at + 1: each.to(dtype).view(torch.int32)[:, 0].numpy().view(np.uint32) for at, each in enumerate((x, y, z))
+        }
+        [found] = ptx.run(f"fma.rn.{name} $0, $1, $2, $3;", operands, 1)
+        wanted = (x * y + z).to(dtype).view(torch.int32)[:, 0]
+        assert torch.equal(torch.from_numpy(found.view(np.int32)), wanted)

@@ -6,17 +6,22 @@ from functools import partial
 
 import pytest
 import torch
-from quantized_checks import check_columns, check_company, check_reordered, check_rows, check_slabs, check_sums
-from some_gpus import HOPPER
+from quantized_checks import (
+    check_columns,
+    check_company,
+    check_first_rows,
+    check_reordered,
+    check_rows,
+    check_slabs,
+    check_split,
+    check_sums,
+)
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.matmul.linear import PROCESSORS, Scratch, TileConfig, fitted
+from slipstream.runners.cuda.kernels.matmul.linear import PROCESSORS, Scratch, TileConfig
 from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
     LIBRARY_TOKENS,
-    SCRATCH_FLOATS,
     quantized_linear,
-    tile_config,
-    tokens_of_a_block,
 )
 from slipstream.runners.cuda.kernels.quant import int8
 from slipstream.runners.cuda.kernels.quant.int8 import BIAS, MAX_CODE, Int8Matrix, quantize
@@ -128,15 +133,7 @@ def test_the_same_bits_in_any_company(device: torch.device) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 65, 256, 512, 2048])
 def test_what_is_split_meets_in_the_scratch(num_out: int, num_tokens: int) -> None:
     matrix = quantize([torch.empty(num_out, 5120, device="meta")], (num_out, 5120), torch.device("meta"))
-    config, block = tile_config(matrix, num_tokens), tokens_of_a_block(8, num_tokens)
-    if config is None:
-        assert num_tokens > LIBRARY_TOKENS[8]
-        return
-    programs = -(-num_out // config.rows) * -(-num_tokens // block)
-    assert config.split == 1 or programs <= PROCESSORS
-    assert config.split == 1 or programs * config.split * config.rows * block <= SCRATCH_FLOATS
-    assert config.split == 1 or 40 // config.split >= 4
-    assert fitted(config, block, 2, HOPPER, weight_bytes=1) == config
+    check_split(matrix, num_tokens, PROCESSORS)
 
 
 # ---- As the model sees it ----
@@ -163,13 +160,7 @@ def test_a_linear_of_few_or_many_tokens(num_tokens: int, device: torch.device) -
 
 
 def test_drafts_read_the_first_rows_where_they_are(device: torch.device) -> None:
-    made, x = linear(70, 128, device), torch.randn(3, 128, device=device)
-    first = made.for_drafts(40)
-    assert first.matrix.words.data_ptr() == made.matrix.words.data_ptr()
-    assert first.num_out == 40
-    assert torch.allclose(first(x), made(x)[:, :40], rtol=1e-5, atol=1e-5)
-    ids = torch.tensor([39, 1], device=device)
-    assert torch.equal(first.rows(ids), made.rows(ids))
+    check_first_rows(linear(70, 128, device))
 
 
 def test_what_is_kept_as_it_is(device: torch.device) -> None:

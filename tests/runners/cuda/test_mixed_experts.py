@@ -13,12 +13,13 @@ from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
 from slipstream.load.tensor import RawTensor
-from slipstream.runners.cuda.model.coded import CodedLinear, stored_as
+from slipstream.runners.cuda.model.coded import CodedLinear
 from slipstream.runners.cuda.model.fp8 import Fp8StoredFormat
 from slipstream.runners.cuda.model.linear import CudaLinear
 from slipstream.runners.cuda.model.mixed_experts import MixedExperts
 from slipstream.runners.cuda.model.ops import CudaOps
 from slipstream.runners.cuda.model.quantized import CudaQuantizedLinear, CudaStoredFormat, quantized_format
+from slipstream.runners.cuda.warmup import stored_as
 from slipstream.runners.torch.ops import LinearStack
 
 FORMS = {

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
-import rounded_states
 import torch
+from rounded_states import as_stored, rounding_steps
 from test_gdn import Both, relative_error, weights
 from test_keeps import SLOTS, Chunks, Layer
 from torch import Tensor
@@ -21,18 +21,10 @@ HALVES = [torch.float16, torch.bfloat16]
 EPS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
-def as_stored(state: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Triton's interpreter cuts bfloat16 off instead of rounding it."""
-    if dtype == torch.bfloat16 and device.type == "cpu":
-        return (state.contiguous().view(torch.int32) & -65536).view(torch.float32)
-    return rounded_states.as_stored(state, dtype)
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_rounded_after_every_token(dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, drafts, rejections and replays. A sum in another order may be rounded to a neighbour, now and then."""
-    rounding = rounded_states.rounding_steps(lambda state: as_stored(state, dtype, device))
-    monkeypatch.setattr(reference, "_steps", rounding)
+    monkeypatch.setattr(reference, "_steps", rounding_steps(lambda state: as_stored(state, dtype)))
     chance = random.Random(1)
     both = Both(weights(GdnSpec(1, 2, 16, 16, 4), torch.float32), torch.float32, device, dtype)
     for step in range(9):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from slipstream.runners.cuda.kernels.moe.experts_coded import coded_expert_pairs
 from slipstream.runners.cuda.kernels.quant.code_layout import CodeLayout
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix, empty
 from slipstream.runners.cuda.kernels.quant.device_codes import device_codes
-from slipstream.runners.cuda.kernels.quant.fp8 import Fp8Matrix
 from slipstream.runners.cuda.kernels.quant.pack import put
 from slipstream.runners.cuda.kernels.quant.whole_numbers import WholeNumbers, whole_numbers
 from slipstream.runners.cuda.model.linear import ExpertStack, PackedLinear
@@ -91,19 +90,6 @@ class CodedExperts(ExpertStack[CodedStacks]):
     def pairs(self, x: Tensor, expert: Tensor, positions: Tensor) -> Tensor:
         [down] = self.down.matrices
         return coded_expert_pairs(x, self.gate_up.matrices, down, expert, positions)
-
-
-def stored_as(part: object) -> tuple[Hashable, ...]:
-    """Where in a layer, or in a part of one, matrices are in which codes: what differs needs other kernels."""
-    if isinstance(part, CodedMatrix):
-        return (part.layout,)
-    if isinstance(part, Fp8Matrix):
-        return (part.kind,)
-    if isinstance(part, tuple):
-        return tuple(map(stored_as, part))
-    if not is_dataclass(part):
-        return ()
-    return tuple(stored_as(getattr(part, field.name)) for field in fields(part))
 
 
 def packed_matrix(

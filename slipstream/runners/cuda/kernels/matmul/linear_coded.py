@@ -6,7 +6,6 @@ The result may be some columns of a wider one: matrices of different types that 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import triton
@@ -23,8 +22,8 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
     TileConfig,
     padded,
 )
-from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, epilogue, product, store_part, sum_of_parts
+from slipstream.runners.cuda.kernels.matmul.linear_quantized import MIN_TOKENS, VAST, tiles_of, with_split
+from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.code_layout import TILE
 from slipstream.runners.cuda.kernels.quant.code_values import (
@@ -44,7 +43,6 @@ from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 
 TOKEN_BLOCK = MAX_TOKENS
 LIBRARY_TOKENS = 2 * TOKEN_BLOCK  # beyond: unpack the matrix once and let the library multiply
-MIN_COLUMNS = 512  # of a program of a split product
 
 
 @triton.jit
@@ -80,7 +78,7 @@ def add_coded_tile(
     # With more tokens, and without wgmma, a product of its own for minimums costs more than to add them to each weight.
     WHOLE: tl.constexpr = (MINIMUM and POINTERS) and total.shape[1] > FEW
     # The codes as they are: it saves the instruction that makes one a value.
-    RAW: tl.constexpr = ((dtype == tl.bfloat16 and not INTERPRETED) and (FACTORS and not TABLE)) and (
+    RAW: tl.constexpr = ((dtype == tl.bfloat16) and (FACTORS and not TABLE)) and (
         (OFFSET == 0 and BITS < 6) and (GROUPS >= 4 and not WHOLE)
     )
     values = values_of_codes(found, more, dtype, BITS, OFFSET, TABLE, RAW)
@@ -243,12 +241,4 @@ def tile_config(matrix: CodedMatrix, num_tokens: int) -> TileConfig | None:
         config, limit = TileConfig(64, TILE, 4, warps=2), 7 * PROCESSORS // 2
     else:
         config, limit = TileConfig(64, TILE, 4 if matrix.layout.bits < 8 else 3), 3 * PROCESSORS
-    return _with_split(config, matrix, num_tokens, limit)
-
-
-def _with_split(config: TileConfig, matrix: CodedMatrix, num_tokens: int, max_programs: int) -> TileConfig:
-    """Split-K as far as there are processors, and enough columns for each program."""
-    programs = triton.cdiv(matrix.num_rows, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
-    limit = 8 if num_tokens <= FEW_TOKENS else 3
-    worth = matrix.num_tiles * TILE // MIN_COLUMNS
-    return replace(config, split=max(1, min(max_programs // programs, worth, limit)))
+    return with_split(config, matrix, num_tokens, limit, TOKEN_BLOCK)

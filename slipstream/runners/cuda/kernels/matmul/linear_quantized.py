@@ -34,6 +34,7 @@ from slipstream.runners.cuda.kernels.matmul.linear import (
 from slipstream.runners.cuda.kernels.matmul.linear_whole import MAX_WHOLE_TOKENS, tokens_side_by_side
 from slipstream.runners.cuda.kernels.matmul.product import epilogue, product, store_part, sum_of_parts
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
+from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.fp8 import coded_weights
 from slipstream.runners.cuda.kernels.quant.int4 import weights_of
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT as INT8_UNIT
@@ -186,7 +187,7 @@ def _through_registers(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig |
     """Tiles with which few registers spill, as compiled for 8.6, 8.9 and 12.0; not measured."""
     if num_tokens > MAX_TOKENS and matrix.num_rows < VAST:
         return None
-    return _with_split(TileConfig(64, matrix.tile, 2, warps=8), matrix, num_tokens, PROCESSORS)
+    return with_split(TileConfig(64, matrix.tile, 2, warps=8), matrix, num_tokens, PROCESSORS)
 
 
 def _of_8_bits(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:
@@ -195,10 +196,10 @@ def _of_8_bits(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:
     if few and (matrix.num_rows > VAST or PROCESSORS < blocks <= 2 * PROCESSORS):
         return TileConfig(64, matrix.tile, 6, warps=2)
     if few and (is_fp8 or blocks > 2 * PROCESSORS):
-        return _with_split(TileConfig(64, matrix.tile, 4, warps=2), matrix, num_tokens, 7 * PROCESSORS // 2)
+        return with_split(TileConfig(64, matrix.tile, 4, warps=2), matrix, num_tokens, 7 * PROCESSORS // 2)
     if not few and blocks > 2 * PROCESSORS:
         return TileConfig(64, matrix.tile, 3)
-    return _with_split(TileConfig(64, matrix.tile, 4), matrix, num_tokens, (3 if few else 2) * PROCESSORS)
+    return with_split(TileConfig(64, matrix.tile, 4), matrix, num_tokens, (3 if few else 2) * PROCESSORS)
 
 
 def _of_8_bits_many(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:
@@ -208,7 +209,7 @@ def _of_8_bits_many(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:
         config = TileConfig(64, matrix.tile, 2)
     else:
         config = TileConfig(128, matrix.tile, 2, warps=8)
-    return _with_split(config, matrix, num_tokens, 2 * PROCESSORS)
+    return with_split(config, matrix, num_tokens, 2 * PROCESSORS)
 
 
 def _of_4_bits(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:
@@ -226,12 +227,18 @@ def _of_4_bits(matrix: QuantizedMatrix, num_tokens: int) -> TileConfig:
         config, limit = TileConfig(64, matrix.tile, 3), 4 * PROCESSORS
     else:
         config, limit = TileConfig(64, matrix.tile, 4), 3 * PROCESSORS
-    return _with_split(config, matrix, num_tokens, limit)
+    return with_split(config, matrix, num_tokens, limit)
 
 
-def _with_split(config: TileConfig, matrix: QuantizedMatrix, num_tokens: int, max_programs: int) -> TileConfig:
+def with_split(
+    config: TileConfig,
+    matrix: QuantizedMatrix | CodedMatrix,
+    num_tokens: int,
+    max_programs: int,
+    token_block: int = TOKEN_BLOCK,
+) -> TileConfig:
     """Split-K as far as there are processors, and enough columns for each program."""
-    programs = triton.cdiv(matrix.num_rows, config.rows) * triton.cdiv(num_tokens, TOKEN_BLOCK)
+    programs = triton.cdiv(matrix.num_rows, config.rows) * triton.cdiv(num_tokens, token_block)
     limit = 8 if num_tokens <= FEW_TOKENS else 3
     worth = matrix.num_tiles * config.inner // MIN_COLUMNS
     return replace(config, split=max(1, min(max_programs // programs, worth, limit)))

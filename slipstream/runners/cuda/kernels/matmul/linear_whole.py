@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.runners.cuda.kernels.matmul.linear import PROCESSORS
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.pdl import launch_dependents, pdl_options, wait_for_previous
 from slipstream.runners.cuda.kernels.quant.coded import CodedMatrix
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT
@@ -47,37 +46,21 @@ _LOAD_4 = tl.constexpr("ld.global.b32 $0, [$1];")
 @triton.jit
 def load_16(pointer):
     """16 bytes a thread, read once. pointer: to int32"""
-    if INTERPRETED:
-        a = tl.load(pointer)
-        b = tl.load(pointer + 1)
-        c = tl.load(pointer + 2)
-        d = tl.load(pointer + 3)
-    else:
-        a, b, c, d = tl.inline_asm_elementwise(
-            _LOAD_16, "=r,=r,=r,=r,l", [pointer], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
-        )
+    a, b, c, d = tl.inline_asm_elementwise(
+        _LOAD_16, "=r,=r,=r,=r,l", [pointer], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
+    )
     return a, b, c, d
 
 
 @triton.jit
 def load_8(pointer):
-    if INTERPRETED:
-        a = tl.load(pointer)
-        b = tl.load(pointer + 1)
-    else:
-        a, b = tl.inline_asm_elementwise(
-            _LOAD_8, "=r,=r,l", [pointer], dtype=(tl.int32, tl.int32), is_pure=False, pack=1
-        )
+    a, b = tl.inline_asm_elementwise(_LOAD_8, "=r,=r,l", [pointer], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
     return a, b
 
 
 @triton.jit
 def load_4(pointer):
-    if INTERPRETED:
-        a = tl.load(pointer)
-    else:
-        a = tl.inline_asm_elementwise(_LOAD_4, "=r,l", [pointer], dtype=tl.int32, is_pure=False, pack=1)
-    return a
+    return tl.inline_asm_elementwise(_LOAD_4, "=r,l", [pointer], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -88,37 +71,10 @@ def multiplied(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     row g + 8, b0 and b1 the same columns of column g; c0 and c1 are columns 2 q and 2 q + 1 of row g, c2 and c3 of row
     g + 8.
     """
-    if INTERPRETED:
-        made = _multiplied_one_by_one(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
-    else:
-        made = tl.inline_asm_elementwise(
-            _MMA, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r", [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
-        )  # fmt: skip
-    return made
-
-
-@triton.jit
-def _multiplied_one_by_one(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    W: tl.constexpr = a0.shape[0] // 32
-    upper = tl.zeros([W, 8, 4, 2], tl.int32)  # [warps, g, q, column of the two]
-    lower = tl.zeros([W, 8, 4, 2], tl.int32)
-    for at in tl.static_range(4):
-        for half in tl.static_range(2):
-            above = ((a2 if half else a0) >> 8 * at & 255).reshape([W, 8, 1, 1, 4])
-            below = ((a3 if half else a1) >> 8 * at & 255).reshape([W, 8, 1, 1, 4])
-            column = ((b1 if half else b0) << 24 - 8 * at >> 24).reshape([W, 1, 4, 2, 4])
-            upper += tl.sum(above * column, axis=4)
-            lower += tl.sum(below * column, axis=4)
-    first, second = tl.split(upper)
-    third, fourth = tl.split(lower)
-    size: tl.constexpr = W * 32
-    return (
-        first.reshape([size]) + c0,
-        second.reshape([size]) + c1,
-        third.reshape([size]) + c2,
-        fourth.reshape([size]) + c3,
-    )
+    return tl.inline_asm_elementwise(
+        _MMA, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r", [a0, a1, a2, a3, b0, b1, c0, c1, c2, c3],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Weights from codes and scales inside kernels: exact values in bfloat16, multiplied with their scales, rounded once.
 
 A thread has two neighbouring columns in a register, and makes both of them with one instruction. Other types than
-bfloat16, and Triton's interpreter, compute one by one in float32.
+bfloat16 compute one by one in float32.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
+from slipstream.runners.cuda.kernels.quant.int4 import FOUR_RAW_BITS
 from slipstream.runners.cuda.kernels.quant.int8 import UNIT, halves
 from slipstream.runners.cuda.kernels.quant.quantize import concatenated
 
@@ -28,17 +28,6 @@ _FOUR_BITS = tl.constexpr("""{
     fma.rn.bf16x2 $1, b, high_unit, $5;
     fma.rn.bf16x2 $2, c, low_unit, $5;
     fma.rn.bf16x2 $3, d, high_unit, $5;
-}""")
-
-
-# The same as they are, times 2^-133 and times 2^-129: where nothing is taken from a code, factors make up for it.
-_FOUR_RAW_BITS = tl.constexpr("""{
-    .reg .b32 high;
-    shr.u32 high, $4, 8;
-    and.b32 $0, $4, 0x000f000f;
-    and.b32 $1, $4, 0x00f000f0;
-    and.b32 $2, high, 0x000f000f;
-    and.b32 $3, high, 0x00f000f0;
 }""")
 
 
@@ -130,7 +119,7 @@ def values_of_codes(
     if BITS == 8:
         low_half, high_half = halves(words, dtype)
         made = beside(low_half, high_half)
-    elif dtype == tl.bfloat16 and not INTERPRETED:
+    elif dtype == tl.bfloat16:
         made = _in_pairs(words, high, BITS, OFFSET, TABLE, RAW)
     else:
         made = _one_by_one(words, high, BITS, OFFSET, TABLE).to(dtype)
@@ -174,7 +163,7 @@ def _in_pairs(
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif BITS == 4:
-        text: tl.constexpr = _FOUR_RAW_BITS if RAW else _FOUR_BITS
+        text: tl.constexpr = FOUR_RAW_BITS if RAW else _FOUR_BITS
         a, b, c, d = tl.inline_asm_elementwise(
             text, "=r,=r,=r,=r,r,r", [words, bias],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
@@ -246,7 +235,7 @@ def factors_of(scales, dtype: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.c
 @triton.jit
 def _fp8_halves(words, dtype: tl.constexpr):
     """The positive FP8 (e4m3) in the low and in the high bytes: their bits, moved up, are bfloat16 times 2^-120."""
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             _FP8_HALVES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
@@ -269,7 +258,7 @@ def spread(scales, K: tl.constexpr):
 def times_factors(values, factors, dtype: tl.constexpr):
     """Rounded once. [N, K], [N, groups]"""
     wide = spread(factors, values.shape[1])
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         made = tl.inline_asm_elementwise(_TIMES, "=r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         made = (values.to(tl.float32) * wide.to(tl.float32)).to(dtype)
@@ -280,7 +269,7 @@ def times_factors(values, factors, dtype: tl.constexpr):
 def times_pairs(values, pairs, dtype: tl.constexpr):
     """Rounded once. pairs: int32 [N, groups]"""
     wide = spread(pairs, values.shape[1])
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         made = tl.inline_asm_elementwise(
             _TIMES_PAIR, "=r,r,r,r", [values, wide], dtype=tl.bfloat16, is_pure=True, pack=2
         )

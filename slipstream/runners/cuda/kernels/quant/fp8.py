@@ -24,7 +24,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, plain, rows_to_unpack, slabs
 
@@ -68,7 +67,7 @@ def coded_weights(words, factors, dtype: tl.constexpr, LAYOUT: tl.constexpr):
     words: [N, W], factors: [1, N] -> two of [N, W]
     """
     factor = tl.broadcast_to(factors.T, words.shape)
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         made: tl.constexpr = _WEIGHTS_OF_BYTES if LAYOUT == _BYTES else _WEIGHTS
         low, high = tl.inline_asm_elementwise(
             made, "=r,=r,r,r", [words, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2

@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import (
     UNIT,
@@ -39,7 +38,8 @@ MAX_CODE = 15  # the largest code
 FACTOR_BITS = 133 - UNIT_BITS
 _ROWS = 32  # a program dequantizes
 
-_CODES = tl.constexpr("""{
+# Four codes of each of two words as they are: times 2^-133, and times 2^-129.
+FOUR_RAW_BITS = tl.constexpr("""{
     .reg .b32 high;
     shr.u32 high, $4, 8;
     and.b32 $0, $4, 0x000f000f;
@@ -68,9 +68,9 @@ def weights_of(words, scales, dtype: tl.constexpr):
     N: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     found = tl.broadcast_to(scales.T[:, :, None], [N, 4, W]).reshape([N, 4 * W])
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         a, b, c, d = tl.inline_asm_elementwise(
-            _CODES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            FOUR_RAW_BITS, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True, pack=2,
         )  # fmt: skip
         return tl.inline_asm_elementwise(

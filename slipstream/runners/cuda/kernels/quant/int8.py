@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import slabs
 
@@ -52,11 +51,11 @@ _F16_HALVES = tl.constexpr("""{
 @triton.jit
 def halves(words, dtype: tl.constexpr):
     """The codes in the low and in the high bytes, over UNIT, in that type: exact."""
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             _BF16_HALVES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
-    elif dtype == tl.float16 and not INTERPRETED:
+    elif dtype == tl.float16:
         low, high = tl.inline_asm_elementwise(
             _F16_HALVES, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED
 from slipstream.runners.cuda.kernels.quant.code_values import pair_sum
 
 _PERMUTE = tl.constexpr("prmt.b32 $0, $1, $2, $3;")
@@ -18,15 +17,7 @@ _PERMUTE = tl.constexpr("prmt.b32 $0, $1, $2, $3;")
 @triton.jit
 def permuted(a, b, selectors):
     """Four of the eight bytes of a and b, by the four lowest nibbles of ``selectors``, each below 8."""
-    if INTERPRETED:
-        made = a & 0 | selectors & 0
-        for at in tl.static_range(4):
-            which = selectors >> 4 * at & 7
-            byte = tl.where(which < 4, a >> (which & 3) * 8, b >> (which & 3) * 8) & 255
-            made |= byte << 8 * at
-    else:
-        made = tl.inline_asm_elementwise(_PERMUTE, "=r,r,r,r", [a, b, selectors], dtype=tl.int32, is_pure=True, pack=1)
-    return made
+    return tl.inline_asm_elementwise(_PERMUTE, "=r,r,r,r", [a, b, selectors], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit

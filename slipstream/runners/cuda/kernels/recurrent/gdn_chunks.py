@@ -25,7 +25,7 @@ from torch import Tensor
 from slipstream.load.spec import GdnSpec
 from slipstream.runners.cuda.batch import DeviceBatch
 from slipstream.runners.cuda.kernels.gpus import gpu
-from slipstream.runners.cuda.kernels.matmul.product import INTERPRETED, split, split_product
+from slipstream.runners.cuda.kernels.matmul.product import split, split_product
 
 CHUNK = tl.constexpr(32)  # with 64, Triton 3.6 on a Hopper GPU reads beyond its shared memory (log 33)
 LEVELS = tl.constexpr(5)  # CHUNK = 2 ** LEVELS
@@ -81,7 +81,7 @@ def as_stored(memory, state):
     dtype: tl.constexpr = state.dtype.element_ty
     if dtype == tl.float16:
         memory = tl.clamp(memory, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    if dtype == tl.bfloat16 and not INTERPRETED:
+    if dtype == tl.bfloat16:
         rounded = tl.inline_asm_elementwise(_TO_BFLOAT16, "=r,=r,r,r", [memory], dtype=tl.float32, is_pure=True, pack=2)
     else:
         rounded = memory.to(dtype).to(tl.float32)
