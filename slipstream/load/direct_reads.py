@@ -87,6 +87,14 @@ class DirectReads:
             self._taken.clear()
 
     def _run(self) -> None:
+        try:
+            self._read_all()
+        finally:  # whatever happened: nobody waits for this thread any more
+            with self._moves:
+                self._is_open = False
+                self._moves.notify_all()
+
+    def _read_all(self) -> None:
         with _Descriptors() as descriptors:
             for at, place in enumerate(self._places):
                 if not self._may_read(at, place.stop - place.start):

@@ -111,7 +111,8 @@ def test_not_further_ahead_than_there_is_room(file: MappedFile, monkeypatch: pyt
         assert read_by_now(5)
 
 
-@pytest.mark.parametrize("fault", ["gone", "short", "refused"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("fault", ["gone", "short", "refused", "a fault of ours"])
 def test_what_cannot_be_read_this_way_comes_from_the_mapping(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -122,6 +123,8 @@ def test_what_cannot_be_read_this_way_comes_from_the_mapping(
         file.path.unlink()
     elif fault == "short":
         monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    elif fault == "a fault of ours":
+        monkeypatch.setattr(os, "preadv", lambda *_: 1 // 0)
     else:
         monkeypatch.setattr(os, "O_DIRECT", os.O_DIRECTORY)
     with DirectReads([file], [place(file, 0, 3 * PAGE)]):
