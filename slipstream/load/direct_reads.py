@@ -145,12 +145,14 @@ class _Memory:
     the file's bytes (log 256)."""
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
+        self._free: list[mmap.mmap] = []  # the one that was used last comes last; AHEAD bytes at most
+        self._lock = threading.RLock()  # an array may end anywhere, also in here
         self._is_open = True
 
     def close(self) -> None:
-        self._is_open = False
-        self._free.clear()
+        with self._lock:
+            self._is_open = False
+            self._free.clear()
 
     def read(self, descriptor: int, start: int, stop: int) -> np.ndarray:
         """uint8 [stop - start], read-only"""
@@ -170,12 +172,12 @@ class _Memory:
 
     def _of(self, size: int) -> mmap.mmap:
         """The smallest that fits, if it is not far too large."""
-        fitting = sorted((memory for memory in list(self._free) if size <= len(memory) <= size + SLACK), key=len)
-        if fitting:
-            self._free.remove(fitting[0])
-            return fitting[0]
-        if sum(map(len, list(self._free))) > AHEAD:
-            self._free.clear()
+        with self._lock:
+            fitting = [memory for memory in self._free if size <= len(memory) <= size + SLACK]
+            if fitting:
+                found = min(fitting, key=len)
+                self._free.remove(found)
+                return found
         made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError, AttributeError):  # a system without large pages
             made.madvise(mmap.MADV_HUGEPAGE)
@@ -183,8 +185,11 @@ class _Memory:
 
     def _take_back(self, memory: mmap.mmap) -> None:
         """In whichever thread the last array ends."""
-        if self._is_open:
-            self._free.append(memory)
+        with self._lock:
+            if self._is_open:
+                self._free.append(memory)
+            while sum(map(len, self._free)) > AHEAD:
+                del self._free[0]
 
 
 @contextmanager
@@ -198,24 +203,25 @@ def reading_directly(files: Sequence[MappedFile], places: Sequence[Place]) -> It
 
 
 def is_worth_it(files: Sequence[MappedFile]) -> bool:
-    """Large, and not in the system's cache already."""
-    return read_ahead_bytes(files) > 0 and not any(_is_cached(file) for file in files)
+    """Large, and for the most part not in the system's cache already."""
+    total = sum(len(file.data) for file in files)
+    return total >= LEAST and 2 * sum(len(file.data) * _cached_share(file) for file in files) < total
 
 
 def read_ahead_bytes(files: Sequence[MappedFile]) -> int:
-    """Memory for what is read and not yet asked for, if it is worth it."""
-    return AHEAD if sum(len(file.data) for file in files) >= LEAST else 0
+    """Memory for what was read and not yet asked for, and as much that waits to be used again; 0: not worth it."""
+    return 2 * AHEAD if sum(len(file.data) for file in files) >= LEAST else 0
 
 
-def _is_cached(file: MappedFile) -> bool:
-    """Half of it or more. True also if the system cannot be asked, or reads nothing past its cache."""
+def _cached_share(file: MappedFile) -> float:
+    """By samples. 1 also if the system cannot be asked, or reads nothing past its cache."""
     try:
         os.close(os.open(file.path, os.O_RDONLY | os.O_DIRECT))
         with file.path.open("rb", buffering=0) as opened:
             asked = [_is_at_hand(opened.fileno(), len(file.data) * at // SAMPLES) for at in range(SAMPLES)]
     except (OSError, AttributeError):
-        return True
-    return 2 * sum(asked) >= SAMPLES
+        return 1.0
+    return sum(asked) / SAMPLES
 
 
 def _is_at_hand(descriptor: int, offset: int) -> bool:

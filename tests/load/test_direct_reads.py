@@ -20,7 +20,7 @@ from tiny_gguf import Options
 
 from slipstream.config import EngineConfig, RunnerConfig
 from slipstream.load import direct_reads, open_model
-from slipstream.load.direct_reads import PAGE, DirectReads, is_worth_it, read_ahead_bytes
+from slipstream.load.direct_reads import PAGE, DirectReads, _Memory, is_worth_it, read_ahead_bytes
 from slipstream.load.mapped_file import MappedFile
 from slipstream.load.read_ahead import places_in_order
 from slipstream.load.tensor import Place
@@ -111,6 +111,31 @@ def test_not_further_ahead_than_there_is_room(file: MappedFile, monkeypatch: pyt
         assert read_by_now(5)
 
 
+def test_memory_is_used_again_once_no_view_of_it_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more of it is kept than allowed."""
+    monkeypatch.setattr(direct_reads, "AHEAD", 4 * PAGE)
+    (folder / "parts").write_bytes(np.random.default_rng(3).bytes(8 * PAGE))
+    memory, descriptor = _Memory(), os.open(folder / "parts", os.O_RDONLY | os.O_DIRECT)
+    try:
+        first = memory.read(descriptor, 0, 2 * PAGE)
+        where, view = first.ctypes.data, first.view("<u2").reshape(4, -1)[1:3]
+        wanted = view.copy()
+        del first
+        second = memory.read(descriptor, 2 * PAGE, 4 * PAGE)
+        assert second.ctypes.data != where
+        assert np.array_equal(view, wanted)
+        del view
+        assert memory.read(descriptor, 4 * PAGE, 6 * PAGE).ctypes.data == where
+        del second
+        large = memory.read(descriptor, 0, 8 * PAGE)
+        del large
+        assert sum(map(len, memory._free)) <= 4 * PAGE
+        memory.close()
+        assert not memory._free
+    finally:
+        os.close(descriptor)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("fault", ["gone", "short", "refused", "a fault of ours"])
 def test_what_cannot_be_read_this_way_comes_from_the_mapping(
@@ -137,7 +162,7 @@ def test_only_for_large_files_that_are_not_at_hand(folder: Path, monkeypatch: py
     assert not is_worth_it([file])
     assert read_ahead_bytes([file]) == 0
     monkeypatch.setattr(direct_reads, "LEAST", 64 * PAGE)
-    assert read_ahead_bytes([file]) == direct_reads.AHEAD
+    assert read_ahead_bytes([file]) == 2 * direct_reads.AHEAD
     assert not is_worth_it([file]), "it was written just now, so the system has it"
     monkeypatch.setattr(direct_reads, "_is_at_hand", lambda descriptor, offset: offset < 31 * PAGE)
     assert is_worth_it([file])
