@@ -52,6 +52,8 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
     it. `mtp`: a head in a file of its own. `any_architecture`: the runner loads folders by itself, also those of
     architectures that we do not know."""
     name, path = _resolve(model)
+    if path.is_dir() and not (path / "config.json").exists():
+        raise LoadError(f"{path} holds no model: give a folder with config.json and *.safetensors, or a .gguf file.")
     given = _head_path(model, mtp)
     if any_architecture and path.is_dir():
         folder = open_any(path, name)

@@ -7,21 +7,12 @@ import sys
 import time
 
 import pytest
+from fake_clock import Clock
 
 from slipstream.commands import progress
 from slipstream.commands.progress import LoadingBar, Turns, shown
 
 MB = 10**6
-
-
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fake_clock import Clock
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 
 from slipstream.load.hf import fetch_bars
 from slipstream.load.hf.fetch_bars import Cancelled, FetchBars
 
 MB = 10**6
-
-
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -125,6 +125,12 @@ def test_a_link_that_leads_nowhere_is_no_name_on_the_hub(tmp_path, monkeypatch, 
         open_model(name)
 
 
+def test_what_a_folder_without_a_model_lacks(tmp_path):
+    for any_architecture in (False, True):
+        with pytest.raises(LoadError, match=rf"^{tmp_path} holds no model: give a folder with config\.json and"):
+            open_model(str(tmp_path), any_architecture=any_architecture)
+
+
 def test_a_folder_that_is_called_like_a_model(tmp_path):
     (tmp_path / "dir.gguf").mkdir()
     with pytest.raises(LoadError, match="holds GGUF files, but none of a model"):

@@ -153,7 +153,10 @@ def read_header(path: Path) -> GgufHeader:
     file = MappedFile(path)
     data = file.data
     if data[:4].tobytes() != MAGIC:
-        raise CorruptFile(f"{path} is not a GGUF file: it does not start with the bytes 'GGUF'.")
+        raise CorruptFile(
+            f"{path} does not start with the bytes 'GGUF': give a .gguf file, or a folder with config.json and "
+            "*.safetensors."
+        )
     cursor = _Cursor(path, data)
     cursor.skip(4)
     if (version := cursor.u32()) not in VERSIONS:
