@@ -21,7 +21,12 @@ from slipstream.runners.cuda.kernels.matmul.linear_quantized import (
 from slipstream.runners.cuda.kernels.quant.fp8 import FACTOR_BITS, TILE, Fp8Matrix, empty, put, quantize, stored_bytes
 from slipstream.runners.cuda.model.linear import CudaLinear
 from slipstream.runners.cuda.model.ops import CudaOps
-from slipstream.runners.cuda.model.quantized import CudaFp8Format, CudaQuantizedLinear, CudaStoredFormat
+from slipstream.runners.cuda.model.quantized import (
+    CudaFp8Format,
+    CudaQuantizedLinear,
+    CudaStoredFormat,
+    QuantizedExperts,
+)
 from slipstream.runners.torch.ops import TorchOps
 
 # Of a product's length. Weights are rounded to the activations' type, by 2^-9 at most.
@@ -178,6 +183,34 @@ def test_what_is_stored_in_fp8_stays_as_it_is(kind: type, device: torch.device) 
     assert isinstance(linear.matrix, Fp8Matrix)
     assert torch.equal(exact(linear.matrix), torch.cat([values(part) for part in parts]))
     assert sum(form.stored_bytes(part.dtype, part.shape) for part in parts) == linear.num_bytes
+
+
+def test_beside_it_only_the_others_are_rounded_to_fp8(device: torch.device) -> None:
+    """As recurrent layers of FP8 checkpoints are stored: in one matrix."""
+    form, parts = CudaFp8Format(CudaOps(device, torch.bfloat16)), [plain(6), raw(40), raw(24), plain(5)]
+    linear = form.linear(parts, None)
+    assert isinstance(linear, CudaQuantizedLinear)
+    assert isinstance(linear.matrix, Fp8Matrix)
+    check_each_part(linear.matrix, parts, device)
+    assert sum(form.stored_bytes(part.dtype, part.shape) for part in parts) == linear.num_bytes
+
+
+def check_each_part(matrix: Fp8Matrix, parts: list[RawTensor], device: torch.device) -> None:
+    """As stored in FP8, or as rounded to it alone."""
+    for part, got in zip(parts, exact(matrix).split([part.shape[0] for part in parts]), strict=True):
+        wanted = values(part)
+        if part.scale is None:
+            wanted = exact(quantize([wanted.float()], part.shape, device))
+        assert torch.equal(got, wanted)
+
+
+def test_experts_in_fp8_and_others(device: torch.device) -> None:
+    form = CudaFp8Format(CudaOps(device, torch.bfloat16))
+    gate_up = [[raw(128), raw(128)], [plain(128), plain(128)], [raw(128), plain(128)]]
+    experts = form.experts(gate_up, [[raw(WIDTH, TILE)]] * 3)
+    assert isinstance(experts, QuantizedExperts)
+    assert isinstance(experts.gate_up, Fp8Matrix)
+    check_each_part(experts.gate_up, [part for parts in gate_up for part in parts], device)
 
 
 def test_rows_in_more_bits_stay_behind_it(device: torch.device) -> None:

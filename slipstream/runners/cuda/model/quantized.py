@@ -237,14 +237,21 @@ class CudaStoredFormat(CudaFormat):
     def _as_stored(self, coded: Parts, others: Parts) -> QuantizedMatrix:
         """``others``: rows after the coded ones that the checkpoint keeps in more bits."""
         kept = self.matrix(others) if others else None
-        matrix = fp8.empty(_stacked_shape(coded), self.ops.device, kept, self._fp8_layout)
+        return self._in_fp8(coded, fp8.empty(_stacked_shape(coded), self.ops.device, kept, self._fp8_layout))
+
+    def _in_fp8(self, parts: Parts, matrix: fp8.Fp8Matrix) -> fp8.Fp8Matrix:
+        """The matrix, with these rows in it."""
         start = 0
-        for slab in (slab for part in coded for slab in _slabs(part)):
-            assert slab.scale is not None
-            codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (slab.data, slab.scale))
-            fp8.put(matrix, slice(start, start + slab.shape[0]), codes, scale)
-            start += slab.shape[0]
+        for slab in (slab for part in parts for slab in _slabs(part)):
+            rows = slice(start, start + slab.shape[0])
+            self._put_fp8(matrix, rows, slab)
+            start = rows.stop
         return matrix
+
+    def _put_fp8(self, matrix: fp8.Fp8Matrix, rows: slice, slab: RawTensor) -> None:
+        assert slab.scale is not None
+        codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (slab.data, slab.scale))
+        fp8.put(matrix, rows, codes, scale)
 
     def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> CudaQuantizedLinear:
         return CudaQuantizedLinear(matrix, bias, self._quantized_scratch, self.ops.dtype)
@@ -330,6 +337,8 @@ class CudaInt4Format(CudaQuantizedFormat):
 class CudaFp8Format(CudaQuantizedFormat):
     """As checkpoints in FP8 are: embedding and output in the activations' own type."""
 
+    _block_rows = 1  # that share their scales, where a matrix is rounded
+
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops, fp8)
 
@@ -337,9 +346,20 @@ class CudaFp8Format(CudaQuantizedFormat):
         return self._dense if _last(name) in VOCABULARY else super().of(name)
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
-        if all(_stays_coded(part) for part in parts):
-            return self._as_stored(parts, ())
-        return super()._quantized_matrix(parts)
+        if not self._fits(parts[0].shape[1]):
+            return None
+        return self._in_fp8(parts, fp8.empty(_stacked_shape(parts), self.ops.device, layout=self._fp8_layout))
+
+    def _put_fp8(self, matrix: fp8.Fp8Matrix, rows: slice, slab: RawTensor) -> None:
+        """What is stored in FP8 is not rounded again."""
+        if slab.dtype == FP8:
+            super()._put_fp8(matrix, rows, slab)
+        else:
+            weights = as_tensor(slab, self.ops.device).to(self.ops.device).float()
+            fp8.put_rounded(matrix, rows, weights, self._block_rows)
+
+    def _quantize(self, parts: Iterable[Tensor], shape: Sequence[int]) -> QuantizedMatrix:
+        return fp8.quantize(parts, shape, self.ops.device, self._fp8_layout, self._block_rows)
 
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0

@@ -189,15 +189,20 @@ def quantize(
     """
     matrix = empty(shape, device, layout=layout)
     for rows, weights in slabs(parts, shape[0], device, block_rows):
-        groups = weights.view(weights.shape[0], -1, TILE)
-        largest = groups.abs().amax(dim=2)
-        if block_rows > 1:
-            largest = torch.cat([each.amax(0, keepdim=True).expand_as(each) for each in largest.split(block_rows)])
-        scale = (largest / MAX_VALUE).bfloat16().float()
-        steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
-        codes = steps.clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn).view(torch.uint8)
-        put(matrix, rows, codes.view(weights.shape), scale)
+        put_rounded(matrix, rows, weights, block_rows)
     return matrix
+
+
+def put_rounded(matrix: Fp8Matrix, rows: slice, weights: Tensor, block_rows: int = 1) -> None:
+    """``weights``: float32 [rows, columns]"""
+    groups = weights.view(weights.shape[0], -1, TILE)
+    largest = groups.abs().amax(dim=2)
+    if block_rows > 1:
+        largest = torch.cat([each.amax(0, keepdim=True).expand_as(each) for each in largest.split(block_rows)])
+    scale = (largest / MAX_VALUE).bfloat16().float()
+    steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
+    codes = steps.clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn).view(torch.uint8)
+    put(matrix, rows, codes.view(weights.shape), scale)
 
 
 def empty(shape: Sequence[int], device: torch.device, kept: Tensor | None = None, layout: int = MOVED) -> Fp8Matrix:
