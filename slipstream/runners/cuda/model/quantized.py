@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import UnknownModel
-from slipstream.load.tensor import FP8, RawTensor
+from slipstream.load.tensor import FP8_TYPES, FP8_WIDE, RawTensor
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import (
     MAX_TOKENS,
@@ -229,7 +229,7 @@ class CudaStoredFormat(CudaFormat):
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         """All parts, stacked along the output; None: in the activations' own type."""
-        num_coded = sum(part.dtype == FP8 for part in parts)
+        num_coded = sum(part.dtype in FP8_TYPES for part in parts)
         if not num_coded or not all(_stays_coded(part) for part in parts[:num_coded]):
             return None
         return self._as_stored(parts[:num_coded], parts[num_coded:])
@@ -237,10 +237,11 @@ class CudaStoredFormat(CudaFormat):
     def _as_stored(self, coded: Parts, others: Parts) -> QuantizedMatrix:
         """``others``: rows after the coded ones that the checkpoint keeps in more bits."""
         kept = self.matrix(others) if others else None
-        return self._in_fp8(coded, fp8.empty(_stacked_shape(coded), self.ops.device, kept, self._fp8_layout))
+        return self._in_fp8(coded, kept)
 
-    def _in_fp8(self, parts: Parts, matrix: fp8.Fp8Matrix) -> fp8.Fp8Matrix:
-        """The matrix, with these rows in it."""
+    def _in_fp8(self, parts: Parts, kept: Tensor | None = None) -> fp8.Fp8Matrix:
+        wide = any(part.dtype == FP8_WIDE for part in parts)
+        matrix = fp8.empty(_stacked_shape(parts), self.ops.device, kept, self._fp8_layout, wide=wide)
         start = 0
         for slab in (slab for part in parts for slab in _slabs(part)):
             rows = slice(start, start + slab.shape[0])
@@ -264,8 +265,8 @@ class CudaStoredFormat(CudaFormat):
         if layout is not None:
             self._unpacks = True
             return layout.stored_bytes(_flattened_shape(shape))
-        if dtype == FP8 and shape[-1] % fp8.TILE == 0:
-            return fp8.stored_bytes(_flattened_shape(shape))
+        if dtype in FP8_TYPES and shape[-1] % fp8.TILE == 0:
+            return fp8.stored_bytes(_flattened_shape(shape), wide=dtype == FP8_WIDE)
         return super().stored_bytes(dtype, shape)
 
     def unpacked_bytes(self, shape: tuple[int, int]) -> int:
@@ -348,11 +349,11 @@ class CudaFp8Format(CudaQuantizedFormat):
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         if not self._fits(parts[0].shape[1]):
             return None
-        return self._in_fp8(parts, fp8.empty(_stacked_shape(parts), self.ops.device, layout=self._fp8_layout))
+        return self._in_fp8(parts)
 
     def _put_fp8(self, matrix: fp8.Fp8Matrix, rows: slice, slab: RawTensor) -> None:
         """What is stored in FP8 is not rounded again."""
-        if slab.dtype == FP8:
+        if slab.dtype in FP8_TYPES:
             super()._put_fp8(matrix, rows, slab)
         else:
             weights = as_tensor(slab, self.ops.device).to(self.ops.device).float()
@@ -361,12 +362,17 @@ class CudaFp8Format(CudaQuantizedFormat):
     def _quantize(self, parts: Iterable[Tensor], shape: Sequence[int]) -> QuantizedMatrix:
         return fp8.quantize(parts, shape, self.ops.device, self._fp8_layout, self._block_rows)
 
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if dtype in FP8_TYPES:
+            return CudaStoredFormat.stored_bytes(self, dtype, shape)
+        return super().stored_bytes(dtype, shape)
+
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0
 
 
 def _stays_coded(part: RawTensor) -> bool:
-    return part.dtype == FP8 and part.shape[1] % fp8.TILE == 0
+    return part.dtype in FP8_TYPES and part.shape[1] % fp8.TILE == 0
 
 
 def _stacked_shape(parts: Parts) -> tuple[int, int]:
