@@ -84,6 +84,11 @@ class HfCheckpoint:
             family = self._family(source)
             return family.entry(family.main).dtype
 
+    def is_reordered(self, name: str) -> bool:
+        """Whether `get(name).order` is there: act-order. Reads no more than the order."""
+        part = self._parts.get(name)
+        return self._described(name if part is None else part.source).order() is not None
+
     def num_bytes(self, name: str) -> int:
         if (part := self._parts.get(name)) is None:
             return self._family(name).num_bytes
