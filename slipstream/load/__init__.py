@@ -61,7 +61,7 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
     checkpoint = open_hf(path, name) if path.is_dir() else open_gguf(path)
     head, reason = find_head(checkpoint, given)
     if head is None and mtp is None:
-        head, reason = _head_on_hub(model, checkpoint.spec) or (None, reason)
+        head, reason = _head_on_hub(model, path, checkpoint.spec) or (None, reason)
     return OpenedModel(name, path, checkpoint, head, reason, SMOLLM2_SAMPLING if model is None else None)
 
 
@@ -110,13 +110,13 @@ def _only_gguf(folder: Path) -> Path:
     return Path(firsts[0])
 
 
-def _head_on_hub(model: str | None, spec: ModelSpec) -> tuple[Checkpoint | None, str] | None:
+def _head_on_hub(model: str | None, file: Path, spec: ModelSpec) -> tuple[Checkpoint | None, str] | None:
     """That of the repository which a GGUF file came from, or why it is not used. None: there is none."""
     on_hub = None if model is None or Path(model).expanduser().exists() else hub_file(model)
     if on_hub is None:
         return None
     try:
-        path = fetch_gguf_head(on_hub[0])
+        path = fetch_gguf_head(on_hub[0], file.name)
     except DownloadError as error:
         return None, f"no MTP head: {error}"
     return None if path is None else try_head(path, spec)

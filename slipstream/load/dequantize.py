@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from slipstream.load.quantized.types import codes_of
-from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
+from slipstream.load.tensor import FP8_GROUP, FP8_TYPES, RawTensor
 
 SLAB = 1 << 20  # elements dequantised at once
 
@@ -31,7 +31,7 @@ def dequantize(raw: RawTensor) -> np.ndarray:
         return raw.data.astype(np.float32)
     if raw.dtype == "BF16":
         return bf16_to_f32(raw.data)
-    if raw.dtype == FP8:
+    if raw.dtype in FP8_TYPES:
         return _fp8_to_f32(raw)
     return _codes_to_f32(raw)
 

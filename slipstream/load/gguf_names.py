@@ -12,6 +12,7 @@ from pathlib import PurePath, PurePosixPath
 
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")  # of a split file, without the ending
 HEAD = "mtp-"  # how the name of an MTP head begins
+HEAD_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")  # the best first; a head is small
 NO_MODEL = re.compile(
     rf"({HEAD}|dflash-|dspark-|eagle3-|imatrix|mmproj)|.*[-._](mmproj([-._].*)?|imatrix)$", re.IGNORECASE
 )
@@ -56,6 +57,28 @@ def whole_stem(path: PurePath) -> str:
 def is_head(name: str) -> bool:
     path = PurePosixPath(name)
     return path.suffix.lower() == ".gguf" and path.name.lower().startswith(HEAD)
+
+
+def heads_for(model: str, names: Iterable[str]) -> list[str]:
+    """The heads among those files, the likeliest first: named as the model's file is, then of the best type."""
+    found = [name for name in names if is_head(name)]
+    return sorted(found, key=lambda name: (-_kinship(name, model), _rank(name), name))
+
+
+def _kinship(head: str, model: str) -> float:
+    """How much of the model's name a head's says, without their types; 1 is all of it, 0 another's."""
+    own, wanted = (_without_type(whole_stem(PurePosixPath(name))).lower() for name in (head, model))
+    short, long = sorted((own.removeprefix(HEAD), wanted), key=len)
+    belongs = long == short or (long.startswith(short) and long[len(short)] in "-._")
+    return len(short) / len(long) if belongs else 0.0
+
+
+def _without_type(stem: str) -> str:
+    return stem[: found.start()] if (found := TYPE.search(stem)) is not None else stem
+
+
+def _rank(name: str) -> int:
+    return next((i for i, kind in enumerate(HEAD_TYPES) if kind in name.lower()), len(HEAD_TYPES))
 
 
 def models_of(names: Iterable[str]) -> list[GgufModel]:

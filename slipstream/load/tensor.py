@@ -14,6 +14,8 @@ from slipstream.load.mapped_file import MappedFile
 from slipstream.load.spec import ModelSpec
 
 FP8 = "F8_E4M3"
+FP8_WIDE = "F8_E4M3_F32"  # its scales need more bits than bfloat16 has
+FP8_TYPES = (FP8, FP8_WIDE)
 FP8_GROUP = 128  # columns, and in a file rows, that share a scale
 
 # How the elements of a plain type lie in an array.
@@ -37,11 +39,11 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     name: str  # canonical Hugging Face name, text model prefix "model."
-    dtype: str  # "F32", "F16", "BF16", "F8_E4M3", a GGUF block type such as "Q4_1", or one of quantized/types.py's
+    dtype: str  # "F32", "F16", "BF16", one of FP8_TYPES, a GGUF block type ("Q4_1"), or one of quantized/types.py's
     shape: tuple[int, ...]  # logical shape, rows first
-    # Plain types: the elements, as uint16 for BF16, uint8 for F8_E4M3. Block types: uint8 [rows, bytes per row].
+    # Plain types: the elements, as uint16 for BF16, uint8 for FP8. Block types: uint8 [rows, bytes per row].
     data: np.ndarray
-    # The scale of each group of columns, float32: F8_E4M3 [*rows, ceil(columns / FP8_GROUP)], quantized/types.py's
+    # The scale of each group of columns, float32: FP8 [*rows, ceil(columns / FP8_GROUP)], quantized/types.py's
     # [*rows, columns / group], that of each row beside GGUF's blocks [*rows, 1]; else None.
     scale: np.ndarray | None = None
     zero: np.ndarray | None = None  # the code of weight 0 of each group, uint8 [*rows, columns / group]

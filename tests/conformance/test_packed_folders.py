@@ -20,7 +20,7 @@ from slipstream.load import dequantize, open_model
 from slipstream.load.hf.folder import open_hf
 from slipstream.load.read_ahead import places_in_order
 from slipstream.runners.torch.backend import TorchBackend
-from slipstream.runners.torch.ops import TorchOps
+from slipstream.runners.torch.ops import ReorderedLinear, TorchOps, order_bytes
 from slipstream.runners.torch.weights import DenseFormat, linear_in_order
 from slipstream.sampling import SamplingParams
 
@@ -119,11 +119,27 @@ def test_what_is_planned_is_what_is_loaded(
 ) -> None:
     checkpoint = open_hf(folders[name][0])
     form = TorchBackend(RunnerConfig("cpu", dtype)).platform(checkpoint.spec).form
+    reordered = 0
     for each in checkpoint.names():
         raw = checkpoint.get(each)
+        assert checkpoint.is_reordered(each) == (raw.order is not None)
         if len(raw.shape) == 2 and raw.shape[0] > 1:
             made = linear_in_order(form, [raw], None, torch.device("cpu"))
-            assert form.stored_bytes(checkpoint.dtype(each), raw.shape) == made.num_bytes, each
+            order = order_bytes(raw.shape[1]) if isinstance(made, ReorderedLinear) else 0
+            assert form.stored_bytes(checkpoint.dtype(each), raw.shape) + order == made.num_bytes, each
+            reordered += order
+    assert (reordered > 0) == (name == "gptq-act-order")
+
+
+def test_orders_of_columns_are_planned(folders: dict[str, tuple[Path, torch.Tensor]]) -> None:
+    model, config = open_model(str(folders["gptq-act-order"][0])), RunnerConfig("cpu", kv_memory=8_000_000)
+    backend, checkpoint = TorchBackend(config), model.checkpoint
+    form, plan = backend.platform(model.spec).form, backend.plan_memory(model, EngineConfig(max_streams=2))
+    names = [name for name in checkpoint.names() if not name.startswith("mtp.")]
+    stored = sum(form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name)) for name in names)
+    orders = [order for name in names if (order := checkpoint.get(name).order) is not None]
+    assert plan.weights == stored + sum(16 * len(order) for order in orders)
+    assert len(orders) > 4
 
 
 def test_parts_in_different_orders(folders: dict[str, tuple[Path, torch.Tensor]]) -> None:

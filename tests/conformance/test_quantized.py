@@ -101,9 +101,11 @@ def test_tokens_equal_those_of_a_checkpoint_in_fp8(tmp_path: Path, kind: str) ->
     check_tokens(Traffic(runner, CONFIG), asks, wanted)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", tiny_fp8.MODELS)
-def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, kind: str) -> None:
-    checkpoint = open_hf(tiny_fp8.save(tiny_fp8.build(kind), tmp_path))
+@pytest.mark.parametrize("scales", [torch.bfloat16, torch.float32])
+def test_a_checkpoint_in_fp8_takes_what_was_planned(tmp_path: Path, scales: torch.dtype, kind: str) -> None:
+    checkpoint = open_hf(tiny_fp8.save(tiny_fp8.build(kind), tmp_path, scales=scales))
     model, options = OpenedModel("tiny", tmp_path, checkpoint, checkpoint, ""), RunnerConfig("cpu", kv_memory=8_000_000)
     platform = cuda_platform(DEVICE, options, checkpoint.spec)
     assert "bfloat16, matrices fp8 (vocabulary bfloat16" in platform.note

@@ -41,6 +41,7 @@ DRAFT_VOCAB = 80  # the head's output matrix are the first rows of the model's
 SHORT = {"num_hidden_layers": 2, "full_attention_interval": 2}
 PROMPT = tuple(range(3, 12))
 GREEDY = Ask(PROMPT, SamplingParams(temperature=0.0, max_tokens=3, seed=0, prompt_logprobs=5, logprobs=5))
+TOLERANCE = 1e-3  # in float32
 HOT = Ask((5, 6), SamplingParams(temperature=20.0, max_tokens=4, seed=5))  # so hot that drafts are often right
 
 
@@ -50,13 +51,12 @@ class File:
 
     save: Callable[[Path], tuple[Path, PreTrainedModel]]
     parts: set[type]  # of which the runner's model is then made, among others
-    tolerance: float = 1e-3  # in float32
 
 
-def folder(name: str, *parts: type, tolerance: float = 1e-3, **more: int) -> File:
+def folder(name: str, *parts: type, **more: int) -> File:
     layout = tiny_packed.LAYOUTS[name]
     sizes = {} if layout.model == "qwen2" else SHORT | more
-    return File(lambda path: (path, tiny_packed.save(layout, path, **sizes)), set(parts), tolerance)
+    return File(lambda path: (path, tiny_packed.save(layout, path, **sizes)), set(parts))
 
 
 def gguf(build: Callable[[], PreTrainedModel], kind: Callable[[str], str], *parts: type) -> File:
@@ -78,7 +78,7 @@ def short_blocks(name: str) -> str:
     return kinds.get(name.split(".")[-2], "Q4_0")
 
 
-# Where 128 columns share a scale matrices stay in FP8, and scales in float32 are rounded to bfloat16 (decision 15).
+# Where 128 columns share a scale matrices stay in FP8, with scales in float32 as well (decision 15).
 FP8 = {"hidden_size": 128, "linear_value_head_dim": 32}
 FEW_HEADS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 NARROW = {**FEW_HEADS, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "linear_num_value_heads": 6}
@@ -86,8 +86,8 @@ FILES = {
     "gptq-act-order": folder("gptq-act-order", ReorderedLinear, CodedLinear),
     "quanttrio-awq": folder("quanttrio-awq", CodedExperts, CodedLinear),
     "redhat-nvfp4": folder("redhat-nvfp4", CodedExperts, CodedLinear),
-    "nvidia-nvfp4": folder("nvidia-nvfp4", CodedExperts, CudaQuantizedLinear, tolerance=5e-2, **FP8),
-    "unsloth-nvfp4": folder("unsloth-nvfp4", CodedExperts, CudaQuantizedLinear, tolerance=5e-2, **FP8),
+    "nvidia-nvfp4": folder("nvidia-nvfp4", CodedExperts, CudaQuantizedLinear, **FP8),
+    "unsloth-nvfp4": folder("unsloth-nvfp4", CodedExperts, CudaQuantizedLinear, **FP8),
     "next-gptq": folder("next-gptq", CodedExperts),
     "q4_k_m": gguf(lambda: tiny_gguf.wide(**SHORT), mixed, CodedStack),
     "short blocks": gguf(lambda: tiny_gguf.wide(**NARROW, **SHORT), short_blocks, CodedStack),
@@ -95,7 +95,7 @@ FILES = {
     "next": gguf(lambda: tiny_gguf.qwen3_next(**SHORT), mixed, CodedExperts),
 }
 OTHERS = {
-    name: folder(name, tolerance=5e-2, **FP8) if "fp8" in str(layout.rules) else folder(name)
+    name: folder(name, **(FP8 if "fp8" in str(layout.rules) else {}))
     for name, layout in tiny_packed.LAYOUTS.items()
     if name not in FILES and layout.has_head
 }
@@ -159,8 +159,8 @@ def test_in_float32_nothing_is_rounded(tmp_path: Path, name: str) -> None:
     runs = drafted, plain = with_drafts_and_without(runner, [GREEDY, HOT])
     wanted = [opinion(model, run) for run in runs]
     for run, known in zip(runs, wanted, strict=True):
-        assert distances(run, known)[0].max() < file.tolerance
-    check_greedy(runs, wanted, 2 * file.tolerance)
+        assert distances(run, known)[0].max() < TOLERANCE
+    check_greedy(runs, wanted, 2 * TOLERANCE)
     assert drafted.tokens["1"] == plain.tokens["1"]
     assert drafted.snapshot.num_accepted_tokens > 0
 

@@ -28,11 +28,14 @@ HARMLESS = [
     *(f"{ATTENTION}{place}_scale" for place in ("k_proj.k", "v_proj.v", "k_proj.output", "attn.k", "attn.v", "kv")),
     *(f"{ATTENTION}{name}" for name in ("k_proj.k_bias", "v_proj.v_bias", "attn.prob_scale", "kv_cache.k_scale")),
     *(f"{ATTENTION}o_proj.{which}_quantizer._amax" for which in ("input", "weight")),
-    *(f"{ATTENTION}{name}" for name in ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "k_bmm_quantizer._amax")),
+    *(f"{ATTENTION}{name}" for name in ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")),
+    *(f"{ATTENTION}{which}_bmm_quantizer.{what}" for which in "kv" for what in ("_amax", "_scale", "_bias_value")),
     *("model.rotary_emb.inv_freq", "model.embed_positions", "model.layers.7.self_attn.q_proj.weight"),
     *("model.layers.7.self_attn.q_proj.bias", "mtp.norm.bias", "lm_head.bias"),  # this model reads no such modules
     *("visual.blocks.0.attn.qkv.bias", "model.visual.merger.norm.bias", "audio_tower.layers.0.fc1.bias"),
-    *("vision_tower.patch.bias", "multi_modal_projector.linear_1.bias"),
+    *("vision_tower.patch.bias", "multi_modal_projector.linear_1.bias", "visual.layers.0.adapter.weight"),
+    *("model.layers.7.adapter.down.weight", "vision_tower.encoder.layers.0.some_gate.weight", "score.weight"),
+    *("mtp.layers.0.adapter.down.weight", "lm_head.weight"),  # of no head here; the output is the embedding
 ]
 
 
@@ -68,6 +71,15 @@ def test_what_changes_nothing(tmp_path: Path, build: Any, dtype: str) -> None:
         ("mlp.up_proj.svdquant_lora_a", "would change what"),
         ("mlp.up_proj.R1.weight", r"would change what model\.layers\.0\.mlp\.up_proj computes, but .*: take the model"),
         ("mlp.up_proj.weight_mask", "would change what"),
+        (
+            "self_attn.some_gate.weight",
+            "is of a module that this model does not have by its .*: take a model without it",
+        ),
+        ("self_attn.sinks", "is of a module"),
+        ("adapter.down.weight", "is of a module"),
+        ("layer_scalar", "is of a module"),
+        ("post_feedforward_layernorm.bias", "is a bias"),
+        ("adapter.lora_A.weight", "part of an adapter"),
     ],
 )
 @pytest.mark.parametrize("outer", ["model.", "model.language_model."])
@@ -93,6 +105,8 @@ def test_refused(tmp_path: Path, build: Any, name: str, says: str, outer: str) -
         ("sakamakismile-nvfp4", "model.layers.0.linear_attn.conv1d.bias"),
         ("sakamakismile-nvfp4", "lm_head.bias"),
         ("next-gptq", "model.layers.0.linear_attn.in_proj_qkvz.bias"),
+        ("next-gptq", "model.layers.0.linear_attn.in_proj_gate.weight"),
+        ("cyankiwi-stacked", "model.layers.0.mlp.experts_norm.weight"),
     ],
 )
 def test_refused_in_published_layouts(tmp_path: Path, layout: str, name: str) -> None:
@@ -100,6 +114,15 @@ def test_refused_in_published_layouts(tmp_path: Path, layout: str, name: str) ->
     tiny_packed.save(made, tmp_path)
     with pytest.raises(UnknownModel, match=name.rpartition(".")[2]):
         open_hf(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["self_attn.some_gate.weight", "adapter.down.weight"])
+def test_in_a_heads_layer(tmp_path: Path, name: str) -> None:
+    more = {f"mtp.layers.0.{name}": torch.full((64,), 0.5)}
+    tiny_packed.save(replace(tiny_packed.LAYOUTS["int8"], more=more), tmp_path)
+    model = open_model(str(tmp_path))
+    assert model.head is None
+    assert f"mtp.layers.0.{name} is of a module that" in model.head_reason
 
 
 def test_beside_a_heads_matrix(tmp_path: Path) -> None:

@@ -98,7 +98,10 @@ def test_the_elements_are_not_copied(folders):
 @pytest.mark.parametrize("scales", [torch.float32, torch.float16])
 def test_scales_of_other_types(tmp_path, scales):
     folder = tiny_fp8.save(tiny_fp8.build("qwen3"), tmp_path, scales=scales)
-    np.testing.assert_array_equal(dequantize(open_hf(folder).get(GATE)), tiny_fp8.floats(folder)[GATE].numpy())
+    checkpoint = open_hf(folder)
+    assert checkpoint.spec.fp8
+    assert checkpoint.get(GATE).dtype == checkpoint.dtype(GATE) == "F8_E4M3_F32"
+    np.testing.assert_array_equal(dequantize(checkpoint.get(GATE)), tiny_fp8.floats(folder)[GATE].numpy())
 
 
 def test_rows_take_their_scales_with_them(folders):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.load.gguf_names import called, choices, is_head, models_of
+from slipstream.load.gguf_names import called, choices, heads_for, is_head, models_of
 
 NO_MODELS = [
     "mmproj-Tiny-F16.gguf",
@@ -123,3 +123,21 @@ def test_what_is_listed_can_be_chosen(names: list[str]) -> None:
     for model in models:
         [choice] = choices([model], models)
         assert called(choice, models) == [model]
+
+
+def test_the_head_of_the_chosen_model_comes_first() -> None:
+    """Its name, then its type; a head of a name that the model's begins with is before those of other models."""
+    names = ["Qwen-9B-Q8_0.gguf", "mtp-Qwen-9B-Q4_0.gguf", "MTP/mtp-Qwen-27B-Q8_0.gguf", "mtp-Qwen-9B-IQ4_XS.gguf"]
+    of_nine, others = ["mtp-Qwen-9B-Q4_0.gguf", "mtp-Qwen-9B-IQ4_XS.gguf"], ["MTP/mtp-Qwen-27B-Q8_0.gguf"]
+    for model in (
+        "Qwen-9B-Q8_0.gguf",
+        "qwen-9b-UD-Q4_K_XL-00001-of-00002.gguf",
+        "Qwen-9B.gguf",
+        "Qwen-9B-Chat-F16.gguf",
+    ):
+        assert heads_for(model, names) == [*of_nine, *others]
+    for model in ("Qwen-27B-Q4_0.gguf", "Other-Q4_0.gguf", "Qwen-9B2-Q4_0.gguf"):  # of the last two: by type alone
+        assert heads_for(model, names) == [*others, *of_nine]
+    longer = [*names, "mtp-Qwen-9B-Chat-Q4_0.gguf"]
+    assert heads_for("Qwen-9B-Chat-BF16.gguf", longer)[0] == longer[-1]
+    assert heads_for("Qwen-9B-BF16.gguf", longer)[0] == of_nine[0]

@@ -67,6 +67,11 @@ def _write_hybrids(folder: Path) -> None:
     tiny_gguf.write(model, folder / "Hybrid-IQ4_XS.gguf")
     (folder / "config.json").write_text("{}")
     tiny_gguf.write(model, folder / "MTP" / "mtp-Hybrid-Q4_0.gguf", Options(lambda name: "Q4_0", trunk=False))
+    several = folder.with_name("Several-GGUF")
+    several.mkdir()
+    tiny_gguf.write(model, several / "Hybrid-BF16.gguf", Options(head=False))
+    tiny_gguf.write(model, several / "mtp-Hybrid-Q4_0.gguf", Options(lambda name: "Q4_0", trunk=False))
+    (several / "mtp-Another-Q8_0.gguf").write_bytes(bytes(1000))
     tiny_gguf.write(model, folder / "MTP" / "mtp-Hybrid-Q8_0.gguf", Options(lambda name: "Q8_0", trunk=False))
 
 
@@ -111,6 +116,11 @@ def test_all_parts_and_the_head_beside_them_are_fetched(hub: FakeHub, tmp_path: 
     assert sorted(hub.sent) == ["MTP/mtp-Hybrid-Q8_0.gguf", *parts]
     assert answer["file"] == Path(parts[0]).name
     assert answer["head"] == ["mtp-Hybrid-Q8_0.gguf"]
+
+
+def test_of_several_heads_that_of_the_model_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
+    answer = opened(hub, tmp_path, "some-org/Several-GGUF:BF16")
+    assert sorted(hub.sent) == ["Hybrid-BF16.gguf", *answer["head"]] == ["Hybrid-BF16.gguf", "mtp-Hybrid-Q4_0.gguf"]
 
 
 def test_no_other_head_is_fetched_where_the_file_has_one(hub: FakeHub, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ KINDS = {
     "INT8_128": ("int8-channel",),
     "FP4_16": ("nvfp4-pack-quantized", "modelopt-nvfp4"),
     "FP4_32": ("mxfp4-pack-quantized",),
-    "F8_E4M3": ("fp8-channel", "fp8-tensor", "fp8-tensor-static", "fp8-block"),
+    "F8_E4M3": ("fp8-channel",),
+    "F8_E4M3_F32": ("fp8-tensor", "fp8-tensor-static", "fp8-block"),
 }
 TYPES = {name: dtype for dtype, names in KINDS.items() for name in names}
 

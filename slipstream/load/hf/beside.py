@@ -1,31 +1,42 @@
 """Tensors beside those that a model reads: one that would change what the model computes is refused by name.
 
-Scales that are left out are known to packed/family.py. Tensors of other modules (a vision tower, rotary buffers, layers
-that the model does not have) lie beside nothing that is read, and stay unread.
+Such a one is part of a module that is read, or a module of its own in a layer that is read. Scales that are left out
+are known to packed/family.py. What is in no such layer (a vision tower, layers that the model does not have) stays
+unread, as do rotary buffers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from slipstream.errors import UnknownModel
-from slipstream.load.hf.instead import OTHER_TYPES
+from slipstream.load.hf.instead import OTHER_MODEL, OTHER_TYPES
 from slipstream.load.hf.packed.family import STACKS, Family
 
 SMOOTHING = "pre_quant_scale"  # ModelOpt's AWQ, where it was not folded into the weights
 OBSERVED = "_amax"  # the largest value that a quantiser met
+CACHE_QUANTISER = "_bmm_quantizer."  # ModelOpt's, of queries, keys and values
+ROTARY = ("inv_freq", "cos_cached", "sin_cached")  # buffers that follow from config.json
+LAYER = re.compile(r"(?:.*?\.)?layers\.\d+(?=\.)")
 
 
 def check_beside(families: Mapping[str, Family], read: Iterable[str]) -> None:
     """`read`: the names of the tensors that the model reads. Raises UnknownModel for the first one that does harm."""
     known = set(read)
     modules = {name.removesuffix(".weight") for name in known}
+    layers = {_layer_of(name) for name in known} - {None}
     for name, family in families.items():
         if name in known:
             continue
         module = next((each for each in _modules_of(name) if each in modules), None)
-        if module is not None and not _is_harmless(family):
+        if (module is not None or _layer_of(name) in layers) and not _is_harmless(family):
             raise UnknownModel(f"{family.where}: {_what_is_wrong(family, module)}.")
+
+
+def _layer_of(name: str) -> str | None:
+    found = LAYER.match(name)
+    return found and found[0]
 
 
 def _modules_of(name: str) -> Iterator[str]:
@@ -38,15 +49,16 @@ def _modules_of(name: str) -> Iterator[str]:
 
 
 def _is_harmless(family: Family) -> bool:
-    """A bias of zeros, as tools for GPTQ write one for every matrix, factors of one, what a quantiser noted."""
-    if family.name.endswith(OBSERVED):
+    """A bias of zeros, as tools for GPTQ write one for every matrix, factors of one, notes of a quantiser, buffers."""
+    if family.name.endswith((OBSERVED, *ROTARY)) or CACHE_QUANTISER in family.name:
         return True
     if family.name.endswith("bias"):
         return not family.floats("weight").any()
     return family.name.endswith(SMOOTHING) and bool((family.floats("weight") == 1).all())
 
 
-def _what_is_wrong(family: Family, module: str) -> str:
+def _what_is_wrong(family: Family, module: str | None) -> str:
+    """`module`: the one of the model that the tensor is a part of, if any."""
     name, stored = family.name, family.on_disk[family.main]
     if name.endswith("bias"):
         return (
@@ -63,4 +75,6 @@ def _what_is_wrong(family: Family, module: str) -> str:
             f"{stored} is part of an adapter, which is not computed: merge it into the weights, as PEFT's "
             "merge_and_unload does, and take that folder"
         )
+    if module is None:
+        return f"{stored} is of a module that this model does not have by its config.json: {OTHER_MODEL}"
     return f"{stored} would change what {module} computes, but is not known: {OTHER_TYPES}"

@@ -25,7 +25,7 @@ from slipstream.load.json_file import read_json, read_json_if_there
 from slipstream.load.mapped_file import MappedFile
 from slipstream.load.shapes import check_model, model_shapes, stored_experts
 from slipstream.load.spec import ModelSpec
-from slipstream.load.tensor import FP8, Place, RawTensor
+from slipstream.load.tensor import FP8_TYPES, Place, RawTensor
 
 # On disk -> canonical; None hides the tensor. The first prefix that fits decides.
 PREFIXES: tuple[tuple[str, str | None], ...] = (
@@ -83,6 +83,11 @@ class HfCheckpoint:
         except LoadError:
             family = self._family(source)
             return family.entry(family.main).dtype
+
+    def is_reordered(self, name: str) -> bool:
+        """Whether `get(name).order` is there: act-order. Reads no more than the order."""
+        part = self._parts.get(name)
+        return self._described(name if part is None else part.source).order() is not None
 
     def num_bytes(self, name: str) -> int:
         if (part := self._parts.get(name)) is None:
@@ -144,7 +149,7 @@ def open_hf(folder: Path, name: str = "") -> HfCheckpoint:
             raise
         raise UnknownModel(f"{folder} is quantised by {method!r}, which cannot be read: {OTHER_TYPES}.") from error
     checkpoint.check_beside(model_shapes(spec, partial(stored_experts, checkpoint)))
-    checkpoint.spec = replace(spec, fp8=any(checkpoint.dtype(each) == FP8 for each in checkpoint.names()))
+    checkpoint.spec = replace(spec, fp8=any(checkpoint.dtype(each) in FP8_TYPES for each in checkpoint.names()))
     return checkpoint
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeGuard, TypeVar
 
 from slipstream.errors import DownloadError
-from slipstream.load.gguf_names import GgufModel, called, choices, is_head, models_of
+from slipstream.load.gguf_names import GgufModel, called, choices, heads_for, models_of
 from slipstream.load.hf.fetch_bars import FetchBars
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt"]
@@ -22,7 +22,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILE = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<choice>[^:/\\][^:\\]*)")
 T = TypeVar("T")
-HEAD_TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0")  # the best first; a head is small
 
 
 def is_hub_id(name: str) -> bool:
@@ -85,17 +84,10 @@ def _take_one(hub_id: str, found: list[GgufModel], models: list[GgufModel]) -> s
     return f"choose one, {hub_id}:{first} or another of {', '.join(words)}" if more else f"take {hub_id}:{first}"
 
 
-def fetch_gguf_head(hub_id: str) -> Path | None:
-    """The MTP head that a repository has in a file of its own, or None."""
-    heads = [name for name in _names(hub_id) if is_head(name)]
-    if not heads:
-        return None
-    best = min(heads, key=lambda name: (_rank(name), name))
-    return _fetch_files(hub_id, [best]) / best
-
-
-def _rank(name: str) -> int:
-    return next((i for i, kind in enumerate(HEAD_TYPES) if kind in name.lower()), len(HEAD_TYPES))
+def fetch_gguf_head(hub_id: str, model: str) -> Path | None:
+    """The MTP head that a repository has in a file of its own, or None. `model`: the name of the model's file."""
+    best = next(iter(heads_for(model, _names(hub_id))), None)
+    return None if best is None else _fetch_files(hub_id, [best]) / best
 
 
 def _names(hub_id: str) -> list[str]:

@@ -154,7 +154,7 @@ def stored_as(part: object) -> tuple[Hashable, ...]:
     if isinstance(part, CodedMatrix):
         return (part.layout,)
     if isinstance(part, Fp8Matrix):
-        return (part.kind,)
+        return part.kind, part.factors.dtype
     if isinstance(part, Tensor):
         return (part.dtype,)
     if isinstance(part, tuple):

@@ -120,7 +120,8 @@ def _canonical(name: str) -> str:
 def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: int, cached: bool) -> MemoryPlan | None:
     """The caches of all slots, with or without a prefix cache. None: they do not fit."""
     cost, num_slots = shape.cost, engine.max_streams
-    num_states = _num_states(cost, budget) if cached else 0
+    most_blocks = num_slots * -(-slot_positions(max_context, shape.max_depth) // engine.block_size)
+    num_states = _num_states(cost, budget, most_blocks) if cached else 0
     if cached and cost.state and not num_states:
         return None
     budget -= (num_slots + num_states) * cost.state
@@ -156,12 +157,12 @@ def _sized(shape: ModelShape, max_context: int, engine: EngineConfig, budget: in
     )
 
 
-def _num_states(cost: StreamCost, budget: int) -> int:
-    """That the prefix cache may keep."""
+def _num_states(cost: StreamCost, budget: int, most_blocks: int) -> int:
+    """That the prefix cache may keep. ``most_blocks``: of all slots at full length; a state is kept at a block's end"""
     if not cost.state:
         return 0
     wanted = max(MIN_STATES, int(budget * SHARE_OF_STATES) // cost.state)
-    return max(0, min(wanted, budget // 4 // cost.state))
+    return max(0, min(wanted, most_blocks, budget // 4 // cost.state))
 
 
 def keep_grid(plan: MemoryPlan) -> int:

@@ -20,11 +20,13 @@ from slipstream.host import available_bytes, resident_bytes
 from slipstream.load import OpenedModel
 from slipstream.load.contents import part_of
 from slipstream.load.direct_reads import read_ahead_bytes
+from slipstream.load.hf.folder import HfCheckpoint
 from slipstream.load.random.model import RandomCheckpoint
 from slipstream.load.spec import ModelSpec
 from slipstream.load.tensor import Checkpoint
 from slipstream.runners.backend import MemoryPlan, StepTraffic
 from slipstream.runners.torch.caches import kv_bytes, ring_bytes
+from slipstream.runners.torch.ops import order_bytes
 from slipstream.runners.torch.platform import Platform, PromptSteps, type_name
 from slipstream.runners.torch.weights import PLAIN_TYPES, LinearFormat
 
@@ -112,7 +114,10 @@ def _stored_parts(checkpoint: Checkpoint, names: Iterable[str], form: LinearForm
     for name in names:
         if spec.tied and name == "lm_head.weight":
             continue
-        found[part_of(name)] += form.of(name).stored_bytes(checkpoint.dtype(name), checkpoint.shape(name))
+        shape = checkpoint.shape(name)
+        found[part_of(name)] += form.of(name).stored_bytes(checkpoint.dtype(name), shape)
+        if isinstance(checkpoint, HfCheckpoint) and checkpoint.is_reordered(name):
+            found[part_of(name)] += order_bytes(shape[-1])  # matrices that are joined may share theirs
     return found
 
 

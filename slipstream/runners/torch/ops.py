@@ -80,7 +80,7 @@ class ReorderedLinear:
 
     @property
     def num_bytes(self) -> int:
-        return self.linear.num_bytes
+        return self.linear.num_bytes + self.order.nbytes + self.inverse.nbytes
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self.linear(x.index_select(-1, self.order), add)
@@ -90,6 +90,11 @@ class ReorderedLinear:
 
     def for_drafts(self, num_rows: int) -> Linear:
         return ReorderedLinear(self.linear.for_drafts(num_rows), self.order, self.inverse)
+
+
+def order_bytes(num_in: int) -> int:
+    """What a ``ReorderedLinear`` takes besides its matrix."""
+    return 2 * num_in * torch.int64.itemsize
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
+from slipstream.load.tensor import FP8_GROUP, FP8_TYPES, RawTensor
 
 
 def _halves(blocks: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ _BLOCKS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {  # bytes of a blo
 
 
 def can_unpack(raw: RawTensor) -> bool:
-    return raw.dtype in _BLOCKS or raw.dtype == FP8
+    return raw.dtype in _BLOCKS or raw.dtype in FP8_TYPES
 
 
 def unpacked(raw: RawTensor, device: torch.device) -> Tensor:
     """float32, in the tensor's logical shape."""
     data = torch.from_numpy(np.array(raw.data, copy=True)).to(device)  # off the memory map, writable, contiguous
-    if raw.dtype == FP8:
+    if raw.dtype in FP8_TYPES:
         return _scaled(data.view(torch.float8_e4m3fn).float(), raw)
     size, floats = _BLOCKS[raw.dtype]
     return floats(data.view(-1, size)).view(raw.shape)

@@ -118,16 +118,28 @@ def int4_matrix(num_out: int, width: int) -> Int4Matrix:
     return Int4Matrix(torch.empty(num_out, tiles * 64, dtype=torch.int16), ints(tiles * 4, num_out), width)
 
 
-def fp8_matrix(num_out: int, width: int, num_kept: int = 0, layout: int = fp8.MOVED) -> Fp8Matrix:
+def fp8_matrix(num_out: int, width: int, num_kept: int = 0, layout: int = fp8.MOVED, wide: bool = False) -> Fp8Matrix:
     kept = torch.empty(num_kept, width, dtype=BF16) if num_kept else None
-    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept, layout)
+    return fp8.empty((num_out - num_kept, width), torch.device("cpu"), kept, layout, wide=wide)
+
+
+def wide_fp8_matrix(num_out: int, width: int) -> Fp8Matrix:
+    """With scales in float32."""
+    return fp8_matrix(num_out, width, wide=True)
 
 
 def fp8_product(
-    num_out: int, width: int, num_tokens: int, num_kept: int = 0, fused: bool = False, in_blocks: bool = False
+    num_out: int,
+    width: int,
+    num_tokens: int,
+    num_kept: int = 0,
+    *,
+    fused: bool = False,
+    in_blocks: bool = False,
+    wide: bool = False,
 ) -> None:
     """Activations in FP8, too. ``fused``: before the norm, or with the gated activation in it, by its width."""
-    matrix = replace(fp8_matrix(num_out, width, num_kept, fp8.BYTES), in_blocks=in_blocks)
+    matrix = replace(fp8_matrix(num_out, width, num_kept, fp8.BYTES, wide), in_blocks=in_blocks)
     x = torch.empty(num_tokens, width, dtype=BF16)
     config = fp8_model.fitted_config(matrix, num_tokens)
     scratch, add = Scratch(x.device, SCRATCH_FLOATS, SPLIT_K_COUNTERS), torch.empty(num_tokens, num_out, dtype=BF16)
@@ -276,13 +288,24 @@ CASES: dict[str, Callable[[], object]] = {
     **{f"fp8 x fp8 35B-A3B experts, {n}": partial(fp8_experts, n) for n in (1, 64, 640, 1024, 4096)},
     "fp8 in bytes 27B, 34816 x 5120, 1": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 1),
     "fp8 in bytes 27B, 34816 x 5120, 64": lambda: quantized_product(fp8_matrix(34816, 5120, layout=fp8.BYTES), 64),
+    "wide fp8 27B, 34816 x 5120, 1": lambda: quantized_product(wide_fp8_matrix(34816, 5120), 1),
+    "wide fp8 27B, 34816 x 5120, 64": lambda: quantized_product(wide_fp8_matrix(34816, 5120), 64),
+    "wide fp8 27B, 5120 x 17408, 256": lambda: quantized_product(wide_fp8_matrix(5120, 17408), 256),
+    "wide fp8 27B fused, 1": lambda: fused_quantized(wide_fp8_matrix, 1),
+    "wide fp8 27B, unpacked": lambda: wide_fp8_matrix(97, 5120).weights(BF16),
+    **{f"wide fp8 x fp8 27B, {n}": partial(fp8_product, 34816, 5120, n, wide=True) for n in (1, 64, 256)},
     "fp8 27B, unpacked": lambda: fp8_matrix(97, 5120).weights(BF16),
     "int8 27B fused, 1": lambda: fused_quantized(int8_matrix, 1),
     "fp8 27B fused, 1": lambda: fused_quantized(fp8_matrix, 1),
     "fp8 27B fused, 64": lambda: fused_quantized(fp8_matrix, 64),
     **{
         f"{kind} 35B-A3B experts, {num_tokens}": lambda make=make, num_tokens=num_tokens: experts(make, num_tokens)
-        for kind, make in (("int8", int8_matrix), ("int4", int4_matrix), ("fp8", fp8_matrix))
+        for kind, make in {
+            "int8": int8_matrix,
+            "int4": int4_matrix,
+            "fp8": fp8_matrix,
+            "wide fp8": wide_fp8_matrix,
+        }.items()
         for num_tokens in (1, 64, 1024, 4096)
     },
     **{f"35B-A3B experts, {num_tokens}": partial(dense_experts, num_tokens) for num_tokens in (1, 512, 2048, 8192)},

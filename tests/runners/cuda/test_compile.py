@@ -19,6 +19,7 @@ ONE_OF_A_KIND = [
     "int8 27B fused, 1",
     "int4 27B, 34816 x 5120, 16",
     "fp8 35B-A3B experts, 1024",
+    "wide fp8 27B, 34816 x 5120, 64",
     "Q4_K 27B, 34816 x 5120, 1",
 ]
 MAX_SPILLED = {"attend 27B, prompt in 64": 256}  # bytes: fastest so (log 155); of all others nothing
@@ -52,6 +53,8 @@ HEAVIEST = [
     "fp8 27B, 16480 x 5120, 64",
     "fp8 27B, 5120 x 17408, 256",
     "fp8 27B fused, 64",
+    "wide fp8 27B fused, 1",
+    "wide fp8 35B-A3B experts, 64",
     "int8 35B-A3B experts, 1",
     "int4 35B-A3B experts, 4096",
     "int4 27B, 34816 x 5120, 1",
@@ -66,7 +69,7 @@ OTHERS = [
         for name in ("Q4_K", "Q6_K", "Q8_0", "AWQ")
         for num_tokens in (1, 4, 64)
     ),
-    *(f"{kind} 27B, 34816 x 5120, {num_tokens}" for kind in ("int4", "fp8") for num_tokens in (1, 64)),
+    *(f"{kind} 27B, 34816 x 5120, {num_tokens}" for kind in ("int4", "fp8", "wide fp8") for num_tokens in (1, 64)),
     *(f"{kind} 35B-A3B experts, {num_tokens}" for kind in ("Q4_K", "int4", "fp8") for num_tokens in (1, 1024)),
     *(f"35B-A3B experts, {num_tokens}" for num_tokens in (1, 8192)),
     *("fused 27B", "int8 27B fused, 1", "int8 27B, 34816 x 5120, 64", "IQ4_XS 27B, 34816 x 5120, 16"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from test_fused_layers import stands_for
+from test_linear_fp8 import raw, values
 from test_moe import reference_pairs, some_padding
 from torch import Tensor
 
+from slipstream.load.tensor import FP8_WIDE
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
 from slipstream.runners.cuda.model.ops import CudaOps
-from slipstream.runners.cuda.model.quantized import QuantizedExperts, quantized_format
+from slipstream.runners.cuda.model.quantized import CudaStoredFormat, QuantizedExperts, quantized_format
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 # tokens, experts, active, hidden, inner: widths that fill no tile evenly, a block of tokens, and several of pairs.
@@ -56,6 +58,21 @@ def test_equals_pytorch(
     real = positions >= 0
     off = (got[real].float() - wanted[real]).norm() / wanted[real].norm()
     assert off < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("num_tokens", [2, 40])
+def test_scales_in_float32(num_tokens: int, device: torch.device) -> None:
+    form = CudaStoredFormat(CudaOps(device, torch.bfloat16))
+    parts = [[raw(2 * 128, 256, FP8_WIDE)] for _ in range(3)], [[raw(256, 128, FP8_WIDE)] for _ in range(3)]
+    experts = form.experts(*parts)
+    assert isinstance(experts, QuantizedExperts)
+    x, expert = torch.randn(num_tokens, 256, device=device).bfloat16(), torch.rand(num_tokens, 3).argsort(-1)[:, :2]
+    positions = some_padding(device, num_tokens)
+    got = experts.pairs(x, expert.int().contiguous().to(device), positions)
+    floats = [torch.stack([values(part).float() for [part] in matrices]).to(device) for matrices in parts]
+    wanted = reference_pairs(x, *floats, expert.to(device))
+    real = positions >= 0
+    assert (got[real].float() - wanted[real]).norm() / wanted[real].norm() < TOLERANCE[torch.bfloat16]
 
 
 def test_matrices_that_do_not_fit_stay_as_they_are(device: torch.device) -> None:

@@ -60,14 +60,20 @@ WIDTH = 3 * TILE
 
 
 def made(
-    num_rows: int, width: int, device: torch.device, num_kept: int = 0, dtype: torch.dtype = torch.float32
+    num_rows: int,
+    width: int,
+    device: torch.device,
+    num_kept: int = 0,
+    dtype: torch.dtype = torch.float32,
+    *,
+    wide: bool = False,
 ) -> Fp8Matrix:
-    """Of any codes and scales, each tile with its own."""
+    """Of any codes and scales, each tile with its own. ``wide``: scales that are no bfloat16"""
     kept = torch.randn(num_kept, width).to(device, dtype) if num_kept else None
-    matrix = empty((num_rows, width), device, kept, BYTES)
+    matrix = empty((num_rows, width), device, kept, BYTES, wide=wide)
     codes = CODES[torch.randint(len(CODES), (num_rows, width))]
     scale = torch.logspace(-5, -1, num_rows)[:, None] * (1 + torch.rand(num_rows, width // TILE))
-    put(matrix, slice(0, num_rows), codes.to(device), scale.to(device).bfloat16().float())
+    put(matrix, slice(0, num_rows), codes.to(device), (scale if wide else scale.bfloat16().float()).to(device))
     return matrix
 
 
@@ -112,10 +118,11 @@ CONFIGS = [
     [(1, CONFIGS[0]), (16, CONFIGS[1]), (17, CONFIGS[2]), (64, CONFIGS[0]), (65, CONFIGS[3]), (259, CONFIGS[3])],
 )
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("wide", [False, True])
 def test_equals_float64_on_rounded_operands(
-    num_tokens: int, config: TileConfig, dtype: torch.dtype, num_kept: int, device: torch.device
+    wide: bool, num_tokens: int, config: TileConfig, dtype: torch.dtype, num_kept: int, device: torch.device
 ) -> None:
-    matrix = made(97, WIDTH, device, num_kept, dtype)
+    matrix = made(97, WIDTH, device, num_kept, dtype, wide=wide)
     x = (torch.randn(num_tokens, WIDTH, device=device) * torch.logspace(-2, 2, WIDTH, device=device)).to(dtype)
     check_sums(
         lambda x, scratch, *extra: fp8_linear(x, matrix, config, scratch, *extra),

@@ -192,6 +192,17 @@ def test_weights_take_what_was_planned(tmp_path: Path, kind: str) -> None:
     assert weights.head_dense + weights.head_experts == plan.head
 
 
+@pytest.mark.parametrize("free", [1 << 30, 100 << 30])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_no_more_states_are_planned_than_blocks_can_end(tmp_path: Path, kind: str, free: int) -> None:
+    """However much memory there is: of a small model, a tenth of it would be states that nobody can keep."""
+    model = open_model(str(tiny.save(tiny.build(kind), tmp_path, head=True)), any_architecture=True)
+    plan = MlxBackend(RunnerConfig()).plan_memory(model, EngineConfig(max_streams=4), free=free)
+    assert plan.max_context == model.spec.max_context
+    assert plan.num_states == plan.num_blocks
+    assert plan.kept_states < 4_000_000
+
+
 def test_too_little_memory_is_said(tmp_path: Path, build: Callable[[Path, int, int], MlxRunner]) -> None:
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path, head=True)
     with pytest.raises(ConfigError, match="give more kv_memory or allow fewer max_streams"):

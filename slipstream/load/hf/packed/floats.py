@@ -15,7 +15,7 @@ from slipstream.load.hf.instead import AGAIN, OTHER_TYPES
 from slipstream.load.hf.packed.family import FLOATS, Family
 from slipstream.load.hf.packed.groups import groups_of
 from slipstream.load.hf.packed.integers import Stored
-from slipstream.load.tensor import FP8, FP8_GROUP, RawTensor
+from slipstream.load.tensor import FP8, FP8_GROUP, FP8_WIDE, RawTensor
 
 E8M0 = ("U8", "F8_E8M0")  # a power of two, as a byte
 GLOBAL = ("weight_global_scale", "weight_scale_2")
@@ -34,11 +34,12 @@ def fp8(family: Family) -> Stored:
             f"{family.where}: {family.name} is stored in FP8, but is no matrix, its shape is {list(shape)}: {AGAIN}."
         )
     _check_scales(family, role, shape)
+    dtype = FP8 if family.entry(role).dtype == "BF16" else FP8_WIDE
 
     def read() -> RawTensor:
-        return RawTensor(family.name, FP8, shape, family.array("weight"), _row_scales(family.floats(role), shape))
+        return RawTensor(family.name, dtype, shape, family.array("weight"), _row_scales(family.floats(role), shape))
 
-    return Stored(FP8, shape, read)
+    return Stored(dtype, shape, read)
 
 
 def _check_scales(family: Family, role: str, shape: tuple[int, ...]) -> None:

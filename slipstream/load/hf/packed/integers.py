@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class Stored:
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[], RawTensor]
+    order: Callable[[], np.ndarray | None] = lambda: None  # of its columns, as in RawTensor; headers do not show it
 
 
 def pack_quantized(family: Family) -> Stored:
@@ -46,10 +48,10 @@ def pack_quantized(family: Family) -> Stored:
         words_of_rows = (*stack, -(-rows // 8), count)
         family.check("weight_zero_point", ("I32", "I8"), words_of_rows, (*stack, rows, count))
     dtype, shape = _type(bits, groups, has_zero), (*stack, rows, columns)
+    find_order = partial(sorted_columns, family, "weight_g_idx", columns, count)
 
     def read() -> RawTensor:
-        data = family.array("weight_packed").view(np.uint8)
-        order = sorted_columns(family, "weight_g_idx", columns, count)
+        data, order = family.array("weight_packed").view(np.uint8), find_order()
         if order is not None:
             data = with_columns(data.reshape(-1, data.shape[-1]), order, bits).reshape(data.shape)
         if bits == 8:
@@ -57,7 +59,7 @@ def pack_quantized(family: Family) -> Stored:
         zero = groups.spread(_zeros_along_rows(family, rows)) if has_zero else None
         return RawTensor(family.name, dtype, shape, data, groups.spread(family.floats("weight_scale")), zero, order)
 
-    return Stored(dtype, shape, read)
+    return Stored(dtype, shape, read, find_order)
 
 
 def _columns(family: Family, words: int) -> tuple[int, int]:
@@ -108,10 +110,10 @@ def _gptq(family: Family, words: int, rows: int, count: int) -> Stored:
     if has_zero:
         _check_four_bits(family, bits)
     dtype = _type(bits, groups, has_zero)
+    find_order = partial(sorted_columns, family, "g_idx", columns, count)
 
     def read() -> RawTensor:
-        data = transposed(family.array("qweight")).view(np.uint8)
-        order = sorted_columns(family, "g_idx", columns, count)
+        data, order = transposed(family.array("qweight")).view(np.uint8), find_order()
         if order is not None:
             data = with_columns(data, order, bits)
         if bits == 8:
@@ -124,7 +126,7 @@ def _gptq(family: Family, words: int, rows: int, count: int) -> Stored:
         scale = groups.spread(family.floats("scales").T)
         return RawTensor(family.name, dtype, (rows, columns), data, scale, zero, order)
 
-    return Stored(dtype, (rows, columns), read)
+    return Stored(dtype, (rows, columns), read, find_order)
 
 
 def _gptq_bits(family: Family, rows: int, count: int) -> int:

@@ -6,7 +6,7 @@ number of tokens, as measured at the start (fp8_choice.py). Both read the same c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,7 +23,6 @@ from slipstream.runners.cuda.kernels.matmul.linear_fp8 import (
 )
 from slipstream.runners.cuda.kernels.moe.experts_fp8 import fp8_expert_pairs
 from slipstream.runners.cuda.kernels.moe.experts_quantized import quantized_expert_pairs
-from slipstream.runners.cuda.kernels.quant import fp8
 from slipstream.runners.cuda.kernels.quant.fp8 import BYTES, TILE, Fp8Matrix, has_blocks
 from slipstream.runners.cuda.kernels.quant.quantize import QuantizedMatrix
 from slipstream.runners.cuda.model.linear import ExpertStack
@@ -135,5 +134,4 @@ class Fp8StoredFormat(CudaStoredFormat):
 class Fp8QuantizingFormat(CudaFp8Format, Fp8StoredFormat):
     """As ``CudaFp8Format``, which quantizes at load, with products that may round activations."""
 
-    def _quantize(self, parts: Iterable[Tensor], shape: Sequence[int]) -> Fp8Matrix:
-        return fp8.quantize(parts, shape, self.ops.device, BYTES, block_rows=TILE)
+    _block_rows = TILE

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import UnknownModel
-from slipstream.load.tensor import FP8, RawTensor
+from slipstream.load.tensor import FP8_TYPES, FP8_WIDE, RawTensor
 from slipstream.runners.cuda.kernels.gpus import gpu
 from slipstream.runners.cuda.kernels.matmul.linear import (
     MAX_TOKENS,
@@ -229,7 +229,7 @@ class CudaStoredFormat(CudaFormat):
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
         """All parts, stacked along the output; None: in the activations' own type."""
-        num_coded = sum(part.dtype == FP8 for part in parts)
+        num_coded = sum(part.dtype in FP8_TYPES for part in parts)
         if not num_coded or not all(_stays_coded(part) for part in parts[:num_coded]):
             return None
         return self._as_stored(parts[:num_coded], parts[num_coded:])
@@ -237,14 +237,22 @@ class CudaStoredFormat(CudaFormat):
     def _as_stored(self, coded: Parts, others: Parts) -> QuantizedMatrix:
         """``others``: rows after the coded ones that the checkpoint keeps in more bits."""
         kept = self.matrix(others) if others else None
-        matrix = fp8.empty(_stacked_shape(coded), self.ops.device, kept, self._fp8_layout)
+        return self._in_fp8(coded, kept)
+
+    def _in_fp8(self, parts: Parts, kept: Tensor | None = None) -> fp8.Fp8Matrix:
+        wide = any(part.dtype == FP8_WIDE for part in parts)
+        matrix = fp8.empty(_stacked_shape(parts), self.ops.device, kept, self._fp8_layout, wide=wide)
         start = 0
-        for slab in (slab for part in coded for slab in _slabs(part)):
-            assert slab.scale is not None
-            codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (slab.data, slab.scale))
-            fp8.put(matrix, slice(start, start + slab.shape[0]), codes, scale)
-            start += slab.shape[0]
+        for slab in (slab for part in parts for slab in _slabs(part)):
+            rows = slice(start, start + slab.shape[0])
+            self._put_fp8(matrix, rows, slab)
+            start = rows.stop
         return matrix
+
+    def _put_fp8(self, matrix: fp8.Fp8Matrix, rows: slice, slab: RawTensor) -> None:
+        assert slab.scale is not None
+        codes, scale = (torch.from_numpy(np.array(each)).to(self.ops.device) for each in (slab.data, slab.scale))
+        fp8.put(matrix, rows, codes, scale)
 
     def _make_linear(self, matrix: QuantizedMatrix, bias: Tensor | None) -> CudaQuantizedLinear:
         return CudaQuantizedLinear(matrix, bias, self._quantized_scratch, self.ops.dtype)
@@ -257,8 +265,8 @@ class CudaStoredFormat(CudaFormat):
         if layout is not None:
             self._unpacks = True
             return layout.stored_bytes(_flattened_shape(shape))
-        if dtype == FP8 and shape[-1] % fp8.TILE == 0:
-            return fp8.stored_bytes(_flattened_shape(shape))
+        if dtype in FP8_TYPES and shape[-1] % fp8.TILE == 0:
+            return fp8.stored_bytes(_flattened_shape(shape), wide=dtype == FP8_WIDE)
         return super().stored_bytes(dtype, shape)
 
     def unpacked_bytes(self, shape: tuple[int, int]) -> int:
@@ -330,6 +338,8 @@ class CudaInt4Format(CudaQuantizedFormat):
 class CudaFp8Format(CudaQuantizedFormat):
     """As checkpoints in FP8 are: embedding and output in the activations' own type."""
 
+    _block_rows = 1  # that share their scales, where a matrix is rounded
+
     def __init__(self, ops: Ops) -> None:
         super().__init__(ops, fp8)
 
@@ -337,16 +347,32 @@ class CudaFp8Format(CudaQuantizedFormat):
         return self._dense if _last(name) in VOCABULARY else super().of(name)
 
     def _quantized_matrix(self, parts: Parts) -> QuantizedMatrix | None:
-        if all(_stays_coded(part) for part in parts):
-            return self._as_stored(parts, ())
-        return super()._quantized_matrix(parts)
+        if not self._fits(parts[0].shape[1]):
+            return None
+        return self._in_fp8(parts)
+
+    def _put_fp8(self, matrix: fp8.Fp8Matrix, rows: slice, slab: RawTensor) -> None:
+        """What is stored in FP8 is not rounded again."""
+        if slab.dtype in FP8_TYPES:
+            super()._put_fp8(matrix, rows, slab)
+        else:
+            weights = as_tensor(slab, self.ops.device).to(self.ops.device).float()
+            fp8.put_rounded(matrix, rows, weights, self._block_rows)
+
+    def _quantize(self, parts: Iterable[Tensor], shape: Sequence[int]) -> QuantizedMatrix:
+        return fp8.quantize(parts, shape, self.ops.device, self._fp8_layout, self._block_rows)
+
+    def stored_bytes(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if dtype in FP8_TYPES:
+            return CudaStoredFormat.stored_bytes(self, dtype, shape)
+        return super().stored_bytes(dtype, shape)
 
     def _fits(self, width: int) -> bool:
         return width % fp8.TILE == 0
 
 
 def _stays_coded(part: RawTensor) -> bool:
-    return part.dtype == FP8 and part.shape[1] % fp8.TILE == 0
+    return part.dtype in FP8_TYPES and part.shape[1] % fp8.TILE == 0
 
 
 def _stacked_shape(parts: Parts) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.errors import LoadError, UnknownModel
 from slipstream.load import Checkpoint, RawTensor, dequantize
 from slipstream.load.quantized.types import container_of, is_folder_type
-from slipstream.load.tensor import FP8
+from slipstream.load.tensor import FP8_TYPES
 from slipstream.runners.mlx.loaders.layouts import Arrays, Layout, are_powers_of_two, exponents, layout_of
 from slipstream.runners.mlx.loaders.parameters import Rules
 
@@ -31,10 +31,10 @@ def check_types(checkpoint: Checkpoint, names: Iterable[str]) -> None:
     """Refuses what only other runners read. From headers alone."""
     for name in names:
         stored = checkpoint.dtype(name)
-        if stored in OWN_TYPES or (stored == FP8 and not _is_read(checkpoint, name)):
+        if stored in OWN_TYPES or (stored in FP8_TYPES and not _is_read(checkpoint, name)):
             continue
         container = container_of(stored)
-        if stored == FP8:
+        if stored in FP8_TYPES:
             raise _refused(checkpoint.path, name, "is stored in FP8")
         if container is not None and layout_of(stored) is None:
             how = "is stored in NVFP4" if container.table else f"has groups of {container.group} columns"

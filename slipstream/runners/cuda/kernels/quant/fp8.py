@@ -5,6 +5,9 @@ multiplication by the stored factor makes two weights. Of every ``TILE`` columns
 columns c and c + 64, as in int8.py, but so that few bits are left to move: those of the first are where bfloat16 wants
 them, those of the second lie in the gaps between, four bits too low or four too high.
 
+Factors are bfloat16, or float32 where the checkpoint's scales need it. Such a factor is split into two bfloat16: two
+instructions more for four weights.
+
 That is the layout ``MOVED``. In the layout ``BYTES`` the two codes are a word's two bytes, as the FP8 tensor cores take
 them (decision 22): two instructions more for four weights.
 
@@ -24,6 +27,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slipstream.load.tensor import FP8_GROUP
+from slipstream.runners.cuda.kernels.matmul.product import split
 from slipstream.runners.cuda.kernels.pdl import launch_dependents_and_wait, pdl_options
 from slipstream.runners.cuda.kernels.quant.quantize import UNIT_BITS, plain, rows_to_unpack, slabs
 
@@ -34,18 +38,15 @@ MOVED, BYTES = 1, 2  # layouts; 0 is for matrices that are not in FP8
 _BYTES = tl.constexpr(BYTES)
 _ROWS = 32  # a program dequantizes
 
-_WEIGHTS = tl.constexpr("""{
+_MOVED_CODES = """{
     .reg .b32 low, high, rest, zero;
     mov.b32 zero, 0x80008000;
     and.b32 low, $2, 0x87f087f0;
     shl.b32 high, $2, 4;
     and.b32 high, high, 0x80f080f0;
     shr.u32 rest, $2, 4;
-    lop3.b32 high, rest, 0x07000700, high, 0xea;
-    fma.rn.bf16x2 $0, low, $3, zero;
-    fma.rn.bf16x2 $1, high, $3, zero;
-}""")
-_WEIGHTS_OF_BYTES = tl.constexpr("""{
+    lop3.b32 high, rest, 0x07000700, high, 0xea;"""
+_BYTE_CODES = """{
     .reg .b32 low, high, rest, zero;
     mov.b32 zero, 0x80008000;
     shl.b32 low, $2, 4;
@@ -54,20 +55,37 @@ _WEIGHTS_OF_BYTES = tl.constexpr("""{
     lop3.b32 low, rest, 0x80008000, low, 0xea;
     shr.u32 high, $2, 4;
     and.b32 high, high, 0x07f007f0;
-    lop3.b32 high, $2, 0x80008000, high, 0xea;
+    lop3.b32 high, $2, 0x80008000, high, 0xea;"""
+_TIMES = """
     fma.rn.bf16x2 $0, low, $3, zero;
     fma.rn.bf16x2 $1, high, $3, zero;
-}""")
+}"""
+_TIMES_BOTH = """
+    fma.rn.bf16x2 rest, low, $4, zero;
+    fma.rn.bf16x2 $0, low, $3, rest;
+    fma.rn.bf16x2 rest, high, $4, zero;
+    fma.rn.bf16x2 $1, high, $3, rest;
+}"""
+_WEIGHTS, _WEIGHTS_OF_BYTES = tl.constexpr(_MOVED_CODES + _TIMES), tl.constexpr(_BYTE_CODES + _TIMES)
+_WIDE, _WIDE_OF_BYTES = tl.constexpr(_MOVED_CODES + _TIMES_BOTH), tl.constexpr(_BYTE_CODES + _TIMES_BOTH)
 
 
 @triton.jit
 def coded_weights(words, factors, dtype: tl.constexpr, LAYOUT: tl.constexpr):
     """Dequantized codes of the tile's first and of its second half, rounded once to that type; see ``plain``.
 
-    words: [N, W], factors: [1, N] -> two of [N, W]
+    words: [N, W], factors: [1, N], bfloat16 or float32 -> two of [N, W]
     """
     factor = tl.broadcast_to(factors.T, words.shape)
-    if dtype == tl.bfloat16:
+    if dtype == tl.bfloat16 and factors.dtype == tl.float32:
+        wide: tl.constexpr = _WIDE_OF_BYTES if LAYOUT == _BYTES else _WIDE
+        large, small = split(factors.T)
+        large = tl.broadcast_to(large, words.shape)
+        small = tl.broadcast_to(small, words.shape)
+        low, high = tl.inline_asm_elementwise(
+            wide, "=r,=r,r,r,r", [words, large, small], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    elif dtype == tl.bfloat16:
         made: tl.constexpr = _WEIGHTS_OF_BYTES if LAYOUT == _BYTES else _WEIGHTS
         low, high = tl.inline_asm_elementwise(
             made, "=r,=r,r,r", [words, factor], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
@@ -93,7 +111,7 @@ def _weight(bits, factor, dtype: tl.constexpr):
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
     words: Tensor  # int16 [rows in codes, columns / 2], contiguous
-    factors: Tensor  # bfloat16 [tiles, rows in codes]; a tile's start at a multiple of 16 bytes
+    factors: Tensor  # bfloat16 or float32 [tiles, rows in codes]; a tile's start at a multiple of 16 bytes
     kept: Tensor | None = None  # [rows, columns], contiguous: those after the rows in codes
     fp8_layout: int = MOVED
     in_blocks: bool = False  # see ``has_blocks``
@@ -117,7 +135,8 @@ class Fp8Matrix:
 
     @property
     def num_bytes(self) -> int:
-        return stored_bytes((self.words.shape[0], self.width)) + (0 if self.kept is None else self.kept.nbytes)
+        coded = stored_bytes((self.words.shape[0], self.width), wide=self.factors.dtype == torch.float32)
+        return coded + (0 if self.kept is None else self.kept.nbytes)
 
     @property
     def codes(self) -> Tensor:
@@ -155,9 +174,13 @@ class Fp8Matrix:
         return out
 
 
-def stored_bytes(shape: Sequence[int]) -> int:
+def stored_bytes(shape: Sequence[int], *, wide: bool = False) -> int:
     num_rows, width = shape
-    return num_rows * width + width // TILE * 2 * _padded(num_rows)
+    return num_rows * width + width // TILE * _factor_type(wide).itemsize * _padded(num_rows)
+
+
+def _factor_type(wide: bool) -> torch.dtype:
+    return torch.float32 if wide else torch.bfloat16
 
 
 def _padded(num_rows: int) -> int:
@@ -189,22 +212,34 @@ def quantize(
     """
     matrix = empty(shape, device, layout=layout)
     for rows, weights in slabs(parts, shape[0], device, block_rows):
-        groups = weights.view(weights.shape[0], -1, TILE)
-        largest = groups.abs().amax(dim=2)
-        if block_rows > 1:
-            largest = torch.cat([each.amax(0, keepdim=True).expand_as(each) for each in largest.split(block_rows)])
-        scale = (largest / MAX_VALUE).bfloat16().float()
-        steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
-        codes = steps.clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn).view(torch.uint8)
-        put(matrix, rows, codes.view(weights.shape), scale)
+        put_rounded(matrix, rows, weights, block_rows)
     return matrix
 
 
-def empty(shape: Sequence[int], device: torch.device, kept: Tensor | None = None, layout: int = MOVED) -> Fp8Matrix:
+def put_rounded(matrix: Fp8Matrix, rows: slice, weights: Tensor, block_rows: int = 1) -> None:
+    """``weights``: float32 [rows, columns]"""
+    groups = weights.view(weights.shape[0], -1, TILE)
+    largest = groups.abs().amax(dim=2)
+    if block_rows > 1:
+        largest = torch.cat([each.amax(0, keepdim=True).expand_as(each) for each in largest.split(block_rows)])
+    scale = (largest / MAX_VALUE).bfloat16().float()
+    steps = groups / torch.where(scale > 0, scale, 1.0)[..., None]
+    codes = steps.clamp_(-MAX_VALUE, MAX_VALUE).to(torch.float8_e4m3fn).view(torch.uint8)
+    put(matrix, rows, codes.view(weights.shape), scale)
+
+
+def empty(
+    shape: Sequence[int],
+    device: torch.device,
+    kept: Tensor | None = None,
+    layout: int = MOVED,
+    *,
+    wide: bool = False,  # factors in float32
+) -> Fp8Matrix:
     num_rows, width = shape
     assert width % TILE == 0
     words = torch.empty(num_rows, width // 2, dtype=torch.int16, device=device)
-    factors = torch.empty(width // TILE, _padded(num_rows), dtype=torch.bfloat16, device=device)[:, :num_rows]
+    factors = torch.empty(width // TILE, _padded(num_rows), dtype=_factor_type(wide), device=device)[:, :num_rows]
     return Fp8Matrix(words, factors, kept, layout)
 
 
@@ -216,7 +251,7 @@ def put(matrix: Fp8Matrix, rows: slice, codes: Tensor, scale: Tensor) -> None:
     else:
         bits = (low & 0x80) << 8 | (low & 0x7F) << 4 | (high & 0x70) << 8 | (high & 0x80) << 4 | (high & 0x0F)
     matrix.words[rows] = bits.flatten(1)
-    matrix.factors[:, rows] = (scale * 2.0**FACTOR_BITS).T.bfloat16()
+    matrix.factors[:, rows] = (scale * 2.0**FACTOR_BITS).T.to(matrix.factors.dtype)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
