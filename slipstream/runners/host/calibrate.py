@@ -3,11 +3,12 @@
 The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass; where a prompt is read, as part
 of reading.
 
-Runs the real model and head on made-up tokens in caches that nobody owns yet. The tokens are unlike, as those of streams
-are: for equal ones a sparse model reads the same few experts, however many there are (log 261). All sizes are timed round by round, and
-the median counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them
-alike. Small sizes come first in a round, and after a pause: large ones leave a processor slow for some milliseconds. No
-more sizes begin once SECONDS have passed: on a machine where a step takes long, the curve is drawn on from what it has.
+Runs the real model and head on made-up tokens in caches that nobody owns yet. The tokens are unlike, as those of
+streams are: for equal ones a sparse model reads the same few experts, however many there are (log 261). All sizes are
+timed round by round, and the median counts: what matters is how sizes compare, and a machine that is slow for a moment
+is slow for all of them alike. Small sizes come first in a round, and after a pause: large ones leave a processor slow
+for some milliseconds. No more sizes begin once SECONDS have passed: on a machine where a step takes long, the curve is
+drawn on from what it has.
 """
 
 from __future__ import annotations
