@@ -166,6 +166,7 @@ class StepResult:
     rows: tuple[RowResult, ...]
     verify_seconds: float = 0.0  # forward, sample, commit, and the part of drafting that a step without drafts pays too
     draft_seconds: float = 0.0  # the draft passes after it
+    late_seconds: float = 0.0  # feeding the drafter tokens of earlier steps: not what this step's depths cost
 
 
 @dataclass(frozen=True, slots=True)

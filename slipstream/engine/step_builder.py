@@ -107,7 +107,8 @@ class InFlight:
         depths = [row.draft.depth for row in self.rows]
         if stops_early:
             depths = [len(row.confidences) or depth for depth, row in zip(depths, result.rows)]
-        other = max(0.0, since_last - result.verify_seconds - result.draft_seconds)
+        own = result.verify_seconds + result.draft_seconds + result.late_seconds
+        other = max(0.0, since_last - own)
         decoding = _decoding(list(zip(self.rows, (row.num_fed for row in result.rows), depths)))
         return StepTiming(decoding, result.verify_seconds, result.draft_seconds, other)
 

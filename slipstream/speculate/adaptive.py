@@ -42,6 +42,7 @@ class Adaptive(DepthPolicy):
         self._num_steps = 0  # since the last probe
         self._seconds = 0.0  # since the last probe
         self._num_probes = 0
+        self._probed, self._turn = "", 0  # of the rows that do not draft, the one that is probed
         self._num_idle = 0  # steps for which the last choice, no drafts, still stands
         self._idle_rows = 0  # with so many rows
         self._saved = 0.0  # seconds that drafting may add now next to rows that want no drafts
@@ -223,8 +224,7 @@ class Adaptive(DepthPolicy):
             for i, (row, request) in enumerate(zip(rows, requests))
             if request.depth < row.max_depth or request.threshold > 0.0
         ]
-        start = self._num_probes % max(1, len(hidden))
-        hidden = (hidden[start:] + hidden[:start])[: max(0, load.room - sum(choice.depths))]
+        hidden = self._in_turn(rows, requests, hidden)[: max(0, load.room - sum(choice.depths))]
         while hidden:
             depths = list(choice.depths)
             for index in hidden:
@@ -236,6 +236,19 @@ class Adaptive(DepthPolicy):
                 ]
             hidden = hidden[: len(hidden) // 2]
         return None
+
+    def _in_turn(self, rows: Sequence[SamplingRow], requests: list[DraftRequest], hidden: list[int]) -> list[int]:
+        """Rows for a probe, the first one to be preferred. Of those that do not draft only one, and for many probes the
+        same: a head that did not see a row's tokens must be fed all of them first."""
+        idle = [i for i in hidden if not requests[i].depth]
+        if idle:
+            turn = self._num_probes // self._tuning.probes_of_a_row
+            same = [i for i in idle if rows[i].key == self._probed and turn == self._turn]
+            one = same[0] if same else idle[turn % len(idle)]
+            self._probed, self._turn = rows[one].key, turn
+            hidden = [i for i in hidden if requests[i].depth or i == one]
+        start = self._num_probes % max(1, len(hidden))
+        return hidden[start:] + hidden[:start]
 
     def _seconds_of(self, rows: Sequence[SamplingRow], depths: list[int], load: Load) -> float:
         passes = [sum(depth > i for depth in depths) for i in range(max(depths))]

@@ -64,6 +64,7 @@ class DepthTuning:
     probe_steps: int = 64  # between two probes; no measurement in the log
     probe_share: float = 0.005  # of the time since the last probe, for the next one; no measurement in the log
     plain_probes: int = 4  # one of so many probes is a step without drafts, to time it; no measurement in the log
+    probes_of_a_row: int = 16  # that does not draft, before it is another's turn (log 263)
     plain_share: float = 0.03  # of the steps' time, for drafting next to rows that want no drafts (log 94)
 
 

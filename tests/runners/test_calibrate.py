@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fakes import make_info
@@ -59,3 +61,36 @@ def test_what_a_long_context_adds_to_a_piece_and_to_each_of_its_tokens() -> None
     assert calibrate._read_context(info, seconds) == (0.0, 0.0)
     seconds["read, long", 64] = 0.0  # a hiccup before
     assert calibrate._read_context(info, seconds) == (pytest.approx(of_piece + 8 * of_token), 0.0)
+
+
+class Fed:
+    """A target model that computes nothing and writes down what it was fed; its head does the same."""
+
+    max_depth = 3
+
+    def __init__(self) -> None:
+        self.by_target: list[Sequence[int]] = []
+        self.by_head: list[Sequence[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return Mock()
+
+    def forward(self, tokens: Sequence[int], batch: object) -> Mock:
+        self.by_target.append(tokens)
+        return Mock()
+
+    def committed(self, step: calibrate.CommittedStep[Any, Any]) -> None:
+        self.by_head.append([token for row in step.rows for token in row.next_tokens])
+
+
+def test_tokens_are_unlike_so_that_a_sparse_model_reads_as_many_experts_as_for_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibrate, "SETTLING", 0.0)
+    fed, info = Fed(), make_info(vocab_size=100_000, num_slots=8, max_context=4096)
+    costs = calibrate.measure(info, fed, fed, (1, 8, 32), (1, 8))  # type: ignore[arg-type]
+    assert len(costs.verify) == 3
+    for steps in (fed.by_target, fed.by_head):
+        assert max(map(len, steps)) == calibrate.READ_SIZES[-1]
+        assert all(len(set(tokens)) > 0.9 * len(tokens) for tokens in steps)
+    assert len({tuple(tokens) for tokens in fed.by_target}) > len(fed.by_target) / 2  # others each time

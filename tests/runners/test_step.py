@@ -81,7 +81,7 @@ def test_one_target_forward_a_step_whatever_the_depths(folders: dict[str, Path],
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("limit", [3, 256])
+@pytest.mark.parametrize("limit", [3, 512])
 @pytest.mark.parametrize("kind", ["llama-gqa-tied", "qwen3_5", "qwen3_5_moe"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_head_that_is_fed_late_drafts_the_same(
@@ -89,6 +89,7 @@ def test_a_head_that_is_fed_late_drafts_the_same(
 ) -> None:
     """One row always drafts and is fed at once, one only now and then; both feed one token a step. Beside a third."""
     monkeypatch.setattr(deferred_feed, "MAX_DEFERRED", limit)
+    monkeypatch.setattr(deferred_feed, "KEPT_DEFERRED", limit // 2)
     runner = open_host(folders[kind], library)
     steps = Steps(runner)
     fed = watch_feeds(runner)
@@ -104,15 +105,53 @@ def test_a_head_that_is_fed_late_drafts_the_same(
         assert sometimes.tokens == always.tokens
         assert sometimes.drafts == always.drafts[:depth]
         waiting += 1
-        assert fed[0].keys() == ({0, 1, 2} if depth or waiting > limit else {0, 2})
-        if 1 in fed[0]:
-            assert fed[0][1] == waiting
+        apart = waiting - 1 if depth and waiting - 1 > deferred_feed.FEW else 0
+        if not depth and waiting > limit:
+            apart = waiting - limit // 2
+        *late, now, _, _ = fed  # two passes of the third row
+        assert late == ([{1: apart}] if apart else [])
+        assert now.keys() == ({0, 1, 2} if depth else {0, 2})
+        waiting -= apart
+        if depth:
+            assert now[1] == waiting
             waiting = 0
     # Whoever comes into the slot of one that left with tokens waiting starts from nothing.
     steps.run([RowStep(1, 1)])
     fed.clear()
     steps.run([RowStep(1, 9, DraftRequest(2), tuple(next(blocks) for _ in range(8)))], joins=(join(1),), leaves=(1,))
     assert fed[0] == {1: len(PROMPT)}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_tokens_that_waited_are_in_no_draft_passs_time(
+    folders: dict[str, Path], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row that is asked for a draft once in a while, to see what it gains, would make drafting look dear."""
+    steps = Steps(open_host(folders["qwen3_5"], library))
+    blocks = tuple(range(8))
+    steps.run([RowStep(0, 9, DraftRequest(2), blocks)], joins=(join(0),))
+    for _ in range(12):
+        assert steps.run([RowStep(0, 1)]).late_seconds == 0.0
+    drafter = steps.runner.drafter
+    assert isinstance(drafter, MtpDrafter)
+    slow_feed(drafter, min_tokens=12, seconds=1000.0, monkeypatch=monkeypatch)
+    result = steps.run([RowStep(0, 1, DraftRequest(2))])
+    assert len(result.rows[0].drafts) == 2
+    assert result.late_seconds >= 1000.0
+    assert result.draft_seconds < 1000.0
+    assert steps.run([RowStep(0, 3, DraftRequest(2))]).late_seconds == 0.0
+
+
+def slow_feed(drafter: MtpDrafter[Any, Any], min_tokens: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feeding so many tokens at once takes longer, by a clock of its own."""
+    forward, late, clock = drafter._head.forward, [0.0], deferred_feed.time.perf_counter
+
+    def slow(hidden: Any, tokens: Any, batch: Any) -> Any:
+        late[0] += seconds if len(tokens) >= min_tokens else 0.0
+        return forward(hidden, tokens, batch)
+
+    monkeypatch.setattr(drafter._head, "forward", slow)
+    monkeypatch.setattr(deferred_feed.time, "perf_counter", lambda: clock() + late[0])
 
 
 def watch_feeds(runner: HostRunner[Any, Any]) -> list[dict[int, int]]:

@@ -3,10 +3,12 @@
 The MTP head is fed for the sake of drafts, so feeding counts as part of the first pass; where a prompt is read, as part
 of reading.
 
-Runs the real model and head on made-up tokens in caches that nobody owns yet. All sizes are timed round by round, and
-the median counts: what matters is how sizes compare, and a machine that is slow for a moment is slow for all of them
-alike. Small sizes come first in a round, and after a pause: large ones leave a processor slow for some milliseconds. No
-more sizes begin once SECONDS have passed: on a machine where a step takes long, the curve is drawn on from what it has.
+Runs the real model and head on made-up tokens in caches that nobody owns yet. The tokens are unlike, as those of
+streams are: for equal ones a sparse model reads the same few experts, however many there are (log 261). All sizes are
+timed round by round, and the median counts: what matters is how sizes compare, and a machine that is slow for a moment
+is slow for all of them alike. Small sizes come first in a round, and after a pause: large ones leave a processor slow
+for some milliseconds. No more sizes begin once SECONDS have passed: on a machine where a step takes long, the curve is
+drawn on from what it has.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from statistics import median
 from typing import Generic
 
@@ -59,7 +62,8 @@ def measure(
     for slot in range(info.num_slots):
         model.join(RowJoin(slot, (1,), 1, SamplingParams(), 0, 0.0))
         model.grow(slot, _blocks(info, slot))
-    sizes = _Sizes(info, model, drafter, frozenset(num_tokens), frozenset(num_rows))
+    work = _Work(model, drafter, _UnlikeTokens(info.vocab_size))
+    sizes = _Sizes(info, work, frozenset(num_tokens), frozenset(num_rows))
     seconds = _timed_rounds(sizes, SECONDS if num_rows else SECONDS_WITHOUT_DRAFTS)
     for slot in reversed(range(info.num_slots)):
         model.leave(slot)
@@ -116,13 +120,63 @@ def _of(seconds: dict[Key, float], kind: str) -> list[tuple[int, float]]:
     return sorted((n, value) for (name, n), value in seconds.items() if name == kind)
 
 
+class _UnlikeTokens:
+    """Made-up tokens, others each time."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._random, self._vocab_size = Random(0), vocab_size
+
+    def take(self, count: int) -> list[int]:
+        return [self._random.randrange(self._vocab_size) for _ in range(count)]
+
+
+@dataclass(frozen=True)  # with slots, a generic dataclass fails on Python 3.11
+class _Work(Generic[A, B]):
+    """What is timed: parts of a step, on rows as they are given."""
+
+    model: HostModel[A, B]
+    drafter: HostDrafter[A, B]
+    tokens: _UnlikeTokens
+
+    def verify(self, spans: Sequence[RowSpan]) -> None:
+        num_tokens, model = sum(span.num_fed for span in spans), self.model
+        logits = model.logits(model.forward(self.tokens.take(num_tokens), model.lay_out(spans)))
+        model.read(model.sample(logits, [GREEDY] * num_tokens, [CONTEXT] * num_tokens))
+        model.finish()
+
+    def read(self, num_tokens: int, start: int) -> None:
+        span, tokens = RowSpan(0, start, 0, num_tokens), self.tokens.take(num_tokens + 1)
+        batch = self.model.lay_out([span])
+        hidden = self.model.forward(tokens[:-1], batch)
+        self.drafter.committed(CommittedStep(hidden, batch, [CommittedRow(span, num_tokens, tokens[1:], True)]))
+        self.model.finish()
+
+    def draft(self, num_rows: int, start: int, depth: int) -> Task:
+        """Feeding the head and drafting. The target's hidden states are made once, beforehand."""
+        spans = [RowSpan(slot, start, slot, 1) for slot in range(num_rows)]
+        batch, tokens = self.model.lay_out(spans), self.tokens.take(num_rows)
+        hidden = self.model.take(self.model.forward(self.tokens.take(num_rows), batch), range(num_rows))
+        rows = [CommittedRow(span, 1, [token], drafts_now=True) for span, token in zip(spans, tokens, strict=True)]
+        step = CommittedStep(hidden, batch, rows)
+        asked = [
+            DraftRow(Row(slot, [*[1] * (start - 1), token], GREEDY), DraftRequest(depth), Verdict(0, token), start + 1)
+            for slot, token in enumerate(tokens)
+        ]
+
+        def run() -> None:
+            self.drafter.committed(step)
+            self.drafter.propose(asked)
+            self.model.finish()
+
+        return run
+
+
 @dataclass(frozen=True)  # with slots, a generic dataclass fails on Python 3.11
 class _Sizes(Generic[A, B]):
     """What is to be timed at each size."""
 
     info: RunnerInfo
-    model: HostModel[A, B]
-    drafter: HostDrafter[A, B]
+    work: _Work[A, B]
     num_tokens: frozenset[int]
     num_rows: frozenset[int]
 
@@ -133,28 +187,19 @@ class _Sizes(Generic[A, B]):
     def tasks(self, n: int) -> Iterator[tuple[Key, Task]]:
         start = _context(self.info, CONTEXT)
         if n in self.num_tokens:
-            yield ("verify", n), partial(_verify_step, self.model, _spans(self.info, n, start))
+            yield ("verify", n), partial(self.work.verify, _spans(self.info, n, start))
         if n == min(CONTEXT_ROWS, self.info.num_slots):
             for kind, context, feed in CONTEXTS:
                 spans = [RowSpan(slot, _context(self.info, context), slot * feed, feed) for slot in range(n)]
-                yield (kind, n), partial(_verify_step, self.model, spans)
-        if n in self.num_rows and n <= self.info.num_slots and self.drafter.max_depth > 1:
+                yield (kind, n), partial(self.work.verify, spans)
+        if n in self.num_rows and n <= self.info.num_slots and self.work.drafter.max_depth > 1:
             for depth in (1, 2):
-                yield (f"depth {depth}", n), _draft_step(self.model, self.drafter, n, start, depth)
+                yield (f"depth {depth}", n), self.work.draft(n, start, depth)
         if n not in READ_SIZES or n > self.info.max_context // 2:
             return
-        yield ("read", n), partial(_read_step, self.model, self.drafter, n, 0)
+        yield ("read", n), partial(self.work.read, n, 0)
         if n in READ_LONG_SIZES:
-            long = _context(self.info, LONG_CONTEXT)
-            yield ("read, long", n), partial(_read_step, self.model, self.drafter, n, long)
-
-
-def _read_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_tokens: int, start: int) -> None:
-    span = RowSpan(0, start, 0, num_tokens)
-    batch = model.lay_out([span])
-    hidden = model.forward([1] * num_tokens, batch)
-    drafter.committed(CommittedStep(hidden, batch, [CommittedRow(span, num_tokens, [1] * num_tokens, True)]))
-    model.finish()
+            yield ("read, long", n), partial(self.work.read, n, _context(self.info, LONG_CONTEXT))
 
 
 def _spans(info: RunnerInfo, num_tokens: int, start: int) -> list[RowSpan]:
@@ -168,32 +213,6 @@ def _spans(info: RunnerInfo, num_tokens: int, start: int) -> list[RowSpan]:
             spans.append(RowSpan(slot, start, offset, size))
             offset += size
     return spans
-
-
-def _verify_step(model: HostModel[A, B], spans: Sequence[RowSpan]) -> None:
-    num_tokens = sum(span.num_fed for span in spans)
-    logits = model.logits(model.forward([1] * num_tokens, model.lay_out(spans)))
-    model.read(model.sample(logits, [GREEDY] * num_tokens, [CONTEXT] * num_tokens))
-    model.finish()
-
-
-def _draft_step(model: HostModel[A, B], drafter: HostDrafter[A, B], num_rows: int, start: int, depth: int) -> Task:
-    """Feeding the head and drafting. The target's hidden states are made once, beforehand."""
-    spans = [RowSpan(slot, start, slot, 1) for slot in range(num_rows)]
-    batch = model.lay_out(spans)
-    hidden = model.take(model.forward([1] * num_rows, batch), range(num_rows))
-    step = CommittedStep(hidden, batch, [CommittedRow(span, 1, [1], drafts_now=True) for span in spans])
-    asked = [
-        DraftRow(Row(slot, [1] * start, GREEDY), DraftRequest(depth), Verdict(0, 1), start + 1)
-        for slot in range(num_rows)
-    ]
-
-    def run() -> None:
-        drafter.committed(step)
-        drafter.propose(asked)
-        model.finish()
-
-    return run
 
 
 def _timed_rounds(sizes: _Sizes[A, B], seconds: float) -> dict[Key, float]:

@@ -24,6 +24,11 @@ class HostDrafter(Drafter[CommittedStep[A, B], Sequence[DraftRow], list[Proposal
 
     max_depth: int
 
+    @property
+    def late_seconds(self) -> float:
+        """Of the last ``committed``, for tokens of earlier steps: no draft pass of this step needed them."""
+        ...
+
     def join(self, slot: int, state_of: int | None) -> None:
         """A row enters a slot, perhaps as a copy of another."""
 
@@ -35,6 +40,7 @@ class HostDrafter(Drafter[CommittedStep[A, B], Sequence[DraftRow], list[Proposal
 
 class NoDrafter(Generic[A, B]):
     max_depth = 0
+    late_seconds = 0.0
 
     def join(self, slot: int, state_of: int | None) -> None:
         """Nothing to remember."""
@@ -64,6 +70,10 @@ class MtpDrafter(Generic[A, B]):
         self._head = head
         self._feed = DeferredFeed(model, head)
         self._simulation = simulation
+
+    @property
+    def late_seconds(self) -> float:
+        return self._feed.late_seconds
 
     def join(self, slot: int, state_of: int | None) -> None:
         if state_of is not None:

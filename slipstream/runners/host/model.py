@@ -110,8 +110,11 @@ class HostModel(Protocol[A, B]):
         """Waits for the values."""
         ...
 
+    def wait(self, values: A) -> None:
+        """Until they are computed, and what was computed for them."""
+
     def finish(self) -> None:
-        """Wait for everything that was computed."""
+        """Wait for everything that was computed, and end the step."""
 
 
 class HostHead(Protocol[A, B_in]):

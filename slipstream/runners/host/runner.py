@@ -114,7 +114,8 @@ class HostRunner(Generic[A, B]):
         outcomes = dict(zip(sampling.index, zip(verdicts, proposals, strict=True), strict=True))
         results = commit_rows(rows, spans, outcomes)
         results = with_logprobs(results, [row.logprobs for row in rows], wanted, numbers + sample_numbers)
-        return StepResult(plan.step, results, middle - began, time.perf_counter() - middle)
+        late = self.drafter.late_seconds
+        return StepResult(plan.step, results, middle - began, time.perf_counter() - middle - late, late)
 
     def _prompt_logprobs(
         self, hidden: A, rows: Sequence[Row], spans: Sequence[RowSpan], wanted: StepLogprobs

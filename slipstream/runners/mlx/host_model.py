@@ -157,6 +157,9 @@ class MlxModel:
         numbers: Any = values.tolist()
         return list(numbers)
 
+    def wait(self, values: mx.array) -> None:
+        mx.eval(values)
+
     def finish(self) -> None:
         mx.eval([array for cache in self.all_caches for array in cache.arrays()], self.holder.kept)
         self.holder.kept.clear()

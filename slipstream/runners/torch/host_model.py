@@ -148,6 +148,9 @@ class TorchModel:
         numbers: list[Any] = values.tolist()
         return numbers
 
+    def wait(self, values: Tensor) -> None:
+        self.finish()
+
     def finish(self) -> None:
         if self.ops.device.type == "cuda":
             torch.cuda.synchronize(self.ops.device)
