@@ -6,12 +6,13 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from fakes import make_info
 
 from slipstream.engine.contract import DraftRequest, StepCosts
-from slipstream.speculate.adaptive import Adaptive
+from slipstream.speculate.adaptive import PROBING, Adaptive
 from slipstream.speculate.by_request import make_policy
 from slipstream.speculate.cost_curve import CostCurve
 from slipstream.speculate.cost_model import CostModel, Decoding, StepTiming
@@ -219,6 +220,23 @@ def test_probes_are_rare_and_say_so() -> None:
     probes = [reason for reason in reasons if "tries another depth" in reason]
     assert 2 <= len(probes) <= 1000 // 64
     assert re.fullmatch(r"not drafting now: a plain step \([\d.]+ ms\) is faster than any draft", reasons[0])
+
+
+def test_of_rows_that_do_not_draft_one_is_probed_again_and_again() -> None:
+    """Its head is fed all that it has not seen: for one row that is little, for all of them in turn it is all there is.
+    After a while it is another's turn, whose drafts may be better."""
+    simulation = Simulation(MACHINES["steep"], adaptive(MACHINES["steep"]), [0.1] * 8)
+    simulation.run(300)
+    probed = []
+    for _ in range(20_000):
+        simulation.step()
+        if simulation.policy.reason.endswith(PROBING):
+            probed.append(tuple(row for row, depth in enumerate(simulation.depths) if depth))
+    assert len(probed) > 4 * 16
+    assert {len(rows) for rows in probed} == {1}
+    changes = sum(before != after for before, after in pairwise(probed))
+    assert 3 <= changes <= len(probed) // 16 + 1
+    assert len(set(probed)) >= 4
 
 
 def test_what_a_row_taught_is_forgotten_with_it_but_the_engine_remembers() -> None:
