@@ -103,9 +103,7 @@ def split(x):
 
     Said to be impure: what is pure is computed again for each way in which a product wants it to lie in threads.
     """
-    return tl.inline_asm_elementwise(
-        _SPLIT, "=r,=r,r,r", [x], dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=2
-    )
+    return tl.inline_asm_elementwise(_SPLIT, "=r,=r,r,r", [x], dtype=(tl.bfloat16, tl.bfloat16), is_pure=False, pack=2)
 
 
 @triton.jit
