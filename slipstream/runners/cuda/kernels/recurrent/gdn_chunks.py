@@ -5,8 +5,9 @@ With G the cumulative log decay inside a chunk and S the state before it:
     out = e^G q S + M delta, where M[t, s <= t] = e^(G_t - G_s) q_t.k_s
     S' = e^G_last S + k^T (e^(G_last - G) delta)
 All terms without S are computed for all chunks at once (`_within`); then a program takes some columns of a head's state
-through the chunks of its row (`_across`). Float32 factors are split into two bfloat16, so that tensor cores multiply
-them and the state keeps 16 bits of each.
+through the chunks of its row (`_across`), the products transposed: each of its warps has 16 columns as rows, and the
+threads that have a product's result have it as the next one's left factor. Only k, q, A and M come by shared memory.
+Float32 factors are split into two bfloat16, so that tensor cores multiply them and the state keeps 16 bits of each.
 
 A state that is stored in 16 bits is rounded after each chunk, kept or not: a row that starts from it goes on as the one
 that kept it.
@@ -255,6 +256,7 @@ def _across(
     at_fades = fades + (first * num_v_heads + head) * CHUNK
     if KEEPS > 0:
         keep_at, kept = next_keep(keep_positions, keep_states, row, base, base + length, KEEPS)
+    # A chunk ahead, in registers: no factor of a product, it would come to shared memory in pieces of 4 bytes.
     v = _values(values, token - base % CHUNK, length, row, offset, replay, num_tokens, channels, in_v, DEPTH)
     for start in range(-(base % CHUNK), length, CHUNK):
         i = start + token
