@@ -107,6 +107,7 @@ PARTS: dict[str, list[Entry]] = {
         Entry("codes", 170, f"{REPORTS}/container_report.py --shapes 2"),
         Entry("codes-tiles", 200, f"{REPORTS}/container_report.py --sweep --shapes 1"),
         Entry("fp8", 200, f"{REPORTS}/fp8_report.py --seconds 150"),
+        Entry("gdn-chunks", 40, f"{REPORTS}/gdn_chunks_report.py"),
     ],
     "files": [
         *(

@@ -119,6 +119,11 @@ def multiply_add(
     return both_halves
 
 
+def subtracted(a: Register, b: Register) -> Register:
+    with np.errstate(invalid="ignore"):
+        return (a.view(np.float32) - b.view(np.float32)).view(np.uint32)
+
+
 def converted(upper: Register, lower: Register) -> Register:
     low, high = (rounded_to_bfloat16(each.view(np.float32).astype(np.float64)) for each in (lower, upper))
     return low | high << np.uint32(16)
@@ -133,6 +138,7 @@ OPERATIONS: dict[str, Callable[..., Register]] = {
     "prmt.b32": permuted,
     "fma.rn.bf16x2": multiply_add(bfloat16, rounded_to_bfloat16),
     "fma.rn.f16x2": multiply_add(float16, rounded_to_float16),
+    "sub.rn.f32": subtracted,
     "cvt.rn.bf16x2.f32": converted,
 }
 

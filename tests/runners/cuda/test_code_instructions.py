@@ -1,4 +1,5 @@
-"""The PTX in our kernels, run by ptx.py as all tests in Triton's interpreter do: codes to values, rounded states."""
+"""The PTX in our kernels, run by ptx.py as all tests in Triton's interpreter do: codes to values, rounded states,
+split factors."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream.runners.cuda.kernels.matmul import product
 from slipstream.runners.cuda.kernels.quant import code_values, int4
 from slipstream.runners.cuda.kernels.quant.code_layout import BIAS
 from slipstream.runners.cuda.kernels.recurrent import gdn_chunks
@@ -113,6 +115,17 @@ def test_states_rounded_to_bfloat16() -> None:
         found = run(gdn_chunks._TO_BFLOAT16.value, {2: registers[at], 3: registers[at + 1]}, 2)
         as_floats = torch.tensor(found).to(torch.int32).view(torch.float32)
         assert torch.equal(as_floats, numbers[at : at + 2].to(BF16).float())
+
+
+def test_split_into_two_bfloat16() -> None:
+    numbers = torch.cat([torch.randn(30) * 10, torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8])])  # the last two: ties
+    registers = [int(each) & MASK for each in numbers.view(torch.int32)]
+    high = numbers.to(BF16)
+    low = (numbers - high.float()).to(BF16)
+    for at in range(0, len(numbers), 2):
+        found = run(product._SPLIT.value, {2: registers[at], 3: registers[at + 1]}, 2)
+        for word, wanted in zip(found, (high, low), strict=True):
+            assert halves(word) == wanted[at : at + 2].tolist()
 
 
 @triton.jit

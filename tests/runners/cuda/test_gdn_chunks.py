@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -58,3 +63,17 @@ def test_as_exact_as_steps(
 
 def error(got: Tensor, wanted: Tensor) -> float:
     return float((got.cpu().double() - wanted).norm() / wanted.norm())
+
+
+def test_the_report_runs() -> None:
+    """What a GPU will be timed with, on small shapes: on the GPU, or where there is none in the interpreter."""
+    script = Path(__file__).parent / "gdn_chunks_report.py"
+    paths = os.pathsep.join([str(script.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths}  # also what chose the interpreter: tests/conftest.py
+    done = subprocess.run(
+        [sys.executable, str(script), "--tiny"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    errors = re.findall(r"rows of .* outputs off (\S+), states (\S+)$", done.stdout, re.MULTILINE)
+    assert len(errors) == 2
+    assert max(float(each) for pair in errors for each in pair) < 1e-4

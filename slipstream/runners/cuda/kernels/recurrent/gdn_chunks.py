@@ -5,8 +5,9 @@ With G the cumulative log decay inside a chunk and S the state before it:
     out = e^G q S + M delta, where M[t, s <= t] = e^(G_t - G_s) q_t.k_s
     S' = e^G_last S + k^T (e^(G_last - G) delta)
 All terms without S are computed for all chunks at once (`_within`); then a program takes some columns of a head's state
-through the chunks of its row (`_across`). Float32 factors are split into two bfloat16, so that tensor cores multiply
-them and the state keeps 16 bits of each.
+through the chunks of its row (`_across`), the products transposed: each of its warps has 16 columns as rows, and the
+threads that have a product's result have it as the next one's left factor. Only k, q, A and M come by shared memory.
+Float32 factors are split into two bfloat16, so that tensor cores multiply them and the state keeps 16 bits of each.
 
 A state that is stored in 16 bits is rounded after each chunk, kept or not: a row that starts from it goes on as the one
 that kept it.
@@ -40,7 +41,7 @@ _TO_BFLOAT16 = tl.constexpr("""{
     shl.b32 $0, two, 16;
     and.b32 $1, two, 0xffff0000;
 }""")
-COLUMNS = 32  # of a state, per program: two programs share a multiprocessor
+COLUMNS = 64  # of a state, per program, 16 for each of its warps: as many rows of products as Hopper multiplies at once
 
 
 @triton.jit
@@ -129,6 +130,14 @@ def _first_chunk(row_starts, row_fed, row_committed, row_replay, row):
 def _entry(i, row, offset, replay, num_tokens, DEPTH: tl.constexpr):
     """Index of the row's i-th token among the conv's outputs: replays follow all fed tokens."""
     return tl.where(i < replay, num_tokens + row * DEPTH + i, offset + i - replay).to(tl.int64)
+
+
+@triton.jit
+def _values(values, i, length, row, offset, replay, num_tokens, channels, in_v, DEPTH: tl.constexpr):
+    """Of the row's i-th tokens; zeros outside the row. [CHUNK, V]"""
+    entry = _entry(i, row, offset, replay, num_tokens, DEPTH)
+    inside = (i >= 0) & (i < length)
+    return tl.load(values + entry[:, None] * channels, mask=inside[:, None] & in_v[None, :], other=0.0)
 
 
 @triton.jit
@@ -234,7 +243,7 @@ def _across(
     slot = tl.load(row_slots + row).to(tl.int64)
     at_state = state + (slot * num_v_heads + head) * (k_dim * v_dim) + along_k[:, None] * v_dim + along_v[None, :]
     memory = tl.load(at_state, mask=in_state, other=0.0).to(tl.float32)
-    memory = tl.where(base == 0, 0.0, memory)  # another stream's may still lie there
+    memory = tl.trans(tl.where(base == 0, 0.0, memory))  # another stream's may still lie there
 
     channels = 2 * num_k_heads * k_dim + num_v_heads * v_dim
     values = convolved + 2 * num_k_heads * k_dim + head * v_dim + along_v[None, :]
@@ -247,37 +256,35 @@ def _across(
     at_fades = fades + (first * num_v_heads + head) * CHUNK
     if KEEPS > 0:
         keep_at, kept = next_keep(keep_positions, keep_states, row, base, base + length, KEEPS)
+    # A chunk ahead, in registers: no factor of a product, it would come to shared memory in pieces of 4 bytes.
+    v = _values(values, token - base % CHUNK, length, row, offset, replay, num_tokens, channels, in_v, DEPTH)
     for start in range(-(base % CHUNK), length, CHUNK):
         i = start + token
-        entry = _entry(i, row, offset, replay, num_tokens, DEPTH)
-        v = tl.load(
-            values + entry[:, None] * channels, mask=((i >= 0) & (i < length))[:, None] & in_v[None, :], other=0.0
-        )
-        fade = tl.load(at_fades + token)
+        fade = tl.load(at_fades + token)[None, :]
         last = tl.load(at_fades + CHUNK - 1)
-        faded = tl.exp(fade)[:, None]
-        zero = tl.zeros([CHUNK, V], tl.float32)
-        # Factors are loaded where they are needed: all at once they would not fit into the registers.
+        faded = tl.exp(fade)
+        zero = tl.zeros([V, CHUNK], tl.float32)
         k = tl.load(at_keys + tile)
         k_low = tl.load(at_keys + CHUNK * K + tile)
+        high, low = split(memory)
+        recalled = split_product(high, low, tl.trans(k), tl.trans(k_low), zero)
         q = tl.load(at_keys + 2 * CHUNK * K + tile)
         q_low = tl.load(at_keys + 3 * CHUNK * K + tile)
-        high, low = split(memory)
-        recalled = split_product(k, k_low, high, low, zero)
-        y = split_product(q, q_low, high, low, zero) * faded
+        y = split_product(high, low, tl.trans(q), tl.trans(q_low), zero) * faded
         solve = tl.load(at_squares + square)
         solve_low = tl.load(at_squares + CHUNK * CHUNK + square)
-        high, low = split(v - faded * recalled)
-        delta = split_product(solve, solve_low, high, low, zero)
+        high, low = split(tl.trans(v) - faded * recalled)
+        v = _values(values, i + CHUNK, length, row, offset, replay, num_tokens, channels, in_v, DEPTH)
+        delta = split_product(high, low, tl.trans(solve), tl.trans(solve_low), zero)
         mix = tl.load(at_squares + 2 * CHUNK * CHUNK + square)
         mix_low = tl.load(at_squares + 3 * CHUNK * CHUNK + square)
+        high, low = split(delta * tl.exp(last - fade))
+        memory = split_product(high, low, k, k_low, memory * tl.exp(last))
         high, low = split(delta)
-        y = split_product(mix, mix_low, high, low, y)
+        y = split_product(high, low, tl.trans(mix), tl.trans(mix_low), y)
         at_out = outs + (offset + i - replay).to(tl.int64)[:, None] * (num_v_heads * v_dim)
         to_store = ((i >= replay) & (i < length))[:, None] & in_v[None, :]
-        tl.store(at_out, y.to(out.dtype.element_ty), mask=to_store)
-        high, low = split(delta * tl.exp(last - fade)[:, None])
-        memory = split_product(tl.trans(k), tl.trans(k_low), high, low, memory * tl.exp(last))
+        tl.store(at_out, tl.trans(y.to(out.dtype.element_ty)), mask=to_store)
         memory = as_stored(memory, state)  # also where nobody stores it: a row may start from here
         at_keys += num_k_heads * (4 * CHUNK * K)
         at_squares += num_v_heads * (4 * CHUNK * CHUNK)
@@ -285,9 +292,9 @@ def _across(
         if KEEPS > 0:  # noqa: SIM102 (decided when it is compiled)
             if base + start + CHUNK == keep_at:
                 at_kept = at_state + (kept - slot) * (num_v_heads * k_dim * v_dim)
-                tl.store(at_kept, memory.to(state.dtype.element_ty), mask=in_state)
+                tl.store(at_kept, tl.trans(memory.to(state.dtype.element_ty)), mask=in_state)
                 keep_at, kept = next_keep(keep_positions, keep_states, row, keep_at, base + length, KEEPS)
-    tl.store(at_state, memory.to(state.dtype.element_ty), mask=in_state)
+    tl.store(at_state, tl.trans(memory.to(state.dtype.element_ty)), mask=in_state)
 
 
 def max_chunks(num_rows: int, num_tokens: int, depth: int) -> int:
@@ -311,7 +318,8 @@ def recur_in_chunks(
     if num_chunks == 0:
         return
     size, device = CHUNK.value, out.device
-    warps = 4 if gpu(device).multiplies_from_shared else 8  # there 4 spill up to 920 bytes, as compiled
+    # Of two stages none is ahead: a chunk is fetched when the one before it has ended. Three take 128 KiB.
+    stages = 3 if gpu(device).multiplies_from_shared else 2
     wide_k = max(16, triton.next_power_of_2(gdn.k_dim))
     columns = min(COLUMNS, max(16, triton.next_power_of_2(gdn.v_dim)))
     keys = torch.empty(num_chunks, gdn.num_k_heads, 4, size, wide_k, device=device, dtype=torch.bfloat16)
@@ -321,10 +329,10 @@ def recur_in_chunks(
     spans = (batch.row_offsets, batch.row_starts, batch.row_fed, batch.row_committed, batch.row_replay)
     _within[(gdn.num_v_heads, num_chunks)](
         convolved, gates, keys, squares, fades, *spans,
-        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, TILED=gdn.tiled, num_warps=warps, num_stages=1,
+        batch.num_rows, num_tokens, *heads, DEPTH=depth, K=wide_k, TILED=gdn.tiled, num_warps=2, num_stages=1,
     )  # fmt: skip
     _across[(triton.cdiv(gdn.v_dim, columns), gdn.num_v_heads, batch.num_rows)](
         convolved, keys, squares, fades, out, state, batch.row_slots, *spans, batch.keep_positions, batch.keep_states,
         num_tokens, *heads, DEPTH=depth, K=wide_k, V=columns, KEEPS=batch.max_keeps, TILED=gdn.tiled,
-        num_warps=warps, num_stages=2,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
