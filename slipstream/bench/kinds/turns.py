@@ -32,7 +32,7 @@ def bench_turns(options: ModelOptions, settings: TurnsSettings, to: ReportOption
         raise ConfigError("bench turns compares the prefix cache on and off by itself: leave out --prefix-cache off")
     sized = _with_room(options, settings)
     with _peer(options, settings) as peer, loaded(sized) as (llm, memory):
-        print(headline(options, llm.engine.info.note))
+        print(headline(options, llm.engine.info))
         _warm_up(llm, settings)
         scenarios = _Scenarios(llm, settings, peer, texts=not options.simulate_acceptance)
         results = {name: scenarios.run(name) for name in settings.scenarios if name != RESTART}
