@@ -119,5 +119,7 @@ def _policy(loaded: LoadedModel) -> str:
     config, info = loaded.engine.config, loaded.engine.info
     if not info.max_depth:
         return f"off: {info.why_no_draft}"
-    policy = f"depth {config.draft}" if isinstance(config.draft, int) else config.draft
-    return f"{policy}, at most {min(info.max_depth, config.max_depth)} deep, p_min {config.p_min:g}"
+    room = f"at most {min(info.max_depth, config.max_depth)} deep, p_min {config.p_min:g}"
+    if config.draft in ("off", 0):
+        return f"off, but for requests that ask for drafts: {room}"
+    return f"depth {config.draft}, {room}" if isinstance(config.draft, int) else f"{config.draft}, {room}"

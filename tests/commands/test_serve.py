@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_gguf
@@ -31,10 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(path: Path, runner: str = "torch") -> dict[str, str]:
+def said(path: Path, runner: str = "torch", **more: Any) -> dict[str, str]:
     """The lines by their first word."""
     lines: list[str] = []
-    options = ModelOptions(str(path), runner=runner, device="cpu", max_streams=1, max_context=64)
+    options = ModelOptions(str(path), runner=runner, device="cpu", max_streams=1, max_context=64, **more)
     loading = Loading(options, lines.append)
     loaded = loading(lambda error: None)
     loaded.engine.start()
@@ -57,6 +58,18 @@ def test_why_there_is_no_head_is_said_once(folder: Path) -> None:
     lines = said(folder / "alone" / "alone.gguf")
     assert lines["model"] == "alone (qwen3_5; GGUF, Q4_K), no MTP head"
     assert lines["drafts"] == "off: no MTP head: the checkpoint has no nextn.* tensors; give one with --mtp"
+
+
+@pytest.mark.parametrize(
+    ("setting", "drafts"),
+    [
+        ({"draft": "off"}, "off, but for requests that ask for drafts: at most 4 deep, p_min 0"),
+        ({"draft": 0}, "off, but for requests that ask for drafts: at most 4 deep, p_min 0"),
+        ({"draft": 2, "p_min": 0.5}, "depth 2, at most 4 deep, p_min 0.5"),
+    ],
+)
+def test_what_drafts_and_what_does_not(folder: Path, setting: dict[str, Any], drafts: str) -> None:
+    assert said(folder / "whole.gguf", **setting)["drafts"] == drafts
 
 
 def test_what_becomes_floats_on_mlx(tmp_path: Path) -> None:
