@@ -30,7 +30,7 @@ from slipstream.runners.mlx.loading import model_shape
 TOKENS = torch.randint(0, tiny.VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 REPACKED = ["qwen-gptq", "intel-autoround", "autoround-as-awq", "quanttrio-awq", "cyankiwi-stacked", "int8", "mxfp4"]
 REPACKED += ["cyankiwi-asymmetric", "gptq-that-claims-a-quantised-head", "quantised-embedding", "int8-packed"]
-REPACKED += ["gptq-asymmetric", "gptq-v2-asymmetric", "gptq-8-bit"]
+REPACKED += ["gptq-asymmetric", "gptq-v2", "gptq-v2-asymmetric", "gptq-8-bit"]
 REPACKED += ["next-gptq", "next-awq"]
 FP8, NVFP4 = "is stored in FP8", "is stored in NVFP4"
 REFUSED = {
@@ -54,7 +54,7 @@ def test_logits(tmp_path: Path, name: str) -> None:
     assert sum(planned.values()) == sum(array.nbytes for _, array in tree_flatten(loaded.parameters()))
 
 
-@pytest.mark.parametrize("name", ["intel-autoround", "cyankiwi-stacked", "quantised-embedding", "next-gptq"])
+@pytest.mark.parametrize("name", ["intel-autoround", "cyankiwi-stacked", "quantised-embedding", "gptq-v2", "next-gptq"])
 def test_drafts_change_no_token(tmp_path: Path, name: str) -> None:
     """Heads that are quantised, one by one and in one file, and one that is not."""
     tiny_packed.save(tiny_packed.LAYOUTS[name], tmp_path)
