@@ -90,8 +90,10 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
     """None: as it is in the files."""
     if name == "auto":
         on_gpu = mx.default_device().type == mx.DeviceType.gpu
-        # A GGUF's scales are float16; only a GPU computes faster with them than with float32.
-        return None if model.path.is_dir() or on_gpu else mx.float32
+        # A GGUF's scales are float16; only a GPU computes faster with them than with float32. Experts in 16 bits are
+        # multiplied by a GPU alone.
+        as_stored = on_gpu or (model.path.is_dir() and model.spec.architecture != "qwen3_5_moe")
+        return None if as_stored else mx.float32
     if name not in DTYPES:
         raise ConfigError(f"on MLX, dtype is auto or one of {', '.join(DTYPES)}, not {name!r}")
     return DTYPES[name]
