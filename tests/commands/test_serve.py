@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from tiny_gguf import Options
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.serve import Loading
 
+COMMAND = [sys.executable, "-m", "slipstream.cli"]
 HEAD = "blk.2."  # after two layers
 
 
@@ -82,3 +86,18 @@ def test_what_becomes_floats_on_mlx(tmp_path: Path) -> None:
     share = sum(mlp.values()) / sum(weight.numel() for weight in model.state_dict().values())
     assert said(path, "mlx")["weights"] == f"{100 * share:.0f} % of the weights become float32 on MLX (Q6_K, Q2_K)"
     assert "weights" not in said(path)
+
+
+def test_a_log_in_json_is_json_from_the_first_line_on() -> None:
+    shape = ["--shape", "tiny", "--random-weights", "--device", "cpu", "--draft", "off"]
+    command = [*COMMAND, "serve", "--port", "0", "--log-format", "json", *shape]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = [json.loads(process.stdout.readline())["message"]]
+        while not said[-1].startswith("page"):
+            said.append(json.loads(process.stdout.readline())["message"])
+    finally:
+        process.terminate()
+        process.communicate(timeout=300)
+    assert [line.split()[0] for line in said[:2]] == ["listening", "loading:"]
