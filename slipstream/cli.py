@@ -61,10 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> int:
     """`main` for a process of its own: it does not wait for threads that still fetch, load or compute."""
     code = main()
-    if any(thread.name in OUTLIVE for thread in threading.enumerate()):
+    # Native code aborts a process whose interpreter is gone: that some of our threads are in, and MLX's own threads.
+    if "mlx.core" in sys.modules or any(thread.name in OUTLIVE for thread in threading.enumerate()):
         atexit._run_exitfuncs()
         sys.stdout.flush()
-        os._exit(code)  # some are in native code that aborts the process when the interpreter is gone
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

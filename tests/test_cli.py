@@ -203,6 +203,12 @@ def test_chat_refuses_a_question_over_the_context_goes_on_and_ends_with_its_inpu
     assert ANSWER in done.stdout
 
 
+def test_chat_without_a_template_says_so_before_the_first_question() -> None:
+    done = run("chat", "--shape", "tiny", "--random-weights", "--device", "cpu", text="hello\n")
+    assert "a plain question fails: the model has no chat template; `slipstream generate --raw` contin" in done.stdout
+    assert "send a plain prompt instead of messages; /new starts over\n" in done.stderr
+
+
 class Terminal:
     """A process that has a terminal."""
 

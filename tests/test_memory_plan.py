@@ -175,7 +175,7 @@ def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         plan_of(900_000, 2, folder)
     assert plan_of(None, 2, folder).kv_pool < room.kv_pool
     monkeypatch.setattr("slipstream.runners.torch.memory.free_bytes", lambda device: room.weights)
-    with pytest.raises(ConfigError, match=r"the weights .* but 0\.00 GB are free: take a model with fewer"):
+    with pytest.raises(ConfigError, match=r"the weights .* but 0\.\d MB are free: take a model with fewer"):
         plan_of(None, 2, folder)
 
 
@@ -198,6 +198,10 @@ def test_everything_stays_within_the_memory_that_the_operator_names(
     assert plan(10**15).kv_pool == free.kv_pool  # more than there is: as if nothing was said
     with pytest.raises(ConfigError, match="give more memory, or take a model with fewer weights or with fewer bits"):
         plan(free.process)
+    with pytest.raises(
+        ConfigError, match=r"take \d+\.\d MB, but 0 B are free \(of the 24 B of memory the process takes"
+    ):
+        plan(24)  # GB were meant
 
 
 def test_host_memory_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,19 @@ def test_mlx_serves_without_our_torch_runner() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
+def test_mlxs_threads_do_not_abort_a_command_that_is_done() -> None:
+    """On Linux they do in most processes that run a model; here another thread would keep the interpreter alive."""
+    pytest.importorskip("mlx_lm", reason=NO_MLX)
+    script = (
+        "import sys, threading\nimport mlx.core\nfrom slipstream import cli\n"
+        "cli.main = lambda: print('done') or 3\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "sys.exit(cli.entry())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", "")
+
+
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"dtype": "int8"}, {"dtype": "int4"}, {"kv_dtype": "fp8"}])
 def test_options_that_mlx_does_not_have(options: dict[str, str]) -> None:
     pytest.importorskip("mlx_lm", reason=NO_MLX)

@@ -26,11 +26,11 @@ def bench_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentPars
     simulating = [_streams(add), _step(add), _load(add), _prefill(add), _turns(add)]
     for each in simulating:
         _simulation_flag(each)
-    reporting = [*simulating, _prompts(add), _start(add), _grammar(add), _hostile(add), _peer(add)]
-    for each in reporting:
+    others = [_prompts(add), _start(add), _grammar(add), _hostile(add), _peer(add), _pause(add), _http(add)]
+    for each in (*simulating, *others):
         _report_flags(each, plots=each in simulating[:3])
     _hops(kinds)  # without the flags of a model: it has none
-    return [*reporting, _pause(add), _http(add)]
+    return [*simulating, *others]
 
 
 def _simulation_flag(parser: argparse.ArgumentParser) -> None:
@@ -312,11 +312,11 @@ def _run(options: ModelOptions, args: argparse.Namespace, to: ReportOptions) -> 
         case "pause":
             from slipstream.bench.kinds.pause import pause
 
-            return pause(options, args.streams[0], args.tokens)
+            return pause(options, args.streams[0], args.tokens, to)
         case "http":
             from slipstream.bench.kinds.http import http
 
-            return http(options, args.streams, args.tokens, args.repeats)
+            return http(options, args.streams, args.tokens, args.repeats, to)
         case "streams":
             from slipstream.bench.kinds.streams import StreamsSettings, streams
 

@@ -56,6 +56,8 @@ def chat(options: ModelOptions, sampling: Mapping[str, Any], system: str | None)
         params = SamplingParams(**defaults.merged(sampling))
         show(f"{llm.model.name} on {llm.engine.info.note}")
         _note(f"sampling defaults: {defaults}\nspeculation: {llm.speculation}\n{HINT}")
+        if fault := llm.tokenizer.check_chat():
+            _note(f"a plain question fails: {printable(fault)}; `slipstream generate --raw` continues a text")
         Conversation(llm, params, system).run()
     return 0
 
@@ -144,7 +146,7 @@ class Conversation:
         try:
             answer = self._answer([*self._messages, question])
         except RequestError as error:
-            print(f"not sent: {printable(str(error))}; /new starts over", file=sys.stderr)
+            print(f"not sent: {printable(str(error)).rstrip('.')}; /new starts over", file=sys.stderr)
             return
         self._turns += [question, {"role": "assistant", "content": answer}]
 

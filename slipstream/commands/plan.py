@@ -25,7 +25,7 @@ def plan(options: ModelOptions, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**_as_dict(model, memory), "chat_fault": chat_fault}))
     else:
-        _print(model, memory, backend.describe(model), chat_fault)
+        _print(model, memory, options, backend.describe(model), chat_fault)
     return 0
 
 
@@ -57,9 +57,8 @@ def _streams(memory: MemoryPlan) -> dict[int, int]:
     return {length: memory.streams_of(length) for length in lengths}
 
 
-def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -> None:
-    head = "with its MTP head" if model.head is not None else model.head_reason
-    show(f"{model.name} ({model.spec.architecture}), {head}")
+def _print(model: OpenedModel, memory: MemoryPlan, options: ModelOptions, note: str, chat_fault: str) -> None:
+    show(f"{model.name} ({model.spec.architecture}), {_head(model, options)}")
     for line in _describe(model):
         show(line)
     show(note)
@@ -69,12 +68,20 @@ def _print(model: OpenedModel, memory: MemoryPlan, note: str, chat_fault: str) -
     if chat_fault:
         show(f"chat: a plain question fails: {chat_fault}")
         print()
-    for label, num_bytes in _lines(memory):
+    for label, num_bytes in _lines(memory, options.memory):
         print(f"  {label:<40}{size(num_bytes):>10}")
     print(f"\nfits at once, of {memory.num_slots} streams and {memory.pool_tokens} tokens in all:")
     for length, count in _streams(memory).items():
         print(f"  {count:>4} of {length:>6} tokens")
     print("more or fewer with --memory, --kv-memory, --max-streams and --max-context")
+
+
+def _head(model: OpenedModel, options: ModelOptions) -> str:
+    """Loaded even where only requests may turn drafting on."""
+    if model.head is None:
+        return model.head_reason
+    off = options.engine_config.draft in ("off", 0)
+    return f"with its MTP head{', for requests that ask for drafts' if off else ''}"
 
 
 def _describe(model: OpenedModel) -> list[str]:
@@ -92,7 +99,7 @@ def _in_words(contents: Contents) -> str:
     return f"{contents.format}, {sizes}: {types}"
 
 
-def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
+def _lines(memory: MemoryPlan, given: int | None) -> list[tuple[str, int]]:
     each = ", ".join(filter(None, (memory.state_dtype, size(memory.state_per_stream))))
     recurrent = [(f"recurrent states, {each} each", memory.states)] if memory.states else []
     kept = [(f"kept states, {size(memory.kept_state)} each", memory.kept_states)] if memory.kept_states else []
@@ -110,6 +117,6 @@ def _lines(memory: MemoryPlan) -> list[tuple[str, int]]:
         *kept,
         *workspace,
         *process,
-        ("in all", memory.total),
+        (f"in all, of {size(given)} given" if given else "in all", memory.total),
         *host,
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -16,6 +16,7 @@ LINE_SECONDS = 1.0  # between two lines of progress, at least
 WAIT_SECONDS = 5.0  # after so long a line comes, however little is done
 SHARE = 0.1  # that a line is worth before then
 T = TypeVar("T")
+Say = Callable[[str], None]
 
 
 def say(text: str) -> None:
@@ -34,8 +35,8 @@ def clear_line() -> None:
 class Lines:
     """Says how far something is: seldom where it goes fast, every few seconds where it is slow."""
 
-    def __init__(self, seconds: float = LINE_SECONDS) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float = LINE_SECONDS, say: Say = say) -> None:
+        self._seconds, self._say = seconds, say
         self._share, self._at = 0.0, time.monotonic()
 
     def report(self, share: float, text: str) -> None:
@@ -44,14 +45,14 @@ class Lines:
         if share < 1.0 and passed < (self._seconds if share - self._share >= SHARE else WAIT_SECONDS):
             return
         self._share, self._at = share, time.monotonic()
-        say(text)
+        self._say(text)
 
 
 class LoadingBar:
     """From the first bytes of a model to the last. ``lines``: not silent where there is no terminal."""
 
-    def __init__(self, *, lines: bool = False) -> None:
-        self._lines = Lines() if lines and not sys.stderr.isatty() else None
+    def __init__(self, *, lines: bool = False, say: Say = say) -> None:
+        self._lines = Lines(say=say) if lines and not sys.stderr.isatty() else None
         self._lock = threading.Lock()  # loaded in one thread, closed in another
         self._bar: tqdm | None = None
         self._read = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slipstream.assemble import make_engine
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.progress import LoadingBar, clear_line
+from slipstream.commands.progress import say as say_on_stderr
 from slipstream.commands.text import show, size
 from slipstream.errors import EngineDead, SlipstreamError
 from slipstream.load import OpenedModel
@@ -21,9 +23,10 @@ from slipstream.server.service.status import ModelFacts
 
 def serve(options: ModelOptions, config: ServerConfig) -> int:
     set_up_logging(config.log_level, config.log_format)
-    loading = Loading(options)
+    log = logging.getLogger("slipstream.server").info
+    loading = Loading(options) if config.log_format == "text" else Loading(options, log, log)
     server = Server(config, options.engine_config, loading, lambda loaded: loading.ready(loaded, server.address))
-    show(f"listening on {server.address}, loading {_what(options)}")
+    loading.say(f"listening on {server.address}, loading {_what(options)}")
     try:
         server.run()
     finally:
@@ -51,6 +54,7 @@ class Loading:
 
     options: ModelOptions
     say: Callable[[str], None] = show  # gets a line for each fact of the loaded model
+    say_far: Callable[[str], None] = say_on_stderr  # gets how far loading is, where there is no terminal
     bar: LoadingBar = field(default_factory=LoadingBar)
     model_line: str = ""
     chat_fault: str = ""  # why its chat template cannot be used
@@ -60,7 +64,7 @@ class Loading:
 
     def __call__(self, on_death: Callable[[Exception], None]) -> LoadedModel:
         backend = self.options.backend
-        self.bar = LoadingBar(lines=True)
+        self.bar = LoadingBar(lines=True, say=self.say_far)
         model = self.options.open()
         engine_config = replace(self.options.engine_config, sampling_defaults=self.options.sampling_of(model))
         tokenizer = model.tokenizer  # before the plan: its memory counts
@@ -119,5 +123,7 @@ def _policy(loaded: LoadedModel) -> str:
     config, info = loaded.engine.config, loaded.engine.info
     if not info.max_depth:
         return f"off: {info.why_no_draft}"
-    policy = f"depth {config.draft}" if isinstance(config.draft, int) else config.draft
-    return f"{policy}, at most {min(info.max_depth, config.max_depth)} deep, p_min {config.p_min:g}"
+    room = f"at most {min(info.max_depth, config.max_depth)} deep, p_min {config.p_min:g}"
+    if config.draft in ("off", 0):
+        return f"off, but for requests that ask for drafts: {room}"
+    return f"depth {config.draft}, {room}" if isinstance(config.draft, int) else f"{config.draft}, {room}"

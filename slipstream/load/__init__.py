@@ -53,7 +53,7 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
     architectures that we do not know."""
     name, path = _resolve(model)
     if path.is_dir() and not (path / "config.json").exists():
-        raise LoadError(f"{path} holds no model: give a folder with config.json and *.safetensors, or a .gguf file.")
+        raise LoadError(_what_is_missing(path))
     given = _head_path(model, mtp)
     if any_architecture and path.is_dir():
         folder = open_any(path, name)
@@ -63,6 +63,12 @@ def open_model(model: str | None = None, mtp: str | None = None, *, any_architec
     if head is None and mtp is None:
         head, reason = _head_on_hub(model, path, checkpoint.spec) or (None, reason)
     return OpenedModel(name, path, checkpoint, head, reason, SMOLLM2_SAMPLING if model is None else None)
+
+
+def _what_is_missing(folder: Path) -> str:
+    if any(folder.glob("*.safetensors")):
+        return f"{folder} has weights but no config.json: fetch it into the folder, too, or take the model as a GGUF."
+    return f"{folder} holds no model: give a folder with config.json and *.safetensors, or a .gguf file."
 
 
 def _resolve(model: str | None) -> tuple[str, Path]:

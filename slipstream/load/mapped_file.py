@@ -57,7 +57,7 @@ def _map(path: Path) -> np.ndarray:
     try:
         size = path.stat().st_size
         if size == 0:
-            raise CorruptFile(f"{path} is empty.")
+            raise CorruptFile(f"{path} is empty: fetch it again.")
         data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
     except FileNotFoundError:
         raise LoadError(f"{path} does not exist.") from None

@@ -52,6 +52,7 @@ def test_pause(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "pause", *arguments]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["tokens"] == 12
+    assert {"model", "host", "command", "versions"} <= report.keys()
     assert report["worst_ms"] >= report["p99_ms"]
 
 

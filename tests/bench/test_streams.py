@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tiny_chat_model import write_tiny_chat_model
 
 from slipstream.bench.harness.mixed_traffic import per_stream
 from slipstream.bench.harness.traffic import StreamLog, decode_rate
@@ -63,6 +64,15 @@ def test_a_simulated_run_is_labelled_everywhere(bench: Bench, tmp_path: Path) ->
     assert json.loads((tmp_path / "lines").read_text())["results"] == report["results"]
     assert str(tmp_path) not in kept.read_text()
     assert "--plot streams.svg" in report["command"]
+
+
+def test_a_model_that_cannot_draft_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or its rows of other modes would look like drafts that were never accepted."""
+    folder = str(write_tiny_chat_model(tmp_path))
+    arguments = ["--device", "cpu", "--kv-memory", "4M", "--streams", "1", "--modes", "off,2", *SHORT]
+    assert main(["bench", "streams", folder, *arguments]) == 0
+    missing = "the checkpoint has no mtp.* tensors; give one with --mtp"
+    assert f"\nnothing is drafted: no MTP head: {missing}\n" in capsys.readouterr().out
 
 
 def test_the_mix_compares_plain_streams(bench: Bench) -> None:

@@ -66,11 +66,14 @@ def test_llama_cpp_has_its_own_conversation(bench: Bench) -> None:
         (["--shrink", "3"], "power of two"),
         (["--scenarios", "cold", "--peer"], "belongs to the scenario turns"),
         (["--scenarios", "agents", "--shrink", "1", "--prompt", "64", "--turns", "1"], "no recorded session fits"),
+        (["--scenarios", "turns,agents", "--prompt", "64", "--turns", "1"], "no recorded session fits"),
     ],
 )
 def test_what_cannot_be_measured(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "turns", "--shape", "tiny", "--random-weights", "--device", "cpu", *arguments]) == 1
-    assert said in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert not printed.out, "something was measured for nothing"
 
 
 def test_thinking_stays_until_the_user_writes_again() -> None:

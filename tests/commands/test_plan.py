@@ -50,6 +50,13 @@ def test_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert any(line.startswith(f"    {part} ") for line in lines)
 
 
+def test_what_was_given_and_what_only_requests_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder / "Whole-Q4_K_M.gguf"), *SMALL, "--memory", "2GiB", "--draft", "off"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Whole-Q4_K_M (qwen3_5_moe), with its MTP head, for requests that ask for drafts"
+    assert [line for line in lines if line.startswith("  in all, of 2.15 GB given   ")]
+
+
 def test_as_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys, folder / "Tiny-Q4_K_M.gguf")
     files, parts = found["files"], found["weight_parts"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_gguf
@@ -11,6 +15,7 @@ from tiny_gguf import Options
 from slipstream.commands.options import ModelOptions
 from slipstream.commands.serve import Loading
 
+COMMAND = [sys.executable, "-m", "slipstream.cli"]
 HEAD = "blk.2."  # after two layers
 
 
@@ -31,10 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(path: Path, runner: str = "torch") -> dict[str, str]:
+def said(path: Path, runner: str = "torch", **more: Any) -> dict[str, str]:
     """The lines by their first word."""
     lines: list[str] = []
-    options = ModelOptions(str(path), runner=runner, device="cpu", max_streams=1, max_context=64)
+    options = ModelOptions(str(path), runner=runner, device="cpu", max_streams=1, max_context=64, **more)
     loading = Loading(options, lines.append)
     loaded = loading(lambda error: None)
     loaded.engine.start()
@@ -59,6 +64,18 @@ def test_why_there_is_no_head_is_said_once(folder: Path) -> None:
     assert lines["drafts"] == "off: no MTP head: the checkpoint has no nextn.* tensors; give one with --mtp"
 
 
+@pytest.mark.parametrize(
+    ("setting", "drafts"),
+    [
+        ({"draft": "off"}, "off, but for requests that ask for drafts: at most 4 deep, p_min 0"),
+        ({"draft": 0}, "off, but for requests that ask for drafts: at most 4 deep, p_min 0"),
+        ({"draft": 2, "p_min": 0.5}, "depth 2, at most 4 deep, p_min 0.5"),
+    ],
+)
+def test_what_drafts_and_what_does_not(folder: Path, setting: dict[str, Any], drafts: str) -> None:
+    assert said(folder / "whole.gguf", **setting)["drafts"] == drafts
+
+
 def test_what_becomes_floats_on_mlx(tmp_path: Path) -> None:
     pytest.importorskip("mlx_lm", reason="MLX is not installed: pip install '.[mlx]'")
     model = tiny_gguf.wide(num_hidden_layers=2, full_attention_interval=2)
@@ -69,3 +86,18 @@ def test_what_becomes_floats_on_mlx(tmp_path: Path) -> None:
     share = sum(mlp.values()) / sum(weight.numel() for weight in model.state_dict().values())
     assert said(path, "mlx")["weights"] == f"{100 * share:.0f} % of the weights become float32 on MLX (Q6_K, Q2_K)"
     assert "weights" not in said(path)
+
+
+def test_a_log_in_json_is_json_from_the_first_line_on() -> None:
+    shape = ["--shape", "tiny", "--random-weights", "--device", "cpu", "--draft", "off"]
+    command = [*COMMAND, "serve", "--port", "0", "--log-format", "json", *shape]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = [json.loads(process.stdout.readline())["message"]]
+        while not said[-1].startswith("page"):
+            said.append(json.loads(process.stdout.readline())["message"])
+    finally:
+        process.terminate()
+        process.communicate(timeout=300)
+    assert [line.split()[0] for line in said[:2]] == ["listening", "loading:"]

@@ -30,7 +30,7 @@ from slipstream.runners.mlx.loading import model_shape
 TOKENS = torch.randint(0, tiny.VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()
 REPACKED = ["qwen-gptq", "intel-autoround", "autoround-as-awq", "quanttrio-awq", "cyankiwi-stacked", "int8", "mxfp4"]
 REPACKED += ["cyankiwi-asymmetric", "gptq-that-claims-a-quantised-head", "quantised-embedding", "int8-packed"]
-REPACKED += ["gptq-asymmetric", "gptq-v2-asymmetric", "gptq-8-bit"]
+REPACKED += ["gptq-asymmetric", "gptq-v2", "gptq-v2-asymmetric", "gptq-8-bit"]
 REPACKED += ["next-gptq", "next-awq"]
 FP8, NVFP4 = "is stored in FP8", "is stored in NVFP4"
 REFUSED = {
@@ -54,7 +54,7 @@ def test_logits(tmp_path: Path, name: str) -> None:
     assert sum(planned.values()) == sum(array.nbytes for _, array in tree_flatten(loaded.parameters()))
 
 
-@pytest.mark.parametrize("name", ["intel-autoround", "cyankiwi-stacked", "quantised-embedding", "next-gptq"])
+@pytest.mark.parametrize("name", ["intel-autoround", "cyankiwi-stacked", "quantised-embedding", "gptq-v2", "next-gptq"])
 def test_drafts_change_no_token(tmp_path: Path, name: str) -> None:
     """Heads that are quantised, one by one and in one file, and one that is not."""
     tiny_packed.save(tiny_packed.LAYOUTS[name], tmp_path)
@@ -99,3 +99,12 @@ def test_experts_of_several_types_are_refused(tmp_path: Path) -> None:
     tiny_packed.save(replace(layout, rules=[(r"experts\.3\.up", None), *layout.rules]), tmp_path)
     with pytest.raises(UnknownModel, match=r"several types or shapes \(BF16, INT4_32\), .*: use --runner torch\.$"):
         load_shapes(open_model(str(tmp_path), any_architecture=True), "auto")
+
+
+@pytest.mark.parametrize("name", ["cyankiwi-stacked", "experts-in-int4-and-bfloat16"])
+def test_experts_run_as_they_are_stored(tmp_path: Path, name: str) -> None:
+    """Scales or experts in 16 bits: MLX's CPU build multiplies experts in float32 only, so there they become that."""
+    tiny_packed.save(tiny_packed.LAYOUTS[name], tmp_path)
+    ask = Ask(tuple(TOKENS[:9]), SamplingParams(temperature=0.0, max_tokens=6, seed=1, draft=2))
+    [tokens] = Traffic(open_mlx(tmp_path, dtype="auto"), EngineConfig(max_streams=4)).run([ask])
+    assert len(tokens) == 6

@@ -92,7 +92,8 @@ LAYOUTS: dict[str, Layout] = {
         "moe",
         [(SMALL + "|lm_head", None), (ALL, "gptq-v2")],
         _gptq(checkpoint_format="gptq_v2"),
-        more={"model.layers.3.self_attn.o_proj.bias": torch.zeros(64)},  # AutoGPTQ writes such a bias for each matrix
+        # AutoGPTQ writes such a bias for each matrix
+        more={f"{layer}.self_attn.o_proj.bias": torch.zeros(64) for layer in ("model.layers.3", "mtp.layers.0")},
     ),
     "gptq-asymmetric": Layout("moe", [(SMALL + "|lm_head", None), (ALL, "gptq-asymmetric")], _gptq(sym=False)),
     "gptq-v2-asymmetric": Layout(

@@ -16,7 +16,7 @@ from slipstream.errors import CorruptFile, LoadError, MissingTensor, SlipstreamE
 from slipstream.load import open_tokenizer
 from slipstream.load.dequantize import dequantize
 from slipstream.load.gguf.file import open_gguf
-from slipstream.load.gguf.header import read_header
+from slipstream.load.gguf.header import TRUNCATED, read_header
 from slipstream.load.gguf.rope import llama3_divisors
 from slipstream.load.spec import RopeSpec
 
@@ -187,16 +187,35 @@ def test_missing_tensor_names_the_file(llama_file):
 def test_not_gguf(tmp_path):
     path = tmp_path / "x.gguf"
     for content, says in (
-        (b"", "empty"),
+        (b"", r"is empty: fetch it again\."),
         (b"GG", "'GGUF'"),
         (b"PK\3\4" + bytes(100), "'GGUF'"),
-        (b"GGUF", "truncated"),
+        (b"GGUF", rf"ends after 4 bytes, inside its header, {TRUNCATED}\."),
     ):
         path.write_bytes(content)
         with pytest.raises(CorruptFile, match=says):
             open_gguf(path)
     with pytest.raises(LoadError, match="not a file"):
         open_gguf(tmp_path)
+
+
+def test_where_a_tensor_cannot_lie(tmp_path):
+    """Behind the end, as while a file is being fetched, or where no converter puts one: another fault, said as such."""
+    whole, path = tensor_header(offset=0) + bytes(128), tmp_path / "x.gguf"
+    path.write_bytes(whole)
+    [tensor] = read_header(path).tensors.values()
+    end = tensor.place.stop
+    path.write_bytes(whole[: end - 1])
+    with pytest.raises(CorruptFile, match=rf"has {end - 1} bytes, tensor 't' needs up to byte {end}, {TRUNCATED}\.$"):
+        read_header(path)
+    path.write_bytes(tensor_header(offset=4) + bytes(128))
+    with pytest.raises(CorruptFile, match=r"tensor 't' starts at byte \d+, no multiple of 8: it is damaged\.$"):
+        read_header(path)
+
+
+def tensor_header(offset):
+    """Of a file with four floats."""
+    return b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 4, 0, offset)
 
 
 @pytest.mark.timeout(120)

@@ -129,6 +129,9 @@ def test_what_a_folder_without_a_model_lacks(tmp_path):
     for any_architecture in (False, True):
         with pytest.raises(LoadError, match=rf"^{tmp_path} holds no model: give a folder with config\.json and"):
             open_model(str(tmp_path), any_architecture=any_architecture)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(LoadError, match=rf"^{tmp_path} has weights but no config\.json: fetch it into the folder"):
+        open_model(str(tmp_path))
 
 
 def test_a_folder_that_is_called_like_a_model(tmp_path):

@@ -293,11 +293,13 @@ def test_models(fake: FakeServer) -> None:
 
 
 def test_a_served_name_insists() -> None:
-    with FakeServer(config=ServerConfig(port=0, names=("qwen",))) as server:
+    with FakeServer(config=ServerConfig(port=0, names=("qwen", "coder"))) as server:
         for name, status in (("qwen", 200), ("fake", 200), ("gpt-9", 404)):
             assert server.post(CHAT, messages=HELLO, model=name, max_tokens=1).status_code == status
         error = server.post(CHAT, messages=HELLO, model="gpt-9").json()["error"]
         assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert error["message"] == "there is no model 'gpt-9' here; this server has 'fake', 'qwen', 'coder'"
+        assert server.get("/v1/models/gpt-9").json()["error"] == error
 
 
 def test_nothing_at_a_path_and_wrong_methods(fake: FakeServer) -> None:

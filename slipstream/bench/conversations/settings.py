@@ -11,8 +11,8 @@ from slipstream.engine.engine import Engine
 from slipstream.errors import ConfigError
 from slipstream.sampling import SamplingParams
 
-RESTART = "restart"
-SCENARIOS = ("turns", "edit", "fan-out", "agents", "cold", RESTART)
+AGENTS, RESTART = "agents", "restart"
+SCENARIOS = ("turns", "edit", "fan-out", AGENTS, "cold", RESTART)
 SUFFIX = 64  # tokens with which the prompts of a fan-out differ
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slipstream import __version__
 from slipstream.commands.options import ModelOptions, ReportOptions
+from slipstream.engine.contract import RunnerInfo
 from slipstream.errors import ConfigError
 from slipstream.host import available_threads, cpu_name
 
@@ -43,10 +44,11 @@ def title(options: ModelOptions, what: str) -> str:
     return f"{_without_folders(options.model_name)}{weights} on {options.backend.device.name}: {what}"
 
 
-def headline(options: ModelOptions, note: str) -> str:
-    """What runs where, from the runner's own note, and what is simulated if the note does not say it."""
+def headline(options: ModelOptions, info: RunnerInfo) -> str:
+    """What runs where, what is simulated if the runner's own note does not say it, and why no stream drafts."""
     label = simulated(options)
-    return title(options, note if label in note else f"{note}, {label}")
+    what = info.note if label in info.note else f"{info.note}, {label}"
+    return title(options, what if info.max_depth else f"{what}\nnothing is drafted: {info.why_no_draft}")
 
 
 def clause(label: str, before: str = ", ") -> str:

@@ -108,7 +108,7 @@ def grammar(options: ModelOptions, settings: GrammarSettings, to: ReportOptions)
     check_writable(to)
     sized = with_room(options, [settings.new + 256] * settings.streams)
     with loaded(sized) as (llm, _):
-        print(headline(options, llm.engine.info.note))
+        print(headline(options, llm.engine.info))
         began = time.perf_counter()
         timed = Timed(llm.constraint(JsonSchema(SCHEMA)))
         compile_ms = 1e3 * (time.perf_counter() - began)

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 
 from slipstream.bench.harness.local_server import served
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
-from slipstream.commands.options import ModelOptions
+from slipstream.bench.harness.report import check_writable, write_report
+from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.commands.progress import shown
 from slipstream.engine.request import TokenEvent
 from slipstream.sampling import SamplingParams
@@ -37,10 +38,12 @@ class HttpTurn:
         return self.http_tok_s / self.direct_tok_s
 
 
-def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats: int) -> int:
+def http(options: ModelOptions, streams: Sequence[int], num_tokens: int, repeats: int, to: ReportOptions) -> int:
+    check_writable(to)
     with served(options) as (port, loaded):
         turns = _measure(port, loaded, streams, num_tokens, repeats)
-    _print_medians(turns, streams)
+    settings = {"streams": list(streams), "tokens": num_tokens, "repeats": repeats}
+    write_report("http", options, to, {"settings": settings, "results": _medians(turns, streams)})
     return 0
 
 
@@ -91,7 +94,8 @@ def _line(turn: HttpTurn) -> str:
     return f"direct {turn.direct_tok_s:7.1f} tok/s, HTTP {turn.http_tok_s:7.1f} tok/s, ratio {turn.ratio:.3f}"
 
 
-def _print_medians(turns: Sequence[HttpTurn], streams: Sequence[int]) -> None:
+def _medians(turns: Sequence[HttpTurn], streams: Sequence[int]) -> list[dict[str, float]]:
+    """Printed, and for the report."""
     medians = []
     for count in streams:
         mine = [turn for turn in turns if turn.streams == count]
@@ -103,4 +107,4 @@ def _print_medians(turns: Sequence[HttpTurn], streams: Sequence[int]) -> None:
         ratio = round(statistics.median(turn.ratio for turn in mine), 3)
         print(f"{count:>3} streams, medians: {_line(middle)}; median of the turns' ratios {ratio}")
         medians.append({**asdict(middle), "ratio": ratio, "turns": len(mine)})
-    print(json.dumps({"bench": "http", "results": medians}))
+    return medians

@@ -72,7 +72,7 @@ def load(options: ModelOptions, settings: LoadSettings, to: ReportOptions) -> in
     sized = with_room(for_modes(options, settings.modes), [length] * options.max_streams)
     rows: list[LoadResult] = []
     with loaded(sized) as (llm, memory):
-        print(headline(options, llm.engine.info.note))
+        print(headline(options, llm.engine.info))
         print(_headline(settings, simulated(options)))
         runs = [(rate, mode) for rate in settings.rates for mode in settings.modes]
         for rate, mode in runs:

@@ -7,13 +7,13 @@ is time in which the loop served no client.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 
 from slipstream.assemble import make_engine
 from slipstream.bench.harness.mtp_bench_prompts import MTP_BENCH_PROMPTS
-from slipstream.commands.options import ModelOptions
+from slipstream.bench.harness.report import check_writable, write_report
+from slipstream.commands.options import ModelOptions, ReportOptions
 from slipstream.commands.progress import LoadingBar, say
 from slipstream.engine.async_engine import AsyncEngine
 from slipstream.load import OpenedModel, StreamingDetokenizer
@@ -22,7 +22,8 @@ from slipstream.sampling import SamplingParams
 TICK = 0.001
 
 
-def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
+def pause(options: ModelOptions, num_streams: int, num_tokens: int, to: ReportOptions) -> int:
+    check_writable(to)
     model = options.open()
     bar = LoadingBar(lines=True)
     engine = AsyncEngine(make_engine(model, options.engine_config, options.backend, progress=bar))
@@ -31,7 +32,7 @@ def pause(options: ModelOptions, num_streams: int, num_tokens: int) -> int:
         f"{result['tokens']} tokens in {num_streams} streams; the loop's worst pause was {result['worst_ms']} ms, "
         f"the 99th percentile {result['p99_ms']} ms"
     )
-    print(json.dumps({"bench": "pause", "streams": num_streams, **result}))
+    write_report("pause", options, to, {"streams": num_streams, **result})
     return 0
 
 

@@ -127,7 +127,7 @@ Found = Iterator[tuple[str, list[Compared]]]  # llama.cpp's note, and a number o
 
 def _by_turns(options: ModelOptions, path: Path, settings: PeerSettings, length: int) -> Found:
     with loaded(_of_file(options, path, settings, length)) as (llm, _):
-        print(f"{headline(options, llm.engine.info.note)}\n{COLUMNS}")
+        print(f"{headline(options, llm.engine.info)}\n{COLUMNS}")
         for count in settings.streams:
             given = prompts(llm, count, settings.prompt, settings.seed)
             with _other(path, count, length) as other:
@@ -139,11 +139,11 @@ def _one_after_the_other(options: ModelOptions, path: Path, settings: PeerSettin
     """A machine that changes its speed in between does so for one of them only."""
     ours: list[tuple[Prompts, Turns, float | None]] = []
     with loaded(_of_file(options, path, settings, length)) as (llm, _):
-        note = llm.engine.info.note
+        info = llm.engine.info
         for count in settings.streams:
             given = prompts(llm, count, settings.prompt, settings.seed)
             ours.append((given, *_turns(_all_ours(llm, settings), given, settings)))
-    print(f"{headline(options, note)}, one after the other\n{COLUMNS}")
+    print(f"{headline(options, info)}, one after the other\n{COLUMNS}")
     for count, (asked, turns, disturbed) in zip(settings.streams, ours, strict=True):
         with _other(path, count, length) as other:
             theirs, then = _turns({PEER: _theirs(other)}, asked, settings, other)

@@ -99,7 +99,7 @@ def _stream_tokens(settings: PrefillSettings, options: ModelOptions) -> int:
 
 def _with_head(options: ModelOptions, settings: PrefillSettings) -> tuple[dict[int, float], list[Disturbed], bool]:
     with loaded(options) as (llm, _):
-        print(headline(options, llm.engine.info.note), flush=True)
+        print(headline(options, llm.engine.info), flush=True)
         seconds = _read_prompts(llm, settings, "with head")
         disturbed = [_disturb(llm, settings, mode, options) for mode in shown(settings.modes, "disturbed")]
         return seconds, disturbed, llm.engine.info.max_depth > 0

@@ -84,7 +84,7 @@ def _measure(options: ModelOptions, settings: StepSettings, plan: MemoryPlan) ->
     runner = options.backend.load(model, engine, plan, lambda num_bytes: bar(num_bytes, total))
     bar.close()
     try:
-        print(headline(options, runner.info.note))
+        print(headline(options, runner.info))
         driver = Driver(runner, engine.max_step_tokens, settings.context)
         depths = [depth for depth in settings.depths if depth <= runner.info.max_depth]
         turns = [(num_rows, depth) for num_rows in settings.rows for depth in depths]

@@ -71,7 +71,7 @@ def streams(options: ModelOptions, settings: StreamsSettings, to: ReportOptions)
     length = longest(options, settings.prompt) + settings.new
     sized = with_room(for_modes(options, settings.modes), [length] * max(settings.streams))
     with loaded(sized) as (llm, memory):
-        print(headline(options, llm.engine.info.note))
+        print(headline(options, llm.engine.info))
         rows = [row for temperature in settings.temperatures for row in _at(llm, options, settings, temperature)]
         mixed = (
             mixed_traffic.measure(llm, settings.streams, settings.modes, settings.prompt, settings.new)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from slipstream.bench.conversations import agents, crowd, turns
 from slipstream.bench.conversations.chat import Conversation, words_of
-from slipstream.bench.conversations.settings import RESTART, TurnsSettings, ask
+from slipstream.bench.conversations.settings import AGENTS, RESTART, TurnsSettings, ask
 from slipstream.bench.conversations.traces import Session, load_sessions
 from slipstream.bench.harness.llamacpp_peer import LlamaCppPeer, open_peer
 from slipstream.bench.harness.loaded_engine import SLACK, loaded, watch_memory, with_room
@@ -30,9 +30,11 @@ def bench_turns(options: ModelOptions, settings: TurnsSettings, to: ReportOption
     check_writable(to)
     if options.prefix_cache == "off":
         raise ConfigError("bench turns compares the prefix cache on and off by itself: leave out --prefix-cache off")
+    if AGENTS in settings.scenarios:
+        _sessions(settings)  # or the others would be measured, and lost
     sized = _with_room(options, settings)
     with _peer(options, settings) as peer, loaded(sized) as (llm, memory):
-        print(headline(options, llm.engine.info.note))
+        print(headline(options, llm.engine.info))
         _warm_up(llm, settings)
         scenarios = _Scenarios(llm, settings, peer, texts=not options.simulate_acceptance)
         results = {name: scenarios.run(name) for name in settings.scenarios if name != RESTART}
@@ -137,7 +139,8 @@ def _sessions(settings: TurnsSettings) -> list[Session]:
     fitting = [each.shrunk(settings.shrink, room, settings.requests) for each in load_sessions()]
     found = [each for each in fitting if len(each.requests) > 1][: settings.sessions]
     if not found:
-        raise ConfigError(f"no recorded session fits into {room} tokens: ask for a longer --prompt or more --shrink")
+        more = f"a longer --prompt, more --shrink, or --scenarios without {AGENTS}"
+        raise ConfigError(f"no recorded session fits into {room} tokens: ask for {more}")
     return found
 
 
@@ -145,7 +148,7 @@ TITLES = {
     "turns": "one conversation, time to first token with the cache and without",
     "edit": "a message changed in a prompt that is cached",
     "fan-out": "requests at once over one prefix",
-    "agents": "recorded sessions of a coding agent, at once",
+    AGENTS: "recorded sessions of a coding agent, at once",
     "cold": "requests at once that share nothing",
     RESTART: "the engine started again, with the cache in a folder",
 }

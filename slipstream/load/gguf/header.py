@@ -25,6 +25,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_NAME, MAX_KEY = 100, 65535  # bytes; llama.cpp allows 63 to the name of a tensor
+TRUNCATED = "so it is truncated: fetch it again, or wait until all of it has come"
 MAX_BROKEN = 1 << 16  # bytes of a text that is not UTF-8
 MAX_SMALL, NUMBER_BYTES = 4096, 40  # a list of numbers: a short one, and what one takes in memory
 STRING, ARRAY = 8, 9
@@ -88,7 +89,7 @@ class _Cursor:
         """Move on by `length` bytes; returns where they start."""
         start = self.at
         if length > len(self.view) - start:
-            raise CorruptFile(f"{self.path} ends after {len(self.view)} bytes, inside its header: it is truncated.")
+            raise CorruptFile(f"{self.path} ends after {len(self.view)} bytes, inside its header, {TRUNCATED}.")
         self.at = start + length
         return start
 
@@ -227,8 +228,12 @@ def _locate(file: MappedFile, name: str, shape: tuple[int, ...], kind: int, star
     if shape[-1] % block or math.prod(shape) == 0:
         raise CorruptFile(f"{path}: tensor {name!r} of shape {list(shape)} cannot be made of {dtype} blocks.")
     num_bytes = math.prod(shape) // block * block_bytes
-    if start % 8 or start + num_bytes > size:
-        raise CorruptFile(f"{path} has {size} bytes, tensor {name!r} needs {start} to {start + num_bytes}: truncated.")
+    if start % 8:
+        raise CorruptFile(f"{path}: tensor {name!r} starts at byte {start}, no multiple of 8: it is damaged.")
+    if start + num_bytes > size:
+        raise CorruptFile(
+            f"{path} has {size} bytes, tensor {name!r} needs up to byte {start + num_bytes}, {TRUNCATED}."
+        )
     return GgufTensor(name, dtype, shape, Place(path, start, start + num_bytes), file)
 
 

@@ -275,24 +275,24 @@ def _check_weights(fixed: MemoryPlan, left: int, given: int | None) -> None:
     """``left``: bytes beside the weights. ``given``: that the operator named."""
     if left <= 0:
         needed = fixed.weights + fixed.head + fixed.workspace
-        process = f" (of the {_gb(given)} of memory the process takes {_gb(fixed.process)})" if given else ""
+        process = f" (of the {_size(given)} of memory the process takes {_size(fixed.process)})" if given else ""
         more = "give more memory, or " if given else ""
         raise ConfigError(
-            f"the weights and the workspace of a step take {_gb(needed)}, but {_gb(needed + left)} are free{process}: "
-            f"{more}take a model with fewer weights or with fewer bits a weight"
+            f"the weights and the workspace of a step take {_size(needed)}, but {_size(needed + left)} are free"
+            f"{process}: {more}take a model with fewer weights or with fewer bits a weight"
         )
 
 
 def _check_room(plan: MemoryPlan, budget: int, free: int) -> None:
     if plan.num_blocks < MIN_BLOCKS:
         raise ConfigError(
-            f"{_mb(max(budget, 0))} are left for KV, but the minimum is {MIN_BLOCKS} blocks of {plan.block_size} "
-            f"tokens, {_mb(MIN_BLOCKS * plan.block_size * plan.kv_per_token)}: give more kv_memory or allow fewer "
+            f"{_size(budget)} are left for KV, but the minimum is {MIN_BLOCKS} blocks of {plan.block_size} "
+            f"tokens, {_size(MIN_BLOCKS * plan.block_size * plan.kv_per_token)}: give more kv_memory or allow fewer "
             "max_streams"
         )
     if plan.caches > free:
         raise ConfigError(
-            f"{_mb(plan.caches)} are asked for KV and states, but beside the weights only {_mb(max(free, 0))} are "
+            f"{_size(plan.caches)} are asked for KV and states, but beside the weights only {_size(free)} are "
             "free: give less kv_memory or allow fewer max_streams"
         )
 
@@ -301,17 +301,16 @@ def _check_host(plan: MemoryPlan, engine: EngineConfig, free: int) -> None:
     """What the operator named: where nobody did, less is taken."""
     if engine.cache_host is not None and plan.host_tier > free:
         raise ConfigError(
-            f"{_gb(plan.host_tier)} of host memory are asked for the prefix cache, but {_gb(free)} are free: give less "
-            "cache_host"
+            f"{_size(plan.host_tier)} of host memory are asked for the prefix cache, but {_size(free)} are free: give "
+            "less cache_host"
         )
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{max(num_bytes, 0) / 1e9:.2f} GB"
-
-
-def _mb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB"
+def _size(num_bytes: int) -> str:
+    """Also of what is not meant: `--memory 24` is 24 bytes."""
+    if num_bytes < 1e5:
+        return f"{max(num_bytes, 0)} B"
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def free_bytes(device: torch.device) -> int:

@@ -198,9 +198,10 @@ class Views:
         return JSONResponse({"object": "list", "data": found, **ends})
 
     async def model(self, request: Request) -> Response:
-        name, own = request.path_params["model"], self._service.loaded().facts.name
-        if name not in (own, *self._service.config.names):
-            raise unknown_model(name, own)
+        name = request.path_params["model"]
+        known = (self._service.loaded().facts.name, *self._service.config.names)
+        if name not in known:
+            raise unknown_model(name, known)
         return JSONResponse(self._entry(name))
 
     def _entry(self, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -178,12 +178,13 @@ def check_model(service: Service, name: str | None) -> None:
     """Any name will do, unless the server was given the names to insist on."""
     names = service.config.names
     name = name.removesuffix(":latest") if name else name  # which Ollama's clients append
-    if name and names and name not in (service.loaded().facts.name, *names):
-        raise unknown_model(name, names[0])
+    known = (service.loaded().facts.name, *names)
+    if name and names and name not in known:
+        raise unknown_model(name, known)
 
 
-def unknown_model(name: str, known: str) -> ApiError:
-    message = f"there is no model {name!r} here; this server has {known!r}"
+def unknown_model(name: str, known: Iterable[str]) -> ApiError:
+    message = f"there is no model {name!r} here; this server has {', '.join(map(repr, dict.fromkeys(known)))}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

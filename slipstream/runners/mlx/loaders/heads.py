@@ -19,7 +19,13 @@ from slipstream.load.spec import Architecture, HeadSpec
 from slipstream.runners.backend import Progress, ignore_progress
 from slipstream.runners.mlx.loaders.folder_weights import check_types, folder_rules, is_packed
 from slipstream.runners.mlx.loaders.gguf_weights import gguf_rules
-from slipstream.runners.mlx.loaders.models import Tensors, name_in_head, quantise_like, stack_experts
+from slipstream.runners.mlx.loaders.models import (
+    Tensors,
+    name_in_head,
+    quantise_like,
+    stack_experts,
+    without_empty_biases,
+)
 from slipstream.runners.mlx.loaders.parameters import evaluate, parameters, slab_bytes, source_bytes
 from slipstream.runners.mlx.mtp import MtpHead
 
@@ -49,7 +55,8 @@ def load_head(
 
 
 def _with_weights(architecture: Architecture, args: Any, checkpoint: Checkpoint, stored: Tensors) -> MtpHead:
-    head, weights = MtpHead(architecture, args), _joined_experts(stored)
+    head = MtpHead(architecture, args)
+    weights = without_empty_biases(head, _joined_experts(stored))
     if architecture in PLUS_ONE and not _folded(weights):
         weights = {name: weight + 1.0 if _is_norm(name) else weight for name, weight in weights.items()}
     quantise_like(head, weights)

@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen2, qwen3, qwen3_5, qwen3_5_moe
 from mlx_lm.utils import _get_classes as get_classes
 from mlx_lm.utils import infer_quant_config, load_config, load_model
@@ -89,8 +90,10 @@ def _dtype(model: OpenedModel, name: str) -> mx.Dtype | None:
     """None: as it is in the files."""
     if name == "auto":
         on_gpu = mx.default_device().type == mx.DeviceType.gpu
-        # A GGUF's scales are float16; only a GPU computes faster with them than with float32.
-        return None if model.path.is_dir() or on_gpu else mx.float32
+        # A GGUF's scales are float16; only a GPU computes faster with them than with float32. Experts in 16 bits are
+        # multiplied by a GPU alone.
+        as_stored = on_gpu or (model.path.is_dir() and model.spec.architecture != "qwen3_5_moe")
+        return None if as_stored else mx.float32
     if name not in DTYPES:
         raise ConfigError(f"on MLX, dtype is auto or one of {', '.join(DTYPES)}, not {name!r}")
     return DTYPES[name]
@@ -124,6 +127,7 @@ def _made_for_folder(model: OpenedModel) -> Any:
 def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype, progress: Progress | None) -> Any:
     loaded, rules = _made_for_folder(model), folder_rules(model.checkpoint, dtype)
     weights = loaded.sanitize(dict(parameters(model.checkpoint, target_names(model), rules, progress)))
+    weights = without_empty_biases(loaded, weights)
     quantise_like(loaded, weights)
     try:
         loaded.load_weights(list(weights.items()))
@@ -131,6 +135,16 @@ def _from_packed_folder(model: OpenedModel, dtype: mx.Dtype, progress: Progress 
         raise UnknownModel(f"{model.path}: {_sentence(error)}") from error
     loaded.eval()
     return loaded
+
+
+def without_empty_biases(module: nn.Module, weights: Tensors) -> Tensors:
+    """Tools for GPTQ write a bias of zeros for every matrix, also of models that have none."""
+    known = {name for name, _ in tree_flatten(module.parameters())}
+    return {
+        name: array
+        for name, array in weights.items()
+        if name in known or not name.endswith(".bias") or bool(array.any())
+    }
 
 
 def _changes(model: OpenedModel) -> dict[str, Any]:
