@@ -19,6 +19,7 @@ class CostCurve:
         self._weights = [tuning.calibration_weight] * len(good)  # observations of each point
         self._tuning = tuning
         self._scale = 1.0
+        self._drift = 0.0  # errors of the last steps, whatever their size: not what bends the curve
         self._settling = tuning.num_settling if good else 0
         self._smooth: list[float] | None = None
 
@@ -38,6 +39,16 @@ class CostCurve:
             values += self._segment(start + len(values), start + count)
         return values
 
+    @property
+    def scale(self) -> float:
+        """How much slower the machine is, at every size, than when the first points were measured."""
+        return self._scale
+
+    def follow(self, factor: float) -> None:
+        """The machine is that much slower than before, as other work showed."""
+        self._scale *= factor
+        self._smooth = None
+
     def observe(self, x: int, seconds: float) -> None:
         if seconds <= 0.0 or x <= 0:
             return
@@ -50,14 +61,17 @@ class CostCurve:
             self._settling -= 1
         else:
             self._bend(x, expected, error)
-        self._scale *= 1.0 + self._tuning.scale_rate * error
-        self._smooth = None
+        self._drift += self._tuning.scale_rate * (error - self._drift)
+        self.follow(1.0 + self._tuning.scale_rate * error)
 
     def _bend(self, x: int, expected: float, error: float) -> None:
         self._insert(x, expected)
         for index, weight in self._neighbours(x):
             self._weights[index] += weight
-            self._ys[index] *= 1.0 + max(self._tuning.point_rate, 1.0 / self._weights[index]) * weight * error
+            seen = self._weights[index]
+            # Of a point that is known well only what is its own: a machine that slows down bends nothing (log 269).
+            own = error - self._drift if seen >= self._tuning.calibration_weight else error
+            self._ys[index] *= 1.0 + max(self._tuning.point_rate, 1.0 / seen) * weight * own
 
     def _segment(self, start: int, stop: int) -> list[float]:
         """The values from start on that lie on one straight line."""

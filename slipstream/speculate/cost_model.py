@@ -113,7 +113,10 @@ class CostModel:
         rows = timing.decoding
         own = min(self._per_row * rows.num_rows, timing.verify_seconds * self._tuning.max_row_share)
         context = rows.context + self._share * rows.draft_kv
+        before = self.verify.curve.scale
         self.verify.observe(rows.num_tokens, context, timing.verify_seconds - own)
+        if not rows.pass_rows:  # draft passes are not seen, and what slows the machine slows them, too (log 268)
+            self.draft.curve.follow(self.verify.curve.scale / before)
         self._other += self._tuning.other_rate * (timing.busy_other_seconds - self._other)
         if not rows.pass_rows or timing.draft_seconds <= 0.0:
             return
