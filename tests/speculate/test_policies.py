@@ -222,30 +222,6 @@ def test_probes_are_rare_and_say_so() -> None:
     assert re.fullmatch(r"not drafting now: a plain step \([\d.]+ ms\) is faster than any draft", reasons[0])
 
 
-@pytest.mark.parametrize("slower", [1.7, 0.6])
-def test_a_machine_that_changes_its_speed_while_nobody_drafts_changes_that_of_draft_passes(slower: float) -> None:
-    """Else drafting looks cheap on a machine that other work slows down, and dear on one that has become fast."""
-    machine = MACHINES["cpu"]
-    costs = machine.costs
-    before = costs.undisturbed(Decoding(8, 8)), costs.drafting((8,), 0.0), costs.undisturbed(Decoding(12, 8))
-    for _ in range(2000):
-        costs.observe(StepTiming(Decoding(8, 8), slower * machine.verify(8), 0.0))
-    after = costs.undisturbed(Decoding(8, 8)), costs.drafting((8,), 0.0), costs.undisturbed(Decoding(12, 8))
-    for old, new in zip(before, after):
-        assert old is not None
-        assert new == pytest.approx(slower * old, rel=0.02)  # also what was not seen: steps with drafts
-
-
-def test_the_shape_is_still_learned_from_sizes_that_differ() -> None:
-    machine = MACHINES["cpu"]
-    costs = machine.costs
-    for turn in range(4000):  # beside plain steps some with drafts, which are dearer than was measured at the start
-        num_tokens, factor = (16, 1.3) if turn % 4 == 0 else (8, 1.0)
-        costs.observe(StepTiming(Decoding(num_tokens, 8), factor * machine.verify(num_tokens), 0.0))
-    ratio = costs.verify.curve.at(16) / costs.verify.curve.at(8)
-    assert ratio == pytest.approx(1.3 * machine.verify(16) / machine.verify(8), rel=0.03)
-
-
 def test_of_rows_that_do_not_draft_one_is_probed_again_and_again() -> None:
     """Its head is fed all that it has not seen: for one row that is little, for all of them in turn it is all there is.
     After a while it is another's turn, whose drafts may be better."""
