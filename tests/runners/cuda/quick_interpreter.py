@@ -14,6 +14,7 @@ import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 from ptx import from_registers, in_registers, run
+from quick_values import remember
 from triton._C.libtriton import interpreter as memory
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
@@ -79,3 +80,4 @@ def quicken() -> None:
     interpreter.InterpretedFunction.__call__ = _call
     one = interpreter.interpreter_builder
     one.options = replace(one.options, sanitize_overflow=False)
+    remember()
