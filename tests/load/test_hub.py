@@ -91,23 +91,25 @@ def all_opened(hub: FakeHub, cache: Path, names: Sequence[str], **more: str) -> 
     return [answer | {"noise": done.stderr} for answer in answers]
 
 
-FILES = {
-    "some-org/Tiny-GGUF:UD-Q4_K_XL": "Tiny-UD-Q4_K_XL.gguf",
-    "some-org/Tiny-GGUF:Q4_K_M": "Tiny-Q4_K_M.gguf",
-    "some-org/Tiny-GGUF:ud-q4_k_m": "Tiny-UD-Q4_K_M.gguf",
-    "some-org/Tiny-GGUF:Tiny-BF16.gguf": "Tiny-BF16.gguf",
-    "some-org/Dots:Q8_0": "tiny.Q8_0.gguf",
-    "some-org/Odd:Q8_0": "tiny_Q8_0.gguf",
-    "some-org/Odd:Q4_K_M": "tiny-q4_k_m.gguf",
-    "some-org/Odd:BF16": "BF16/tiny.gguf",
-    "some-org/Odd:F32/tiny": "F32/tiny.gguf",
-}
-
-
-def test_files_of_repositories(hub: FakeHub, tmp_path: Path) -> None:
-    for (name, file), answer in zip(FILES.items(), all_opened(hub, tmp_path, [*FILES]), strict=True):
-        assert (answer["name"], answer["file"], answer["head"]) == (name, Path(file).name, None)
-    assert hub.sent == [*FILES.values()], "and no other file was fetched"
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("some-org/Tiny-GGUF:UD-Q4_K_XL", "Tiny-UD-Q4_K_XL.gguf"),
+        ("some-org/Tiny-GGUF:Q4_K_M", "Tiny-Q4_K_M.gguf"),
+        ("some-org/Tiny-GGUF:ud-q4_k_m", "Tiny-UD-Q4_K_M.gguf"),
+        ("some-org/Tiny-GGUF:Tiny-BF16.gguf", "Tiny-BF16.gguf"),
+        ("some-org/Dots:Q8_0", "tiny.Q8_0.gguf"),
+        ("some-org/Odd:Q8_0", "tiny_Q8_0.gguf"),
+        ("some-org/Odd:Q4_K_M", "tiny-q4_k_m.gguf"),
+        ("some-org/Odd:BF16", "BF16/tiny.gguf"),
+        ("some-org/Odd:F32/tiny", "F32/tiny.gguf"),
+    ],
+)
+@pytest.mark.each_value
+def test_a_file_of_a_repository(hub: FakeHub, tmp_path: Path, name: str, file: str) -> None:
+    answer = opened(hub, tmp_path, name)
+    assert (answer["name"], answer["file"], answer["head"]) == (name, Path(file).name, None)
+    assert hub.sent == [file], "and no other file was fetched"
 
 
 def test_all_parts_and_the_head_beside_them_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
