@@ -26,7 +26,7 @@ _np_dtype, _fits = interpreter._get_np_dtype, interpreter._validate_np_data_size
 class _Shape:
     sizes: Any  # as a type has them
     numel: int
-    text: str
+    names: dict[str, str]  # of a type, by its elements
     constants: Any  # as a value has them
     constant_numel: Any
 
@@ -44,10 +44,13 @@ def _block_type(self: Any, element_ty: Any, shape: Any) -> None:
     if sizes not in _shapes:
         _init_block(self, element_ty, shape)
         value = _remembered_nothing(self)
-        _shapes[sizes] = _Shape(self.shape, self.numel, str(self.shape), value.shape, value.numel)
+        _shapes[sizes] = _Shape(self.shape, self.numel, {}, value.shape, value.numel)
     known = self.known = _shapes[sizes]
     self.element_ty, self.shape, self.numel = element_ty, known.sizes, known.numel
-    self.name = f"<{known.text}, {element_ty.name}>"
+    name = known.names.get(element_ty.name)
+    if name is None:
+        name = known.names[element_ty.name] = f"<{known.sizes}, {element_ty}>"
+    self.name = name
 
 
 def _remembered_nothing(block: Any) -> Any:
@@ -57,11 +60,12 @@ def _remembered_nothing(block: Any) -> Any:
 
 
 def _tensor(self: Any, handle: Any, type: Any) -> None:
-    self.handle, self.type, self.dtype = handle, type, type.scalar
-    if type.is_block():
-        self.shape, self.numel = type.known.constants, type.known.constant_numel
+    self.handle, self.type = handle, type
+    if type.__class__ is core.block_type:
+        known = type.known
+        self.dtype, self.shape, self.numel = type.element_ty, known.constants, known.constant_numel
     else:
-        self.shape, self.numel = _one.shape, _one.numel
+        self.dtype, self.shape, self.numel = type.scalar, _one.shape, _one.numel
 
 
 def _unwrap_if_constexpr(value: Any) -> Any:
