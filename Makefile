@@ -12,7 +12,8 @@ EXTRA ?= $(if $(filter Darwin-arm64,$(subst $() ,-,$(PLATFORM))),mlx,$(if $(shel
 SERVE := $(if $(MODEL),'$(MODEL)') $(if $(DRAFT),--draft $(DRAFT)) $(if $(PORT),--port $(PORT)) $(ARGS)
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations 20
+# Tests start more than a hundred processes; where the environment forbids to keep compiled modules, each compiles them all.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal --durations 20
 
 # Instruction sets that the CPU kernels can be compiled for on this machine, besides its own.
 FLAGS := $(shell grep -m 1 ^flags /proc/cpuinfo 2>/dev/null)

@@ -25,7 +25,7 @@ def accepted(outputs: Sequence[Output]) -> float:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.exhaustive)], ids=len)
 def test_every_answer_is_valid(seeds: range) -> None:
-    with LLM(max_streams=16) as llm:
+    with LLM(max_streams=16, draft=2) as llm:  # whether to draft would differ by machine
         prompts, params, names = [], [], []
         for seed in seeds:
             for i, (name, schema) in enumerate(SCHEMAS.items()):

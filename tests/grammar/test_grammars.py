@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import jsonschema
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from slipstream.errors import ConstraintFault
 from slipstream.grammar import Choice, Gbnf, GrammarCompiler, JsonObject, JsonSchema, Lark, Regex, Spec
@@ -40,11 +41,11 @@ def compiler(any_tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-def allowed(mask: bytes | None, vocab_size: int) -> list[int]:
+def allowed(mask: bytes | None, vocab_size: int) -> NDArray[np.intp]:
+    """The tokens. Often nearly all there are: no list of them."""
     assert mask is not None
     assert len(mask) == (vocab_size + 7) // 8
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
+    return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
 
 
 def write(constraint: Constraint, tokenizer: Tokenizer, seed: int, max_tokens: int = 400) -> str | None:
@@ -55,9 +56,9 @@ def write(constraint: Constraint, tokenizer: Tokenizer, seed: int, max_tokens: i
     for _ in range(max_tokens):
         [mask] = matcher.masks([])
         choices = allowed(mask, vocab_size)
-        assert choices
-        assert max(choices) < tokenizer.vocab_size
-        token = ends[0] if ends[0] in choices and chance.random() < 0.5 else chance.choice(choices)
+        assert choices.size
+        assert choices.max() < tokenizer.vocab_size
+        token = ends[0] if ends[0] in choices and chance.random() < 0.5 else int(chance.choice(choices))
         if token in ends:
             return b"".join(map(tokenizer.token_bytes, output)).decode()
         matcher.advance([token])
@@ -129,21 +130,21 @@ def _drafts(matcher: Matcher, output: list[int], chance: random.Random, size: in
     matcher.advance(output)
     drafts: list[int] = []
     for _ in range(3):
-        drafts.append(chance.choice(allowed(matcher.masks([])[0], size)))
+        drafts.append(int(chance.choice(allowed(matcher.masks([])[0], size))))
         matcher.advance(drafts[-1:])
     return [*drafts, chance.randrange(size)]
 
 
 def test_after_a_complete_text_only_what_ends_the_stream(compiler: GrammarCompiler, any_tokenizer: Tokenizer) -> None:
     size, constraint = any_tokenizer.vocab_size, compiler.compile(Choice(["a"]))
-    [token] = allowed(constraint.start(size, ()).masks([])[0], size)
+    [token] = allowed(constraint.start(size, ()).masks([])[0], size).tolist()
     for ends, want in (((5, 7), [5, 7]), ((), list(any_tokenizer.eos_token_ids))):
         matcher = constraint.start(size, ends)
-        assert [allowed(mask, size) for mask in matcher.masks([token, want[0], 9])[1:]] == [want] * 3
+        assert [allowed(mask, size).tolist() for mask in matcher.masks([token, want[0], 9])[1:]] == [want] * 3
         matcher.advance([token])
-        assert allowed(matcher.masks([3])[0], size) == want
+        assert allowed(matcher.masks([3])[0], size).tolist() == want
         matcher.advance([want[0], 8, 9])  # tokens after the end do not matter
-        assert allowed(matcher.masks([])[0], size) == want
+        assert allowed(matcher.masks([])[0], size).tolist() == want
 
 
 def test_what_is_not_allowed_cannot_be_followed(compiler: GrammarCompiler, any_tokenizer: Tokenizer) -> None:

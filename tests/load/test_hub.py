@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ SCRIPT = """
 import json, sys
 from slipstream.errors import SlipstreamError
 from slipstream.load import open_model
-try:
-    opened = open_model(sys.argv[1])
-    print(json.dumps({"name": opened.name, "file": opened.path.name, "reason": opened.head_reason,
-        "head": [path.name for path in opened.head.files()] if opened.head else None}))
-except SlipstreamError as error:
-    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+for name in sys.argv[1:]:
+    try:
+        opened = open_model(name)
+        print(json.dumps({"name": opened.name, "file": opened.path.name, "reason": opened.head_reason,
+            "head": [path.name for path in opened.head.files()] if opened.head else None}))
+    except SlipstreamError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
 
 
@@ -81,12 +82,18 @@ def _write(build: Any, path: Path) -> None:
 
 
 def opened(hub: FakeHub, cache: Path, name: str, **more: str) -> dict[str, Any]:
+    [answer] = all_opened(hub, cache, [name], **more)
+    return answer
+
+
+def all_opened(hub: FakeHub, cache: Path, names: Sequence[str], **more: str) -> list[dict[str, Any]]:
+    """One after the other, by one process."""
     hub.sent.clear()
-    command = [sys.executable, "-c", SCRIPT, name]
-    done = subprocess.run(command, env=environment(hub, cache) | more, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", SCRIPT, *names]
+    done = subprocess.run(command, env=environment(hub, cache) | more, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer | {"noise": done.stderr}
+    answers = [json.loads(line) for line in done.stdout.splitlines()[-len(names) :]]
+    return [answer | {"noise": done.stderr} for answer in answers]
 
 
 @pytest.mark.parametrize(
@@ -234,33 +241,32 @@ def test_ctrl_c_ends_a_download(hub: FakeHub, tmp_path: Path, arguments: list[st
         hub.open.set()
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("some-org/Tiny-GGUF:Q9_K", "has no GGUF file 'Q9_K': it has BF16, Q4_K_M, UD-Q4_K_M, UD-Q4_K_XL."),
-        ("some-org/Tiny-GGUF:F16", "has no GGUF file 'F16'"),  # BF16 is another type, mmproj another file
-        ("some-org/Tiny-GGUF", "holds GGUF files: choose one, some-org/Tiny-GGUF:BF16 or another of BF16, Q4_K_M"),
-        ("some-org/Hybrid-GGUF", "holds GGUF files: choose one, some-org/Hybrid-GGUF:IQ4_XS"),  # it has a config.json
-        ("some-org/Dots", "holds GGUF files: take some-org/Dots:Q8_0."),
-        ("some-org/Odd:Q9_K", "it has BF16, F32, Q8_0, q4_k_m."),
-        ("some-org/Odd:tiny", "has 2 models 'tiny': choose one, some-org/Odd:BF16 or another of BF16, F32."),
-        (
-            "some-org/Twice:Q4_0",
-            "some-org/Twice has 2 models 'Q4_0': choose one, some-org/Twice:a/x-Q4_0 or another of a/x-Q4_0, b/x-Q4_0.",
-        ),
-        ("some-org/Twice:a/x-Q4_0", "has 1 of the 2 parts of a/x-Q4_0: all are needed"),
-        ("some-org/Tiny-GGUF:mmproj-Tiny-F16.gguf", "is not a model in GGUF: it has BF16, Q4_K_M,"),
-        ("some-org/Hybrid-GGUF:mtp-Hybrid-Q8_0.gguf", "is not a model in GGUF: it has IQ4_XS, UD-Q8_K_XL."),
-        ("some-org/Nothing:Q4_K_M", "neither a local path nor a model on the hub"),
-    ],
-)
-@pytest.mark.each_value
-def test_what_is_not_there_is_said(hub: FakeHub, tmp_path: Path, name: str, says: str) -> None:
-    answer = opened(hub, tmp_path, name)
-    assert answer["error"].startswith("DownloadError: ")
-    assert says in answer["error"]
+NOT_THERE = [
+    ("some-org/Tiny-GGUF:Q9_K", "has no GGUF file 'Q9_K': it has BF16, Q4_K_M, UD-Q4_K_M, UD-Q4_K_XL."),
+    ("some-org/Tiny-GGUF:F16", "has no GGUF file 'F16'"),  # BF16 is another type, mmproj another file
+    ("some-org/Tiny-GGUF", "holds GGUF files: choose one, some-org/Tiny-GGUF:BF16 or another of BF16, Q4_K_M"),
+    ("some-org/Hybrid-GGUF", "holds GGUF files: choose one, some-org/Hybrid-GGUF:IQ4_XS"),  # it has a config.json
+    ("some-org/Dots", "holds GGUF files: take some-org/Dots:Q8_0."),
+    ("some-org/Odd:Q9_K", "it has BF16, F32, Q8_0, q4_k_m."),
+    ("some-org/Odd:tiny", "has 2 models 'tiny': choose one, some-org/Odd:BF16 or another of BF16, F32."),
+    (
+        "some-org/Twice:Q4_0",
+        "some-org/Twice has 2 models 'Q4_0': choose one, some-org/Twice:a/x-Q4_0 or another of a/x-Q4_0, b/x-Q4_0.",
+    ),
+    ("some-org/Twice:a/x-Q4_0", "has 1 of the 2 parts of a/x-Q4_0: all are needed"),
+    ("some-org/Tiny-GGUF:mmproj-Tiny-F16.gguf", "is not a model in GGUF: it has BF16, Q4_K_M,"),
+    ("some-org/Hybrid-GGUF:mtp-Hybrid-Q8_0.gguf", "is not a model in GGUF: it has IQ4_XS, UD-Q8_K_XL."),
+    ("some-org/Nothing:Q4_K_M", "neither a local path nor a model on the hub"),
+]
+
+
+def test_what_is_not_there_is_said(hub: FakeHub, tmp_path: Path) -> None:
+    answers = all_opened(hub, tmp_path, [name for name, _ in NOT_THERE])
+    for (_, says), answer in zip(NOT_THERE, answers, strict=True):
+        assert answer["error"].startswith("DownloadError: ")
+        assert says in answer["error"]
     assert not hub.sent
-    assert not answer["noise"], "the hub's client says nothing of its own"
+    assert not answers[0]["noise"], "the hub's client says nothing of its own"
 
 
 def test_names_with_a_file() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import ConsoleMessage, Error, Locator, Page, expect
 
 
 def ask(page: Page, words: str) -> None:
@@ -68,8 +68,15 @@ class Complaints:
         self.expected: list[str] = []
 
     def watch(self, page: Page) -> None:
-        page.on("pageerror", lambda error: self.seen.append(f"uncaught: {error}"))
+        page.on("pageerror", self.uncaught)
         page.on("console", self.console)
+
+    def leave(self, page: Page) -> None:
+        page.remove_listener("pageerror", self.uncaught)
+        page.remove_listener("console", self.console)
+
+    def uncaught(self, error: Error) -> None:
+        self.seen.append(f"uncaught: {error}")
 
     def console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

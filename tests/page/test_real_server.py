@@ -209,7 +209,7 @@ def test_a_phone(open_page: Callable[..., Page], real: RealServer) -> None:
 
 
 def test_a_page_behind_a_key(open_page: Callable[..., Page], browser: Browser) -> None:
-    with RealServer("--api-key", "open sesame", "--max-context", "512", "--max-streams", "2") as server:
+    with RealServer("--api-key", "open sesame", "--draft", "2", "--max-context", "512", "--max-streams", "2") as server:
         plain = browser.new_page()
         response = plain.goto(server.url)
         assert response is not None

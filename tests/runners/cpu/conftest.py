@@ -25,9 +25,11 @@ def _same_numbers_every_time() -> None:
 
 
 @pytest.fixture(scope="session")
-def kernel_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"  # workers share it
+def kernel_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside what pytest keeps between runs; files are named by what they were compiled from."""
+    if pytestconfig.cache is None:  # -p no:cacheprovider
+        return tmp_path_factory.mktemp("kernels")
+    return pytestconfig.cache.mkdir("kernels")
 
 
 @pytest.fixture(
@@ -46,7 +48,7 @@ def kernels(kernel_dir: Path) -> Iterator[Kernels]:
 def _kernels(form: str, directory: Path) -> Iterator[Kernels]:
     if find_compiler() is None:
         pytest.skip("the CPU kernels need a C compiler: Debian's package gcc")
-    # The native form comes from the user's cache, as in service; the others are of no use to anyone later.
+    # The native form comes from the user's cache, as in service; the others are of no use to anyone but tests.
     built = build(ISA_FLAGS[form], None if form == "native" else directory)
     assert built.library is not None, built.why_not
     kernels = Kernels(built.library, 2)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import triton
 import triton.language as tl
 from numpy.typing import NDArray
 from ptx import from_registers, in_registers, run
@@ -18,6 +19,7 @@ from triton._C.libtriton import interpreter as memory
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
+REMEMBERED = triton.__version__.startswith("3.9.")  # quick_values.py replaces functions of this one
 _prepare = getattr(interpreter, "_patch_lang", None)  # no public interface: another version may have none of this
 _own_is_ready = False  # the modules of Triton's own functions, which are not put back after a launch
 _cast = interpreter.InterpreterBuilder.cast_impl
@@ -79,3 +81,7 @@ def quicken() -> None:
     interpreter.InterpretedFunction.__call__ = _call
     one = interpreter.interpreter_builder
     one.options = replace(one.options, sanitize_overflow=False)
+    if REMEMBERED:
+        from quick_values import remember
+
+        remember()
