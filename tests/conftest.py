@@ -52,7 +52,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked each_value or each_pair, marks the cases that show nothing new as exhaustive."""
+    """Puts tests marked first there. Of one marked each_value or each_pair, marks what shows nothing new as exhaustive.
+
+    A worker without tests takes those that another would run last: what is first stays with the worker that set it up.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     products = defaultdict(list)
     for item in items:
         for mark, size in PRODUCTS.items():

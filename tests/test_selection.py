@@ -16,3 +16,15 @@ def test_few_cases_show_each_value_or_each_pair(request: pytest.FixtureRequest, 
     taken = shown.keys() - set(left_over(shown))
     assert set().union(*(shown[case] for case in taken)) == set().union(*shown.values())
     assert len(taken) <= most
+
+
+def test_what_is_slow_to_set_up_comes_first(request: pytest.FixtureRequest) -> None:
+    """Before what stands above it in its file, too."""
+    items = request.session.items
+    marked = [index for index, item in enumerate(items) if item.get_closest_marker("first")]
+    assert marked == list(range(len(marked)))
+
+
+@pytest.mark.first
+def test_marked_first() -> None:
+    """For the test above."""

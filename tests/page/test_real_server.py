@@ -23,6 +23,9 @@ CYCLING = "Why do cyclists ride close behind each other?"
 WAIT_MS = 300_000
 
 
+pytestmark = pytest.mark.first
+
+
 @pytest.fixture(scope="module")
 def real(browser: Browser) -> Iterator[RealServer]:  # without a browser there is nothing to start it for
     with RealServer("--draft", "3", "--max-context", "4096", "--max-streams", "4") as server:

@@ -18,6 +18,7 @@ from fake_server import until
 from ray_cluster import MODEL, WAIT, Answer, RayCluster, ask, ask_until_whole, question
 
 pytestmark = [
+    pytest.mark.first,
     pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy on Linux only"),
     pytest.mark.timeout(1200),
 ]

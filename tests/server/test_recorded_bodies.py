@@ -7,8 +7,10 @@ that the system message comes first.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -62,10 +64,22 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    found = Model(TEMPLATES[request.param])
-    with found.server:
-        yield found
+def models() -> Iterator[Callable[[str], Model]]:
+    """By the name of a template: each is started once, when it is asked for first."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(template: str) -> Model:
+            found = Model(TEMPLATES[template])
+            stack.enter_context(found.server)
+            return found
+
+        yield started
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest, models: Callable[[str], Model]) -> Model:
+    return models(request.param)
 
 
 def text_of(path: str, found: dict[str, Any]) -> str:
