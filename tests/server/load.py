@@ -46,7 +46,7 @@ def requests() -> list[dict[str, Any]]:
             "prompt": start,
             "temperature": 0.0 if seed else 0.9,
             "seed": seed,
-            "max_tokens": 4 + 3 * i,
+            "max_tokens": 8 + 4 * i,
             "ignore_eos": True,
             "stream": True,
             "speculative": {"enabled": i % 3 != 0},
