@@ -34,6 +34,14 @@ for name in sys.argv[1:]:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
 
+HEARS = """
+import signal, sys
+def hear(number, frame):
+    print("heard", file=sys.stderr, flush=True)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, hear)
+"""
+
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, build: Any) -> Iterator[FakeHub]:
@@ -190,20 +198,22 @@ def test_a_download_that_was_interrupted_goes_no_further(hub: FakeHub, tmp_path:
     """From Python, where the process goes on until all its threads have ended."""
     hub.sent.clear()
     hub.open.clear()
-    reset = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "some-org/Many"], env=environment(hub, tmp_path), stderr=subprocess.PIPE,
-        preexec_fn=reset,
-    )  # fmt: skip
+        [sys.executable, "-c", HEARS + SCRIPT, "some-org/Many"], env=environment(hub, tmp_path), stderr=subprocess.PIPE
+    )
     try:
         until = time.monotonic() + 60
         while not hub.sent and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        time.sleep(1.0)  # if it has not been heard of by then, more files are sent, and the test fails
+        assert process.stderr is not None
+        while (line := process.stderr.readline()) and not line.endswith(b"heard\n"):
+            pass
+        time.sleep(0.5)  # for the few instructions after that, before what was asked for is sent
         hub.open.set()
-        _, said = process.communicate(timeout=60)
-        assert b"KeyboardInterrupt" in said
+        with process.stderr:
+            assert b"KeyboardInterrupt" in process.stderr.read()
+        process.wait(timeout=60)
         assert 0 < len(hub.sent) <= NUM_MANY // 2
     finally:
         process.kill()
