@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import schemathesis
 from fake_server import FakeServer
 from hypothesis import HealthCheck, settings
-from schemathesis import Case
+from jsonschema import Draft202012Validator
+from schemathesis import Case, CheckContext, Response
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import Failure
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -20,18 +25,39 @@ from slipstream.server.http.app import document, post_routes
 from slipstream.server.service.service import Service
 from slipstream.server.service.settings import ServerConfig
 
+DOCUMENT = document(post_routes(Service(ServerConfig(), EngineConfig())))
+schema = schemathesis.openapi.from_dict(DOCUMENT)
+
+
+def fits(body: Any, path: str) -> bool:
+    content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    return Draft202012Validator({**content["schema"], "components": DOCUMENT["components"]}).is_valid(body)
+
+
+def what_does_not_fit_is_rejected(context: CheckContext, response: Response, case: Case) -> bool | None:
+    """schemathesis takes one of the names that a discriminator maps to the same schema for the only one."""
+    try:
+        return negative_data_rejection(context, response, case)
+    except Failure:
+        if case.method == "POST" and not case.query and fits(case.body, case.path):
+            return None
+        raise
+
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
-    negative_data_rejection,
+    what_does_not_fit_is_rejected,
     unsupported_method,
 ]
 
 
-DOCUMENT = document(post_routes(Service(ServerConfig(), EngineConfig())))
-schema = schemathesis.openapi.from_dict(DOCUMENT)
+@pytest.mark.parametrize(("kind", "is_fitting"), [("input_text", True), ("image", False)])
+def test_a_body_is_held_to_the_document_itself(kind: str, is_fitting: bool) -> None:
+    messages = [{"role": "tool", "content": [{"type": kind, "text": ""}]}]
+    assert fits({"messages": messages}, "/tokenize") is is_fitting
 
 
 def test_the_server_hands_out_the_same_document(fake: FakeServer) -> None:
